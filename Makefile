@@ -1,0 +1,57 @@
+# specrt: `make` lists what there is to do.
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+PAIR    ?=
+BACKEND ?=
+PROMPT  ?= def fibonacci(n):
+ARGS    ?=
+RECIPES := $(if $(PAIR),engines/$(PAIR)/recipe.toml,$(wildcard engines/*/recipe.toml))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-export engines generate test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  PAIR=name BACKEND=ort-cpu narrow `engines`; PROMPT="..." ARGS="--gamma 2" go to `generate`'
+
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+
+$(VENV)/.runtime: pyproject.toml requirements/runtime.txt
+	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 10) \
+	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps --no-compile -r requirements/runtime.txt -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.runtime requirements/test.txt
+	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.export: $(VENV)/.runtime requirements/export.txt
+	@$(PIP) -r requirements/export.txt
+	@touch $@
+
+setup: $(VENV)/.runtime ## make .venv with what building and running need (no torch)
+
+setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
+
+engines: $(VENV)/.runtime ## build every bundle that is missing or stale
+	@for recipe in $(RECIPES); do \
+	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
+
+generate: engines ## complete PROMPT with the codelet pair
+	@$(BIN)/specrt generate --prompt '$(subst ','\'',$(PROMPT))' $(ARGS)
+
+test: $(VENV)/.test ## run the tests
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.test ## format, lint, types and tests
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(MAKE) -s test
+
+bench: engines ## measure codelet at every gamma
+	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
+
+clean: ## remove .venv, bundles and caches
+	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The build machine: checkpoints to portable graphs to compiled bundles."""

@@ -1,0 +1,186 @@
+"""Read a checkpoint's shape: its config, and where in which file the bytes of each weight are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specrt.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+HEADER_LIMIT = 100_000_000
+"""Bytes; the safetensors format itself refuses longer headers."""
+
+CONFIG_FILES = ("config.json",)
+WANTED_FILES = (
+    *CONFIG_FILES,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    SINGLE,
+    INDEX,
+    "model-*.safetensors",
+)
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Where one weight lies: `bytes` bytes from `offset` of `file`, in safetensors' dtype name."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model folder that was looked at, with no weight read."""
+
+    folder: Path
+    config: dict[str, Any]
+    weights: Mapping[str, WeightBytes]
+    """Empty when opened with `config_only`."""
+
+    @classmethod
+    def open(
+        cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False
+    ) -> Checkpoint:
+        """Look at a local folder, or at a hub name downloaded (or found in the cache) first.
+
+        Raises: CheckpointError, naming the file at fault and what to do about it.
+        """
+        folder = _folder(name_or_path, revision, config_only)
+        config = _json(folder / "config.json", "a checkpoint folder holds one")
+        weights = {} if config_only else _weights(folder)
+        return cls(folder, config, MappingProxyType(weights))
+
+
+def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -> Path:
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise CheckpointError(
+                f"revision {revision!r} given with the local folder {folder}; "
+                "a revision belongs to a hub name, leave it out"
+            )
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} is a file; give the folder that holds config.json")
+    name = str(name_or_path)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
+        raise CheckpointError(f"no folder {name}, and a hub name looks like 'owner/model'")
+    from specrt_export.hub import download
+
+    return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
+
+
+def _json(path: Path, why: str) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}; {why}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({error}); fetch it again"
+        ) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds a {type(data).__name__}, not an object")
+    return data
+
+
+def _weights(folder: Path) -> dict[str, WeightBytes]:
+    if (folder / SINGLE).exists():
+        return read_header(folder / SINGLE)
+    if (folder / INDEX).exists():
+        return _sharded(folder)
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds pickled weights ({pickles[0]}), which run code when read; save them "
+            "as safetensors: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
+        )
+    raise CheckpointError(
+        f"{folder} has neither {SINGLE} nor {INDEX}; fetch the weights, or export the graph "
+        "alone with --config-only"
+    )
+
+
+def _sharded(folder: Path) -> dict[str, WeightBytes]:
+    index = _json(folder / INDEX, "fetch it again").get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise CheckpointError(f"{folder / INDEX} has no weight_map; fetch it again")
+    shards: dict[str, dict[str, WeightBytes]] = {}
+    for shard in sorted(set(map(str, index.values()))):
+        # Graphs refer to shards by bare name, so that they travel with the folder.
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{folder / INDEX} names {shard!r}; expected a bare file name")
+        shards[shard] = read_header(folder / shard)
+    for name, shard in index.items():
+        if name not in shards[shard]:
+            raise CheckpointError(
+                f"{folder / INDEX} places {name} in {shard}, which does not hold it; "
+                "fetch both again, they are of different versions"
+            )
+    return {name: shards[shard][name] for name, shard in index.items()}
+
+
+def read_header(path: Path) -> dict[str, WeightBytes]:
+    """Read and validate one safetensors header.
+
+    Raises: CheckpointError if the file is missing, truncated, or its header lies.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(HEADER_LIMIT, size - 8):
+                raise _damaged(path, f"its header claims {length} bytes of {size}")
+            entries = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not an object")
+    entries.pop("__metadata__", None)
+    return {name: _weight(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+
+
+def _weight(path: Path, name: str, entry: Any, data: int, size: int) -> WeightBytes:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        begin, end = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"the entry of {name} is malformed") from error
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(
+            f"{path}: {name} is stored as {dtype}; expected one of {', '.join(ITEM_BYTES)}"
+        )
+    if not 0 <= begin <= end or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+        raise _damaged(path, f"{name} {dtype}{list(shape)} spans bytes {begin} to {end}")
+    if data + end > size:
+        raise _damaged(path, f"{name} ends at byte {data + end} of {size}: it is truncated")
+    return WeightBytes(path, dtype, shape, data + begin, end - begin)
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({what}); fetch it again")

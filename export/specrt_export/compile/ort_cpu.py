@@ -1,0 +1,165 @@
+"""Compile a portable graph for ONNX Runtime on a CPU: lower, fold, optimise, save."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from onnx import helper
+from specrt.errors import BuildError
+from specrt.geometry import Geometry
+
+from specrt_export.lower.attention import fuse_attention
+from specrt_export.lower.norm import fuse_rms_norm
+from specrt_export.lower.opset import stamp_oldest_opset
+from specrt_export.lower.rows import fuse_row_selection
+from specrt_export.lower.view import GraphView
+from specrt_export.mapped import Weight, external_tensors, map_weights
+
+ENGINE, WEIGHTS = "engine.onnx", "engine.data"
+BATCH = 1
+"""GroupQueryAttention on a CPU takes several tokens with a past at batch 1 only."""
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A saved engine, and what is known about it."""
+
+    geometry: Geometry
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    fused: dict[str, str]
+
+
+def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -> CompiledModel:
+    """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
+
+    Raises: BuildError, CheckpointError.
+    """
+    portable = onnx.load(graph, load_external_data=False)
+    facts = {p.key: p.value for p in portable.metadata_props}
+    geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
+    if max_length > geometry.max_positions:
+        raise BuildError(
+            f"max_length {max_length} is more than the {geometry.max_positions} positions this "
+            "model was trained for; lower `max_length` in the recipe"
+        )
+    weights = map_weights(portable, checkpoint)
+    lowered, fused = lower(portable, geometry, max_length)
+    out.mkdir(parents=True, exist_ok=True)
+    _optimise(lowered, weights, out)
+    return CompiledModel(
+        geometry=geometry,
+        model_type=facts.get("specrt.model_type", "unknown"),
+        parameters=sum(w.array.size for w in weights),
+        weight_bytes=(out / WEIGHTS).stat().st_size,
+        fused=fused,
+    )
+
+
+def lower(
+    portable: onnx.ModelProto, geometry: Geometry, max_length: int
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Rewrite a portable graph into the operators ONNX Runtime has fast CPU kernels for.
+
+    Returns the graph, with its weights still in the checkpoint, and per rewrite how many of how
+    many places it took.
+    """
+    view = GraphView(simplify(portable))
+    attentions = len(view.nodes("Attention"))
+    norms = fuse_rms_norm(view)
+    fuse_row_selection(view)
+    attention, rotary = fuse_attention(view, geometry, max_length)
+    _fix_shapes(view.graph, geometry, max_length)
+    model = view.finish()
+    _restore_weights(model, portable)
+    stamp_oldest_opset(model)
+    left = sum(n.op_type == "Reciprocal" for n in model.graph.node)
+    return model, {
+        "attention": f"{attention}/{attentions}",
+        "rotary": f"{rotary}/{attentions}",
+        "rms_norm": f"{norms}/{norms + left}",
+    }
+
+
+def simplify(portable: onnx.ModelProto) -> onnx.ModelProto:
+    """Fold constants and drop no-ops, with the weights standing in as inputs.
+
+    So no weight is read, whatever the size of the model.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(portable)
+    stand_ins = external_tensors(model)
+    kept = [t for t in model.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    for t in stand_ins:
+        model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return _run_optimiser(model, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+
+
+def _run_optimiser(model: onnx.ModelProto, level: Any) -> onnx.ModelProto:
+    """Return a graph without weights as ONNX Runtime's optimiser leaves it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ENGINE
+        options = _quiet_options(level)
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        return onnx.load(path)
+
+
+def _quiet_options(level: Any) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = level
+    return options
+
+
+def _fix_shapes(graph: onnx.GraphProto, geometry: Geometry, max_length: int) -> None:
+    """Fix the batch and the length of the KV buffers; the width stays free."""
+    for value in [*graph.input, *graph.output]:
+        dims = value.type.tensor_type.shape.dim
+        if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
+            for dim, size in zip(
+                dims, (BATCH, geometry.kv_heads, max_length, geometry.head_dim), strict=True
+            ):
+                dim.dim_value = size
+        elif value.name in ("input_ids", "start", "logits", "argmax"):
+            dims[0].dim_value = BATCH
+
+
+def _restore_weights(model: onnx.ModelProto, portable: onnx.ModelProto) -> None:
+    """Turn the inputs that stood in for weights back into references to the checkpoint."""
+    tensors = {t.name: t for t in external_tensors(portable)}
+    inputs = [i for i in model.graph.input if i.name not in tensors]
+    used = {name for node in model.graph.node for name in node.input}
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(t for name, t in tensors.items() if name in used)
+
+
+def _optimise(model: onnx.ModelProto, weights: list[Weight], out: Path) -> None:
+    """Fold the weights' casts and transposes, fuse what is left, and save."""
+    options = _quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
+    options.optimized_model_filepath = str(out / ENGINE)
+    key = "session.optimized_model_external_initializers"
+    options.add_session_config_entry(f"{key}_file_name", WEIGHTS)
+    options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
+    names = {t.name for t in model.graph.initializer}
+    used = [w for w in weights if w.name in names]
+    values = [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.onnx_type) for w in used]
+    options.add_external_initializers([w.name for w in used], values)
+    try:
+        ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as error:  # the library raises its own pybind types
+        reason = str(error).splitlines()[0]
+        raise BuildError(f"ONNX Runtime {ort.__version__} could not compile: {reason}") from error
+    if not (out / WEIGHTS).exists():
+        raise BuildError(f"ONNX Runtime {ort.__version__} wrote no weights to {out / WEIGHTS}")

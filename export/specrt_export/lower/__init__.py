@@ -1,0 +1,1 @@
+"""Rewrites from the portable graph to the form a backend runs fastest."""

@@ -1,0 +1,149 @@
+"""A mutable view of an ONNX graph: who makes a value, who reads it, what is constant."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+
+class GraphView:
+    """Index over one `ModelProto` that rewrites go through.
+
+    Nodes are appended in any order; `finish` drops the dead ones and sorts the rest.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.graph = model.graph
+        self._maker: dict[str, onnx.NodeProto] = {}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        self._constants = {t.name: t for t in self.graph.initializer}
+        self._inputs = {i.name for i in self.graph.input}
+        self._fresh = 0
+        for node in self.graph.node:
+            self._index(node)
+
+    def _index(self, node: onnx.NodeProto) -> None:
+        for name in node.output:
+            self._maker[name] = node
+        for name in node.input:
+            self._readers[name].append(node)
+
+    def nodes(self, op_type: str) -> list[onnx.NodeProto]:
+        """Return the nodes of one operator, in graph order."""
+        return [n for n in self.graph.node if n.op_type == op_type]
+
+    def maker(self, name: str, op_type: str | None = None) -> onnx.NodeProto | None:
+        """Return the node that makes a value, if it has the asked operator."""
+        node = self._maker.get(name)
+        return node if node is not None and op_type in (None, node.op_type) else None
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that read a value."""
+        return self._readers[name]
+
+    def only_reader(self, name: str, op_type: str) -> onnx.NodeProto | None:
+        """Return the single node that reads a value, if it has the asked operator."""
+        readers = self._readers[name]
+        return readers[0] if len(readers) == 1 and readers[0].op_type == op_type else None
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """Return the array of an initializer held in the graph itself, else None."""
+        tensor = self._constants.get(name)
+        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return None
+        return numpy_helper.to_array(tensor)
+
+    def scalar(self, name: str) -> float | None:
+        """Return a one-element constant as a float, else None."""
+        array = self.constant(name)
+        return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+    def depends_on(self, name: str, sources: Iterable[str]) -> bool:
+        """Tell whether a value is computed from any of the named graph inputs."""
+        wanted, seen, stack = set(sources), set[str](), [name]
+        while stack:
+            value = stack.pop()
+            if value in wanted:
+                return True
+            if value in seen:
+                continue
+            seen.add(value)
+            node = self._maker.get(value)
+            stack.extend(node.input if node is not None else ())
+        return False
+
+    def fresh(self, hint: str) -> str:
+        """Return a value name that is not in use."""
+        self._fresh += 1
+        return f"specrt.{hint}.{self._fresh}"
+
+    def add_constant(self, hint: str, array: NDArray[Any]) -> str:
+        """Add an initializer and return its name."""
+        tensor = numpy_helper.from_array(np.ascontiguousarray(array), self.fresh(hint))
+        self.graph.initializer.append(tensor)
+        self._constants[tensor.name] = tensor
+        return tensor.name
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str] | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> str:
+        """Append a node and return its first output; `outputs` may name existing values."""
+        names = list(outputs) if outputs is not None else [self.fresh(op_type.lower())]
+        for name in names:
+            self._retire(name)
+        node = helper.make_node(op_type, list(inputs), names, domain=domain, **attributes)
+        self.graph.node.append(node)
+        self._index(self.graph.node[-1])
+        return names[0]
+
+    def _retire(self, name: str) -> None:
+        """Take a value away from the node that made it, so that another may make it."""
+        node = self._maker.pop(name, None)
+        if node is not None:
+            node.output[list(node.output).index(name)] = self.fresh("retired")
+
+    def require_domain(self, domain: str, version: int) -> None:
+        """Import an operator domain once."""
+        if all(o.domain != domain for o in self.model.opset_import):
+            self.model.opset_import.append(helper.make_opsetid(domain, version))
+
+    def finish(self) -> onnx.ModelProto:
+        """Drop what no output needs, sort the nodes, and return the model."""
+        nodes = list(self._needed())
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+        used = {name for node in nodes for name in node.input}
+        used.update(o.name for o in self.graph.output)
+        kept = [t for t in self.graph.initializer if t.name in used]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(kept)
+        del self.graph.value_info[:]
+        return self.model
+
+    def _needed(self) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes the outputs depend on, makers before readers."""
+        maker = {o: n for n in self.graph.node for o in n.output}
+        done: set[int] = set()
+        stack = [(maker[o.name], False) for o in reversed(self.graph.output) if o.name in maker]
+        while stack:
+            node, expanded = stack.pop()
+            if id(node) in done:
+                continue
+            if expanded:
+                done.add(id(node))
+                yield node
+                continue
+            stack.append((node, True))
+            stack.extend((maker[i], False) for i in reversed(node.input) if i in maker)

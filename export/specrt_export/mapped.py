@@ -1,0 +1,72 @@
+"""The weights a portable graph points at, mapped from the checkpoint's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from specrt.errors import CheckpointError
+
+# bf16 has no NumPy type; its bits travel as uint16 together with the ONNX type.
+_STORAGE: dict[int, np.dtype[Any]] = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    onnx.TensorProto.BFLOAT16: np.dtype(np.uint16),
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a checkpoint, as its stored bytes."""
+
+    name: str
+    onnx_type: int
+    array: NDArray[Any]
+
+
+def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
+    """Map every external initializer of a portable graph from the shards in a folder.
+
+    Raises: CheckpointError naming the shard that is missing or too short.
+    """
+    shards: dict[str, NDArray[np.uint8]] = {}
+    weights = []
+    for tensor in external_tensors(model):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        shard = place.get("location", "")
+        if shard not in shards:
+            shards[shard] = _map(folder, shard)
+        begin = int(place.get("offset", 0))
+        dtype = _STORAGE[tensor.data_type]
+        size = int(np.prod(tensor.dims, dtype=np.int64)) * dtype.itemsize
+        if begin + size > len(shards[shard]):
+            raise CheckpointError(
+                f"{folder / shard} ends before {tensor.name} does (byte {begin + size} of "
+                f"{len(shards[shard])}); fetch the checkpoint again, or export the graph again"
+            )
+        array: NDArray[Any] = shards[shard][begin : begin + size].view(dtype)
+        weights.append(Weight(tensor.name, tensor.data_type, array.reshape(tensor.dims)))
+    return weights
+
+
+def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the initializers whose bytes lie in a checkpoint."""
+    external = onnx.TensorProto.EXTERNAL
+    return [t for t in model.graph.initializer if t.data_location == external]
+
+
+def _map(folder: Path, shard: str) -> NDArray[np.uint8]:
+    """Map one shard; links are followed, because hub caches are made of them."""
+    if not shard or Path(shard).name != shard:
+        raise CheckpointError(
+            f"the graph points at weights in {shard!r}; expected a plain file name. "
+            "A graph exported without weights must have them attached first"
+        )
+    try:
+        return np.memmap(folder / shard, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / shard} cannot be read: {error}") from error

@@ -1,0 +1,193 @@
+"""Trace a decoder into an ONNX graph with the shape of its weights, and none of their bytes."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specrt.errors import ExportError
+from specrt.geometry import Geometry
+from specrt_export.build import build, stored_names
+from specrt_export.hook import OPSET, Buffers, Hook, Probe, installed
+
+# Example sizes, all different, so that no two symbols can be taken for one.
+BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A raw graph: parameters have shapes, computed buffers have values."""
+
+    model: ir.Model
+    geometry: Geometry
+    model_type: str
+
+
+class Decoder(torch.nn.Module):
+    """The graph contract as a module: tokens, start, rows and KV buffers in, logits out."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run the model at positions start .. start + S.
+
+        Shapes: input_ids [B, S], start [B], rows [R], pairs of [B, Hkv, M, D]; returns
+        logits [B, R, V], their argmax [B, R] and the pairs as written.
+        """
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        buffers = Buffers(pairs, start)
+        self.hook.begin(positions)
+        with _rows_only(self.model, rows):
+            logits = self.model(
+                input_ids=input_ids,
+                position_ids=positions,
+                past_key_values=buffers,
+                use_cache=True,
+            ).logits
+        return logits, logits.argmax(-1), buffers.pairs
+
+
+@contextmanager
+def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
+    """Give the model's head only the hidden states of `rows`.
+
+    Not by `logits_to_keep`: indexing with a tensor becomes five operators, this one `Gather`.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ExportError(f"{type(model).__name__} has no output head to take logits from")
+    handle = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, rows),))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def trace(folder: Path) -> Traced:
+    """Trace the model that `folder`'s config.json describes.
+
+    Raises: ExportError if the model does not fit the graph contract.
+    """
+    mode, hook = FakeTensorMode(), Hook()
+    with quiet(), installed(hook) as name:
+        model, buffers = build(folder, mode)
+        names = stored_names(model)
+        model.config._attn_implementation = name
+        with mode:
+            geometry = measure(model, hook)
+            graph = _export(Decoder(model, hook).eval(), geometry)
+    _fill(graph, names, buffers)
+    return Traced(graph, geometry, str(model.config.model_type))
+
+
+def measure(model: Any, hook: Hook) -> Geometry:
+    """Run the model once on fake tensors and read off the geometry it really has.
+
+    Raises: ExportError if its layers do not all keep keys and values of one shape.
+    """
+    config = model.config
+    probe = Probe(config.num_hidden_layers, WIDTH)
+    positions = torch.arange(WIDTH).unsqueeze(0)
+    hook.begin(positions)
+    model(
+        input_ids=torch.zeros_like(positions),
+        position_ids=positions,
+        past_key_values=probe,
+        use_cache=True,
+    )
+    layers = config.num_hidden_layers
+    shapes = {shape for pair in probe.shapes.values() for shape in pair}
+    if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
+        raise ExportError(
+            f"{config.model_type} keeps keys and values for layers {sorted(probe.shapes)} of "
+            f"{layers}; the portable graph needs a pair for each layer"
+        )
+    if len(shapes) != 1:
+        raise ExportError(
+            f"{config.model_type} keeps keys and values of {len(shapes)} shapes "
+            f"({sorted(shapes)}); the portable graph needs one [B, heads, S, D] for all layers"
+        )
+    _, kv_heads, _, head_dim = shapes.pop()
+    return Geometry(
+        layers=layers,
+        heads=hook.heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        windows=tuple(hook.windows[layer] for layer in range(layers)),
+    )
+
+
+def _export(decoder: Decoder, geometry: Geometry) -> ir.Model:
+    batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
+    shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
+    pairs = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(geometry.layers)]
+    inputs = (
+        torch.zeros(BATCH, WIDTH, dtype=torch.int64),
+        torch.zeros(BATCH, dtype=torch.int64),
+        torch.zeros(ROWS, dtype=torch.int64),
+        pairs,
+    )
+    kv = {0: batch, 2: length}
+    program = torch.onnx.export(
+        decoder,
+        inputs,
+        dynamo=True,
+        opset_version=OPSET,
+        dynamic_shapes=({0: batch, 1: width}, {0: batch}, {0: rows}, [(kv, kv)] * len(pairs)),
+        verbose=False,
+        optimize=False,
+    )
+    assert program is not None
+    return program.model
+
+
+def _fill(model: ir.Model, names: dict[str, str], buffers: dict[str, Tensor]) -> None:
+    """Name parameters as a checkpoint does, and take their values; give buffers theirs."""
+    initializers = model.graph.initializers
+    for value in list(initializers.values()):
+        assert value.name is not None
+        initializers.pop(value.name)
+        value.name = value.name.removeprefix("model.")
+        if value.name in buffers:
+            value.const_value = ir.tensor(buffers[value.name].numpy(), name=value.name)
+        elif value.name in names:
+            value.name, value.const_value = names[value.name], None
+        else:
+            raise ExportError(
+                f"the model computes a constant {value.name} while it runs, which a trace "
+                "without weights cannot evaluate; this model does not export"
+            )
+        initializers.add(value)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what the exporter's libraries say to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,87 @@
+"""A built bundle on disk: find it, hold it to its manifest, say what to rebuild."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.errors import BundleError
+from specrt.manifest import FileRecord, Manifest, read_manifest
+
+BUILD_ROOT = Path("engines/build")
+DEFAULT_BUNDLE = BUILD_ROOT / "codelet"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A directory whose files are what its manifest says they are."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path) -> Bundle:
+        """Open a bundle after checking format, files and machine.
+
+        Raises: BundleError naming what is wrong and what to run.
+        """
+        folder = Path(path)
+        bundle = cls(folder, read_manifest(folder))
+        bundle._check_machine()
+        bundle._check_files()
+        return bundle
+
+    def file(self, name: str) -> Path:
+        """Return the path of one file of the bundle."""
+        return self.path / name
+
+    def _check_machine(self) -> None:
+        built, here = self.manifest.device.get("machine"), platform.machine()
+        if built != here:
+            raise BundleError(
+                f"{self.path} was built for {built}, and this machine is {here}; "
+                "build it again here with `specrt build RECIPE`"
+            )
+
+    def _check_files(self) -> None:
+        names = self.manifest.files
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            found = list(pool.map(lambda name: self._record(name, names[name]), names))
+        for name, record in zip(names, found, strict=True):
+            if record != names[name]:
+                raise BundleError(
+                    f"{self.file(name)} is not the file that was built (sha256 "
+                    f"{record.sha256[:12]}, expected {names[name].sha256[:12]}); build the bundle again with "
+                    "`specrt build RECIPE`"
+                )
+
+    def _record(self, name: str, expected: FileRecord) -> FileRecord:
+        path = self.file(name)
+        try:
+            size = path.stat().st_size
+            if size == expected.bytes:
+                return hash_file(path)
+        except OSError as error:
+            reason = (
+                "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
+            )
+            raise BundleError(
+                f"{path} {reason}; build the bundle again with `specrt build RECIPE`"
+            ) from error
+        raise BundleError(
+            f"{path} has {size} bytes, expected {expected.bytes}; build the bundle again with "
+            "`specrt build RECIPE`"
+        )
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Return the size and sha256 of a file, read in pieces."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+            size += len(piece)
+    return FileRecord(size, digest.hexdigest())

@@ -1,0 +1,64 @@
+"""`specrt build`: from a recipe to a bundle, with a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from specrt.bundle import BUILD_ROOT
+from specrt.errors import BuildError
+
+
+@click.command("build")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--backend", help="Build for this backend instead of the recipe's.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the bundle.")
+@click.option("--if-stale", is_flag=True, help="Do nothing when the bundle is up to date.")
+def command(recipe: Path, backend: str | None, out: Path | None, if_stale: bool) -> None:
+    """Build the bundle of RECIPE (default place: engines/build/NAME)."""
+    try:
+        from specrt_export import build as builder
+        from specrt_export.recipe import read_recipe
+    except ImportError as error:
+        raise BuildError(
+            f'building needs {error.name}; install it with `pip install "specrt[build]"`'
+        ) from None
+    plan = read_recipe(recipe, backend=backend)
+    place = out or BUILD_ROOT / plan.name
+    if if_stale and builder.is_fresh(plan, place):
+        print(f"{place} is up to date")
+        return
+    began = time.monotonic()
+    with progress_bar(f"build {plan.name}") as progress:
+        builder.build(plan, place, progress)
+    size = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
+    took = time.monotonic() - began
+    print(
+        f"built {place} ({size / 1e6:.1f} MB) in {took:.1f} s; look at it: specrt inspect {place}"
+    )
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
+    """Give a function that shows the stage that runs and the share that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda stage, done: print(f"{title}: {stage}", file=sys.stderr)
+        return
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda stage, done: bar.update(task, description=stage, completed=done)

@@ -1,0 +1,144 @@
+"""`specrt generate`: complete one prompt, text as it comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt.bundle import DEFAULT_BUNDLE
+from specrt.completion import Completion, Stream
+from specrt.errors import RequestError
+from specrt.generate import load
+from specrt.params import VERIFIERS, SamplingParams
+from specrt.prompts import decode_utf8, read_text
+
+
+@click.command("generate")
+@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@click.option("--prompt", help="Text to complete.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
+@click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")
+@click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
+@click.option("--max-tokens", default=128, show_default=True, help="Most tokens to emit.")
+@click.option(
+    "--gamma",
+    "--num-speculative-tokens",
+    type=int,
+    help="Tokens drafted per round; 0 decodes plainly.  [default: the bundle's]",
+)
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
+@click.option("--top-p", default=1.0, help="Keep the fewest tokens that reach this probability.")
+@click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest.")
+@click.option("--seed", type=int, help="Same seed, same text.")
+@click.option("--stop", multiple=True, help="End before this string; may be repeated.")
+@click.option(
+    "--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token."
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end.")
+@click.option(
+    "--verifier",
+    type=click.Choice(VERIFIERS),
+    default="match",
+    show_default=True,
+    help="match: same seed, same text at every gamma. rejection: accepts more when sampling.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def command(
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    prompt_ids: str | None,
+    chat: bool,
+    gamma: int | None,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Complete a prompt with the engines of BUNDLE.
+
+    The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
+    standard output as it comes, one line of statistics to standard error.
+    """
+    params = SamplingParams.of(**options)
+    source = read_prompt(prompt, prompt_file, prompt_ids)
+    with load(bundle, threads=threads) as generator:
+        text = source
+        if chat:
+            from specrt.chat import read_template
+
+            if not isinstance(source, str):
+                raise RequestError("--chat needs a text prompt, not --prompt-ids")
+            rendered = read_template(bundle).render([{"role": "user", "content": source}])
+            text = generator.tokenizer.encode(rendered, special=False)
+        stream = generator.stream(text, params, gamma=gamma)
+        interrupted = follow(stream, show=not as_json)
+    report(stream.completion, as_json)
+    return 130 if interrupted else 0
+
+
+def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
+    """Return the one prompt that was given; standard input when none was."""
+    if sum(source is not None for source in (text, file, ids)) > 1:
+        raise RequestError("give one of --prompt, --prompt-file and --prompt-ids, not several")
+    if text is not None:
+        return text
+    if file is not None:
+        return read_text(file)
+    if ids is not None:
+        return _parse_ids(ids)
+    if sys.stdin.isatty():
+        raise RequestError("no prompt; give --prompt TEXT, --prompt-file F, or text on stdin")
+    return decode_utf8(sys.stdin.buffer.read(), "standard input")
+
+
+def _parse_ids(ids: str) -> list[int]:
+    try:
+        return [int(part) for part in ids.split(",")]
+    except ValueError:
+        raise RequestError(f"--prompt-ids is {ids!r}; expected numbers, as 1,2,3") from None
+
+
+def follow(stream: Stream, show: bool) -> bool:
+    """Print chunks as they come; return whether Ctrl-C ended it."""
+    try:
+        for chunk in stream:
+            if show and chunk.text:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        if show:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return False
+
+
+def report(completion: Completion, as_json: bool) -> None:
+    """Print the JSON object to stdout, or the line of statistics to stderr."""
+    if as_json:
+        print(json.dumps(completion.to_json(), ensure_ascii=False))
+        return
+    print(summary(completion), file=sys.stderr)
+
+
+def summary(completion: Completion) -> str:
+    """Return the line of statistics of a completion."""
+    timings, counts = completion.timings, completion.speculation
+    tokens = len(completion.token_ids)
+    line = (
+        f"{tokens} tokens, {timings.tokens_per_second:.0f} tokens/s, TTFT {timings.ttft_ms:.1f} ms"
+    )
+    if counts.drafted:
+        line += (
+            f" | gamma {counts.gamma}: {counts.rounds} rounds, "
+            f"{counts.tokens_per_round:.2f} tokens per round, "
+            f"acceptance rate {counts.acceptance_rate:.2f}"
+        )
+    return f"[{line} | {completion.finish_reason or 'interrupted'}]"

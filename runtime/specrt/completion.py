@@ -1,0 +1,66 @@
+"""What a completion is: chunks while it runs, counts, times and a reason when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrt.stats import SpeculationStats, Timings
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added: text that is certain, and the tokens that arrived."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass
+class Completion:
+    """Everything known about one completion; complete once `finish_reason` is set."""
+
+    prompt_tokens: int
+    seed: int
+    speculation: SpeculationStats
+    timings: Timings
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    """`stop` (an end token or a stop string), `length`, or None while unfinished."""
+    stop_reason: int | str | None = None
+    """The token or string that ended the text, when it was not the model's own end."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the public JSON object of a completion."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "seed": self.seed,
+            "ttft_ms": round(self.timings.ttft_ms, 3),
+            "itl_ms": round(self.timings.itl_ms, 3),
+            "tokens_per_second": round(self.timings.tokens_per_second, 2),
+            "speculation": self.speculation.to_json(),
+        }
+
+
+class Stream(Iterator[Chunk]):
+    """An iterator of chunks; `completion` holds what came so far, and all of it at the end."""
+
+    def __init__(self, completion: Completion, chunks: Iterator[Chunk]) -> None:
+        self.completion = completion
+        self._chunks = chunks
+
+    def __next__(self) -> Chunk:
+        """Return the next chunk; text may be empty while a character is incomplete."""
+        return next(self._chunks)
+
+    def finish(self) -> Completion:
+        """Run to the end and return the completion."""
+        for _ in self._chunks:
+            pass
+        return self.completion

@@ -1,0 +1,99 @@
+"""What this machine can run and build, and what is missing for more."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: what was found, and the remedy where it is missing."""
+
+    name: str
+    found: str
+    works: bool
+    remedy: str = ""
+
+
+_EXPORT = 'pip install "specrt[export]"'
+_LIBRARIES = (
+    ("onnxruntime", "runs ort-cpu bundles", "pip install specrt"),
+    ("tokenizers", "reads and writes text", "pip install specrt"),
+    ("jinja2", "renders chat templates", "pip install specrt"),
+    ("onnx", "builds bundles from portable graphs", 'pip install "specrt[build]"'),
+    ("torch", "exports checkpoints", _EXPORT),
+    ("transformers", "exports checkpoints", _EXPORT),
+    ("onnxscript", "exports checkpoints", _EXPORT),
+    ("huggingface_hub", "fetches checkpoints by name", _EXPORT),
+)
+
+
+def machine() -> list[Finding]:
+    """Return what is known about the machine itself."""
+    cores = len(os.sched_getaffinity(0))
+    return [
+        Finding("Python", platform.python_version(), sys.version_info >= (3, 10)),
+        Finding("system", f"{platform.system()} {platform.machine()}", True),
+        Finding("cores", f"{cores} of {os.cpu_count()} usable", True),
+        Finding("memory", _memory(), True),
+        Finding("vector units", _vector_units(), True),
+    ]
+
+
+def libraries() -> list[Finding]:
+    """Return which libraries are installed, without importing the heavy ones."""
+    return [_library(*row) for row in _LIBRARIES]
+
+
+def abilities() -> list[Finding]:
+    """Return what can be done here."""
+    have = {f.name for f in libraries() if f.works}
+    runs = {"onnxruntime", "tokenizers"} <= have
+    builds = runs and "onnx" in have
+    exports = builds and {"torch", "transformers", "onnxscript"} <= have
+    return [
+        Finding("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
+        Finding("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
+        Finding("export checkpoints", _yes(exports), exports, _EXPORT),
+    ]
+
+
+def _yes(able: bool) -> str:
+    return "yes" if able else "no"
+
+
+def _library(name: str, purpose: str, remedy: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, f"missing: {purpose}", False, remedy)
+    try:
+        number = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        number = "of unknown version"
+    return Finding(name, f"{number}: {purpose}", True)
+
+
+def _memory() -> str:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return (
+            f"{kib['MemAvailable'] / (1 << 20):.1f} of {kib['MemTotal'] / (1 << 20):.1f} GiB free"
+        )
+    except (OSError, KeyError, ValueError, IndexError):
+        return "unknown"
+
+
+def _vector_units() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    line = next((x for x in text.splitlines() if x.startswith(("flags", "Features"))), "")
+    known = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "sve")
+    return ", ".join(flag for flag in known if flag in line.split()) or "none known"

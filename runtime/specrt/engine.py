@@ -1,0 +1,90 @@
+"""What the rest of specrt knows about a compiled model: one verb over fixed KV buffers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.errors import EngineError
+from specrt.geometry import Geometry
+
+Tokens = NDArray[np.int64]
+Logits = NDArray[np.float32]
+
+
+class Output(Protocol):
+    """What a forward pass left behind; views that the next pass of the same width overwrites."""
+
+    @property
+    def argmax(self) -> Tokens:
+        """The most likely next token after each row, [B, R] int64."""
+
+    @property
+    def logits(self) -> Logits:
+        """Unnormalised scores of the next token after each row, [B, R, V] f32."""
+
+
+class Engine(Protocol):
+    """One compiled model over fixed KV buffers of `batch` rows and `max_length` positions.
+
+    An engine is stateless about length: the caller says where the new keys go, so going back is
+    feeding again from a smaller start. Stale keys beyond it are overwritten before they are read.
+    """
+
+    geometry: Geometry
+    batch: int
+    max_length: int
+    max_width: int
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
+        """Write keys at `start .. start + S`, attend to all before and within, score the rows.
+
+        Shapes: tokens [B, S] int; start [B] int; rows asks for the last so many of the S
+            positions, all of them when None.
+        Raises: EngineError when the pass is wider than built, or would write past the buffers.
+        """
+
+    def close(self) -> None:
+        """Give the memory back; the engine must not be used again."""
+
+
+def open_engine(
+    backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+    threads: int,
+) -> Engine:  # fmt: skip
+    """Open a compiled engine with the library of its backend.
+
+    Raises: EngineError when the library is missing or refuses the engine.
+    """
+    if backend == "ort-cpu":
+        from specrt.engines.ort import OrtEngine
+
+        return OrtEngine(
+            path,
+            geometry,
+            batch=batch,
+            max_length=max_length,
+            max_width=max_width,
+            threads=threads,
+        )
+    raise EngineError(f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu")
+
+
+def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
+    """Refuse a pass that is too wide or would write outside the KV buffers.
+
+    Raises: EngineError with the positions asked for and those there are.
+    """
+    if not 0 < width <= engine.max_width:
+        raise EngineError(
+            f"a pass of {width} tokens was asked of an engine built for widths 1 to "
+            f"{engine.max_width}; rebuild with a larger prefill or gamma"
+        )
+    if first < 0 or last + width > engine.max_length:
+        raise EngineError(
+            f"a pass would write positions {first} to {last + width - 1} of a KV buffer that has "
+            f"0 to {engine.max_length - 1}"
+        )

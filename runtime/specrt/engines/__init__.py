@@ -1,0 +1,1 @@
+"""The engine libraries, one leaf module each, imported only when a bundle asks for it."""

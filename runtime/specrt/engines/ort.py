@@ -1,0 +1,135 @@
+"""ONNX Runtime behind the engine protocol: bindings made once per width, KV updated in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.engine import Logits, Tokens, check_bounds
+from specrt.errors import EngineError
+from specrt.geometry import Geometry
+
+_NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The bound memory of one (width, rows) pair."""
+
+    binding: Any
+    tokens: Tokens
+    rows: Tokens
+    argmax: Tokens
+    logits: Logits
+
+
+class OrtEngine:
+    """A saved ONNX Runtime graph with its KV buffers.
+
+    Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
+    Threads: forward passes of one engine must not overlap.
+    """
+
+    def __init__(
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        threads: int,
+    ) -> None:  # fmt: skip
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length
+        self.max_width = max_width
+        self._session = _open_session(path, threads)
+        self._start = np.zeros(batch, np.int64)
+        self._caches = self._allocate()
+        self._passes: dict[tuple[int, int], _Pass] = {}
+
+    def _allocate(self) -> dict[str, NDArray[Any]]:
+        """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
+        g = self.geometry
+        shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
+        inputs = {i.name: i for i in self._session.get_inputs()}
+        caches = {}
+        for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
+            if name not in inputs:
+                raise EngineError(
+                    f"the engine has no input {name!r}, expected for a model of {g.layers} layers; "
+                    "the bundle does not match its manifest: build it again"
+                )
+            caches[name] = np.zeros(shape, _NUMPY_TYPES[inputs[name].type])
+        return caches
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
+        """Run one pass; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        width = batch.shape[1]
+        starts = self._start
+        starts[:] = start
+        if self.batch == 1:
+            first = last = int(starts[0])
+        else:
+            first, last = int(starts.min()), int(starts.max())
+        check_bounds(self, width, first, last)
+        bound = self._passes.get((width, rows or width)) or self._bind(width, rows or width)
+        bound.tokens[:] = batch
+        try:
+            self._session.run_with_iobinding(bound.binding)
+        except Exception as error:  # the library raises its own pybind types
+            raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {error}") from error
+        return bound
+
+    def _bind(self, width: int, rows: int) -> _Pass:
+        """Bind inputs, outputs and caches for one width; done once, then reused."""
+        binding = self._session.io_binding()
+        batch, vocab = self.batch, self.geometry.vocab_size
+        bound = _Pass(
+            binding=binding,
+            tokens=np.zeros((batch, width), np.int64),
+            rows=np.arange(width - rows, width, dtype=np.int64),
+            argmax=np.zeros((batch, rows), np.int64),
+            logits=np.zeros((batch, rows, vocab), np.float32),
+        )
+        _bind_input(binding, "input_ids", bound.tokens)
+        _bind_input(binding, "start", self._start)
+        _bind_input(binding, "rows", bound.rows)
+        _bind_output(binding, "argmax", bound.argmax)
+        _bind_output(binding, "logits", bound.logits)
+        for name, cache in self._caches.items():
+            _bind_input(binding, name, cache)
+            _bind_output(binding, f"present_{name}", cache)
+        self._passes[width, rows] = bound
+        return bound
+
+    def close(self) -> None:
+        """Drop the session, the bindings and the KV buffers."""
+        self._passes.clear()
+        self._caches.clear()
+        self._session = None
+
+
+def _open_session(path: Path, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library raises its own pybind types
+        reason = str(error).splitlines()[0]
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
+            "build the bundle again with the version installed here"
+        ) from error
+
+
+def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
+    binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+    binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

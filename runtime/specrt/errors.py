@@ -1,0 +1,49 @@
+"""The error family of specrt: what was found, what was expected, and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpecrtError(Exception):
+    """Base of every error a caller can cause or meet; its text is one line for a person."""
+
+
+class RecipeError(SpecrtError):
+    """A recipe is missing, malformed or names something unknown."""
+
+
+class CheckpointError(SpecrtError):
+    """A checkpoint cannot be read, or target and draft do not belong together."""
+
+
+class ExportError(SpecrtError):
+    """A model cannot be turned into a portable graph, or the graph disagrees with it."""
+
+
+class BuildError(SpecrtError):
+    """An engine or a bundle cannot be built."""
+
+
+class BundleError(SpecrtError):
+    """A bundle is missing, damaged, of another format, or not for this machine."""
+
+
+class EngineError(SpecrtError):
+    """An engine refused or failed a forward pass."""
+
+
+class RequestError(SpecrtError):
+    """A prompt or an option of a request is out of range."""
+
+
+class CapacityError(RequestError):
+    """A prompt does not fit the context the bundle was built for."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest known word, or the list of them."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(words)}"

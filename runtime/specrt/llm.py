@@ -1,0 +1,104 @@
+"""The names people know from vLLM, thin over a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from specrt.completion import Completion
+from specrt.generate import load
+from specrt.params import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its completions."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    completion: Completion
+    """What specrt itself reports: counts of the rounds, times, seed."""
+
+
+class LLM:
+    """A bundle behind vLLM's offline interface.
+
+    `model` is a bundle's directory; `num_speculative_tokens` is gamma (the bundle's default when
+    None, 0 for plain decoding).
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        num_speculative_tokens: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._generator = load(model, threads=threads)
+        self._gamma = num_speculative_tokens
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or several; parameters are shared, or one for each prompt.
+
+        Raises: ValueError when the numbers of prompts and parameters differ; RequestError.
+        """
+        many = _as_prompts(prompts)
+        params: list[SamplingParams | None]
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params] * len(many)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts and {len(params)} sampling params were given")
+        return [self._one(i, p, q) for i, (p, q) in enumerate(zip(many, params, strict=True))]
+
+    def _one(self, index: int, prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        done = self._generator.generate(ids, params, gamma=self._gamma)
+        output = CompletionOutput(
+            0, done.text, done.token_ids, done.finish_reason, done.stop_reason
+        )
+        return RequestOutput(str(index), text, ids, [output], done)
+
+    def close(self) -> None:
+        """Close the engines."""
+        self._generator.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""Prompt files: JSON lines with `prompt`, or with Spec-Bench's `turns`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrt.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a file, and the class of task it belongs to."""
+
+    text: str
+    category: str = ""
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read every prompt of a JSONL file; of several turns the first is taken.
+
+    Raises: RequestError naming the line that is wrong.
+    """
+    prompts = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            prompts.append(_parse(f"{path}:{number}", line))
+    if not prompts:
+        raise RequestError(f"{path} holds no prompts; expected JSON lines with `prompt` or `turns`")
+    return prompts
+
+
+def read_text(path: Path) -> str:
+    """Read a text file as UTF-8.
+
+    Raises: RequestError when it is missing or not UTF-8.
+    """
+    try:
+        return decode_utf8(path.read_bytes(), str(path))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def decode_utf8(data: bytes, origin: str) -> str:
+    """Decode bytes that must be UTF-8.
+
+    Raises: RequestError naming the first byte that is not.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{origin} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
+            "convert it to UTF-8 first"
+        ) from None
+
+
+def _parse(place: str, line: str) -> Prompt:
+    try:
+        data: Any = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"{place} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"{place} is {type(data).__name__}; expected an object with `prompt`")
+    turns = data.get("turns")
+    text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(text, str):
+        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
+    return Prompt(text, str(data.get("category", "")))

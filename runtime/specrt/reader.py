@@ -1,0 +1,79 @@
+"""From rounds to chunks: cut at ends and stop strings, keep counts and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+
+from specrt.completion import Chunk, Completion
+from specrt.params import SamplingParams
+from specrt.speculate import Round
+from specrt.text import Detokenizer, StopStrings, Tokenizer
+
+
+class Reader:
+    """Turns rounds into chunks: cuts at ends and stop strings, keeps counts and times."""
+
+    def __init__(
+        self,
+        completion: Completion,
+        params: SamplingParams,
+        eos: frozenset[int],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._completion = completion
+        self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
+        self._eos = eos
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(params.stop)
+        self._one_by_one = bool(params.stop)
+
+    def read(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
+        """Yield a chunk per round until an end, a stop string, or the last round."""
+        done = self._completion
+        for number, round_ in enumerate(rounds):
+            kept, text = self._take(round_.tokens)
+            done.timings.arrivals.append((perf_counter_ns(), len(kept)))
+            if number:
+                done.speculation.add(round_, len(kept))
+            done.token_ids.extend(kept)
+            done.text += text
+            yield Chunk(text, kept)
+            if done.finish_reason:
+                return
+        done.finish_reason = "length"
+        rest, _ = self._show(self._detokenizer.finish())
+        rest += self._stops.finish()
+        done.text += rest
+        if rest:
+            yield Chunk(rest, [])
+
+    def _take(self, tokens: list[int]) -> tuple[list[int], str]:
+        """Return the tokens to deliver and the text that became certain."""
+        ended = next((i for i, t in enumerate(tokens) if t in self._ends), None)
+        body = tokens if ended is None else tokens[:ended]
+        text = ""
+        pieces = [[t] for t in body] if self._one_by_one else [body]
+        for number, piece in enumerate(pieces):
+            shown, stopped = self._show(self._detokenizer.push(piece))
+            text += shown
+            if stopped:
+                return body[: number + 1], text
+        if ended is None:
+            return tokens, text
+        shown, stopped = self._show(self._detokenizer.finish())
+        text += shown + ("" if stopped else self._stops.finish())
+        if not stopped:
+            last = tokens[ended]
+            self._end("stop", None if last in self._eos else last)
+        return tokens[: ended + 1], text
+
+    def _show(self, text: str) -> tuple[str, str | None]:
+        shown, stop = self._stops.push(text)
+        if stop is not None:
+            self._end("stop", stop)
+        return shown, stop
+
+    def _end(self, reason: str, stop: int | str | None) -> None:
+        self._completion.finish_reason = reason
+        self._completion.stop_reason = stop

@@ -1,0 +1,82 @@
+"""The target's side of a round: score what was drafted, and say what to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specrt.engine import Engine, Output
+from specrt.noise import Noise, Purpose
+from specrt.params import SamplingParams
+from specrt.sampling import Distribution, process, require_numbers
+from specrt.verify import Proposal, Verdict, match, rejection
+
+
+class Target(Protocol):
+    """Whoever owns the output. Logits never cross this seam, so it may sit anywhere."""
+
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Verdict:
+        """Judge what was proposed to follow the committed tokens."""
+
+
+class CachedTokens:
+    """An engine, and how many of the committed tokens its KV buffers hold.
+
+    Holds: `length` counts a prefix of the committed tokens that never includes the last one once
+    a round is over.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.length = 0
+
+    def feed(self, tokens: Sequence[int], rows: int) -> Output:
+        """Append tokens to the cache, in chunks where they are many, and score the last rows.
+
+        The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
+        """
+        widest = self.engine.max_width
+        while len(tokens) > widest:
+            chunk = min(widest, len(tokens) - rows)
+            self._pass(tokens[:chunk], 1)
+            tokens = tokens[chunk:]
+        return self._pass(tokens, rows)
+
+    def _pass(self, tokens: Sequence[int], rows: int) -> Output:
+        output = self.engine.forward((tokens,), self.length, rows)
+        self.length += len(tokens)
+        return output
+
+
+class EngineTarget:
+    """A target in this process."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, noise: Noise) -> None:
+        self._cache = CachedTokens(engine)
+        self._params = params
+        self._noise = noise
+
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Verdict:
+        """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
+        drafted = proposal.tokens
+        cache = self._cache
+        output = cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
+        verdict = self._judge(proposal, output, len(tokens))
+        cache.length = len(tokens) + verdict.accepted
+        return verdict
+
+    def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
+        params, noise = self._params, self._noise
+        rows = output.logits[0]
+        if params.greedy:
+            require_numbers(rows)
+            return match(proposal.tokens, output.argmax[0].tolist().__getitem__)
+
+        def distribution(i: int) -> Distribution:
+            return process(rows[i], params)
+
+        if params.verifier == "rejection":
+            return rejection(proposal, distribution, noise, position)
+        return match(
+            proposal.tokens, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i)
+        )

@@ -1,0 +1,128 @@
+"""Text in, tokens out, and back: a tokenizer, an incremental detokenizer, stop strings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HubTokenizer
+
+from specrt.errors import BundleError, RequestError
+
+_INCOMPLETE = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of a bundle, read from its `tokenizer.json`."""
+
+    def __init__(self, path: Path, bos_token_id: int | None = None) -> None:
+        try:
+            self._tokenizer: Any = HubTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise BundleError(
+                f"{path} is not a tokenizer: {error}; build the bundle again"
+            ) from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.bos_token_id = bos_token_id
+
+    @property
+    def size(self) -> int:
+        """Return how many ids the tokenizer knows, added tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a prompt; `special` adds what the tokenizer adds by itself.
+
+        An empty prompt is the BOS token alone.
+        Raises: RequestError for an empty prompt where there is no BOS token, and for a text that
+            is not valid Unicode.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not valid Unicode at character {error.start}: {error.reason}; "
+                "pass text decoded as UTF-8"
+            ) from None
+        if ids:
+            return ids
+        if self.bos_token_id is None:
+            raise RequestError(
+                "the prompt is empty and this model has no BOS token to start from; "
+                "give at least one character"
+            )
+        return [self.bos_token_id]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of some ids, special tokens left out."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class Detokenizer:
+    """Turns tokens into text as they come.
+
+    What it gave out, joined, is always a prefix of the whole text: a character split over tokens
+    is held back until it is whole, and decoders that look at their neighbours see a few of them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._given = 0
+        self._given_text = ""
+
+    def push(self, ids: list[int]) -> str:
+        """Add tokens and return the text that became certain."""
+        self._ids.extend(ids)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(_INCOMPLETE) or len(text) <= len(self._given_text):
+            return ""
+        return self._give(text)
+
+    def finish(self) -> str:
+        """Return what was held back; half a character becomes U+FFFD."""
+        return self._give(self._tokenizer.decode(self._ids))
+
+    def _give(self, text: str) -> str:
+        fresh = text[len(self._given_text) :]
+        # The next window starts at the tokens just given, so that a decoder has their context.
+        self._ids = self._ids[self._given :]
+        self._given = len(self._ids)
+        self._given_text = self._tokenizer.decode(self._ids)
+        return fresh
+
+
+class StopStrings:
+    """Finds where a text must end, holding back what may be the beginning of a stop string."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Add text; return what may be shown, and the stop string that was met, if any."""
+        if not self._stops:
+            return text, None
+        held = self._held + text
+        met = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if met:
+            at, stop = min(met)
+            self._held = ""
+            return held[:at], stop
+        keep = max(_overlap(held, stop) for stop in self._stops)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], None
+
+    def finish(self) -> str:
+        """Return what was held back, when no stop string came."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that begins the stop string."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
