@@ -1,75 +1,167 @@
-"""Build a transformers model from its config, with no weight in memory."""
+"""Build a bundle from a recipe: every stage in order, written aside, then put in place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from specrt.bundle import hash_file
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt.manifest import FILE_NAME, FORMAT, Manifest, ModelRecord, read_manifest
+from specrt.text import Tokenizer
 
-from specrt.errors import ExportError
+from specrt_export.aside import aside
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile.ort_cpu import BATCH, ENGINE, CompiledModel, compile_ort_cpu
+from specrt_export.equal import check_equal
+from specrt_export.inputs import (
+    ModelInputs,
+    check_inputs,
+    end_tokens,
+    find_inputs,
+    fingerprint,
+    setting,
+    versions,
+)
+from specrt_export.recipe import Recipe
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+_FP32_BYTES = 4
 
-def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
-    """Build a model with fake parameters; return it with the real values of its buffers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Tensor | None:
-        # A tied parameter is registered twice and has to stay one object.
-        if parameter is None or mode.is_our_fake(parameter):
-            return None
-        with mode:
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-        return torch.nn.Parameter(empty, requires_grad=False)
-
-    config = AutoConfig.from_pretrained(folder)
-    handle = register_module_parameter_registration_hook(fake)
-    try:
-        # Eager, because some models refuse to be built for a function they do not know.
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        )
-    finally:
-        handle.remove()
-    buffers = dict(model.named_buffers())
-    for path, value in buffers.items():
-        owner, _, name = path.rpartition(".")
-        model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
-    return model.eval(), buffers
+Progress = Callable[[str, float], None]
+"""Called with the stage that begins and the fraction of the build that is done."""
 
 
-def stored_names(model: Any) -> dict[str, str]:
-    """Map each parameter of a model to the name its bytes have in a checkpoint.
+def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: None) -> None:
+    """Build the bundle of a recipe into `out`; a bundle that is there stays until it is done.
 
-    A tied parameter has several names and one set of bytes; some models have renamed parameters
-    since their checkpoints were written, and transformers knows how.
-    Raises: ExportError if a parameter is put together from several stored ones.
+    Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, apply_converters, apply_renamings
-
-    changes = get_model_conversion_mapping(model, add_legacy=False)
-    # Whether a checkpoint has a prefix is for the attach stage to see, as it is for transformers.
-    back = [c.reverse_transform() for c in reversed(changes) if not isinstance(c, PrefixChange)]
-    renamings, converters = _split(back)
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if apply_converters(name, converters)[1] is not None:
-            raise ExportError(
-                f"{type(model).__name__} puts {name} together from several stored weights, so the "
-                "graph cannot refer to the checkpoint's own bytes; this model does not export"
-            )
-        names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
-    return names
+    progress("read checkpoints", 0.0)
+    inputs = find_inputs(recipe)
+    source = fingerprint(recipe, inputs)
+    check_inputs(inputs, out)
+    with aside(out) as folder:
+        models: dict[str, ModelRecord] = {}
+        for number, model in enumerate(inputs):
+            part = _part(progress, number, len(inputs))
+            models[model.role] = _build_model(recipe, model, folder, part)
+        progress("write manifest", 0.95)
+        _copy_tokenizer(inputs[0].checkpoint.folder, folder)
+        manifest = _manifest(recipe, models, inputs[0].checkpoint, source, folder)
+        (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    progress("done", 1.0)
 
 
-def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    from transformers.core_model_loading import WeightRenaming
+def is_fresh(recipe: Recipe, out: Path) -> bool:
+    """Tell whether `out` holds a bundle built from exactly these inputs, with all its files."""
+    try:
+        manifest = read_manifest(out)
+        whole = all(
+            (out / name).is_file() and (out / name).stat().st_size == record.bytes
+            for name, record in manifest.files.items()
+        )
+        return whole and manifest.source == fingerprint(recipe, find_inputs(recipe))
+    except SpecrtError:
+        return False
 
-    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
-    return renamings, [change for change in changes if change not in renamings]
+
+def _part(progress: Progress, number: int, parts: int) -> Progress:
+    """Give one model's share of the bar; the manifest is the last twentieth."""
+    return lambda stage, done: progress(stage, 0.95 * (number + done) / parts)
+
+
+def _build_model(
+    recipe: Recipe, model: ModelInputs, folder: Path, progress: Progress
+) -> ModelRecord:
+    """Export where needed, compile, and hold the engine to the portable graph."""
+    role, options, weights = model.role, recipe.engine, model.checkpoint.folder
+    graph = model.graph
+    if graph is None:
+        progress(f"export {role}", 0.0)
+        graph = _export(model.checkpoint, folder / f"{role}.onnx")
+    progress(f"compile {role}", 0.3)
+    compiled = compile_ort_cpu(graph, weights, folder / role, options.max_length)
+    progress(f"check {role}", 0.7)
+    widths = sorted({1, max(options.gammas, default=0) + 1})
+    check_equal(graph, weights, folder / role, compiled.geometry, options.max_length, widths)
+    if model.graph is None:
+        graph.unlink()
+    return _record(role, compiled)
+
+
+def _export(checkpoint: Checkpoint, graph: Path) -> Path:
+    try:
+        from specrt_export.graph import export_graph
+    except ImportError as error:
+        raise BuildError(
+            f"exporting a checkpoint needs {error.name}; install it with "
+            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
+        ) from None
+    return export_graph(checkpoint, graph).path
+
+
+def _record(role: str, compiled: CompiledModel) -> ModelRecord:
+    return ModelRecord(
+        engine=f"{role}/{ENGINE}",
+        geometry=compiled.geometry,
+        model_type=compiled.model_type,
+        parameters=compiled.parameters,
+        weight_bytes=compiled.weight_bytes,
+        kv_item_bytes=_FP32_BYTES,
+        fused=compiled.fused,
+    )
+
+
+def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, folder / name)
+
+
+def _manifest(
+    recipe: Recipe,
+    models: dict[str, ModelRecord],
+    checkpoint: Checkpoint,
+    source: str,
+    folder: Path,
+) -> Manifest:
+    """Describe what is in the folder.
+
+    Raises: CheckpointError when the tokenizer knows tokens the model does not score.
+    """
+    options = recipe.engine
+    known = Tokenizer(folder / "tokenizer.json").size
+    scored = models["target"].geometry.vocab_size
+    if known > scored:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.folder} knows {known} tokens, and the model scores "
+            f"{scored}; they do not belong together"
+        )
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return Manifest(
+        format=FORMAT,
+        name=recipe.name,
+        backend=options.backend,
+        precision=options.precision,
+        batch=BATCH,
+        max_length=options.max_length,
+        prefill=options.prefill,
+        gammas=tuple(sorted({0, *options.gammas})) if "draft" in models else (0,),
+        gamma=options.gamma,
+        eos_token_ids=end_tokens(checkpoint),
+        bos_token_id=setting(checkpoint, "bos_token_id"),
+        target=models["target"],
+        draft=models.get("draft"),
+        versions=versions(),
+        device={"machine": platform.machine(), "system": platform.system()},
+        source=source,
+        files={p.relative_to(folder).as_posix(): hash_file(p) for p in files},
+    )

@@ -99,9 +99,7 @@ def _json(path: Path, why: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; {why}") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}); fetch it again"
-        ) from error
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}, not an object")
     return data

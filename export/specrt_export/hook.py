@@ -7,9 +7,9 @@ hook serves every decoder that uses that interface.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +19,6 @@ from specrt.errors import ExportError
 
 NAME = "specrt"
 OPSET = 24
-
-
-class Cache(Protocol):
-    """What a traced model asks of the KV cache it is given."""
-
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values; return what its queries attend to."""
-        ...
 
 
 class _Empty:
@@ -105,8 +95,10 @@ class Hook:
         self.windows: dict[int, int] = {}
         """Per layer that attended, how many latest keys it sees; 0 for all."""
         self.heads = 0
+        """Query heads of the layers that attended."""
         self.positions: Tensor | None = None
         self._masks: dict[int, Tensor] = {}
+        self._rules: dict[int, Callable[..., Tensor]] = {}
 
     def begin(self, positions: Tensor) -> None:
         """Start a forward pass whose tokens sit at `positions` [B, S]."""
@@ -116,31 +108,37 @@ class Hook:
     def mask(
         self,
         kv_length: int | torch.SymInt,
-        dtype: torch.dtype = torch.float32,
+        mask_function: Callable[..., Tensor],
         local_size: int | None = None,
-        use_vmap: bool = False,
+        dtype: torch.dtype = torch.float32,
         **_: Any,
     ) -> Tensor:
         """Return the additive mask [B, 1, S, M], computed once for each window."""
-        if use_vmap:
-            raise ExportError(
-                "the model adds a mask of its own to the causal one, which the portable graph "
-                "does not carry; only causal and sliding-window masks export"
-            )
+        assert self.positions is not None, "begin() comes before the model runs"
         window = local_size or 0
+        self._rules[window] = mask_function
         if window not in self._masks:
-            self._masks[window] = self._additive(kv_length, window, dtype)
+            query = self.positions.unsqueeze(1).unsqueeze(-1)
+            seen = visible(query, torch.arange(kv_length), window)
+            unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype)
+            self._masks[window] = torch.where(seen, torch.zeros((), dtype=dtype), unseen)
         return self._masks[window]
 
-    def _additive(self, length: int | torch.SymInt, window: int, dtype: torch.dtype) -> Tensor:
-        assert self.positions is not None, "begin() comes before the model runs"
-        query = self.positions.unsqueeze(1).unsqueeze(-1)
-        key = torch.arange(length)
-        seen = key <= query
-        if window:
-            seen = seen & (key > query - window)
-        unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype)
-        return torch.where(seen, torch.zeros((), dtype=dtype), unseen)
+    def check_masks(self) -> None:
+        """Hold the masks made against the rules the model gave for them, at every edge.
+
+        Raises: ExportError if a model attends in another way than causally within a window.
+        """
+        for window, rule in self._rules.items():
+            edges = torch.tensor([0, 1, 2, window, 2 * window]).unsqueeze(1)
+            index = (edges + torch.arange(-2, 3)).unique()
+            index = index[index >= 0]
+            query, key = index.unsqueeze(1), index.unsqueeze(0)
+            if not torch.equal(rule(0, 0, query, key), visible(query, key, window)):
+                raise ExportError(
+                    "the model's attention mask is neither causal nor a sliding window (it may be "
+                    "chunked or bidirectional); this model does not export"
+                )
 
     def attention(
         self,
@@ -185,6 +183,12 @@ class Hook:
             f"{type(module).__name__} builds its attention mask itself, not through transformers' "
             "mask interface; this model does not export"
         )
+
+
+def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Return whether a query position sees a key position; window 0 sees all before it."""
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
-from specrt_export.build import build, stored_names
+from specrt_export.fake_model import build, stored_names
 from specrt_export.hook import OPSET, Buffers, Hook, Probe, installed
 
 # Example sizes, all different, so that no two symbols can be taken for one.
@@ -90,6 +90,8 @@ def trace(folder: Path) -> Traced:
         model.config._attn_implementation = name
         with mode:
             geometry = measure(model, hook)
+        hook.check_masks()
+        with mode:
             graph = _export(Decoder(model, hook).eval(), geometry)
     _fill(graph, names, buffers)
     return Traced(graph, geometry, str(model.config.model_type))

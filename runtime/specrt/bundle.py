@@ -54,8 +54,8 @@ class Bundle:
             if record != names[name]:
                 raise BundleError(
                     f"{self.file(name)} is not the file that was built (sha256 "
-                    f"{record.sha256[:12]}, expected {names[name].sha256[:12]}); build the bundle again with "
-                    "`specrt build RECIPE`"
+                    f"{record.sha256[:12]}, expected {names[name].sha256[:12]}); "
+                    "build the bundle again with `specrt build RECIPE`"
                 )
 
     def _record(self, name: str, expected: FileRecord) -> FileRecord:

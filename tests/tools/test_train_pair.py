@@ -200,14 +200,14 @@ def test_bad_input_is_one_line_and_status_2(
 def test_other_tokenizer_is_refused(
     tool: ModuleType, pair: Path, texts: Path, tmp_path: Path
 ) -> None:
-    cut = run(tool, "text", texts, "--out", tmp_path, "--vocabulary", 280, "--held-out", 0.3)
+    cut = run(tool, "text", texts, "--out", tmp_path, "--vocabulary", 260, "--held-out", 0.3)
     assert cut.exit_code == 0
-    result = run(tool, "train", "target", "--out", tmp_path, "--init", pair, *SMALL)
+    result = run(tool, "train", "target", "--out", tmp_path, "--init", pair, "--steps", 1, *SMALL)
     assert result.exit_code == 2
     assert "tokenizer mismatch" in result.output
 
 
 def test_state_of_other_settings_is_refused(tool: ModuleType, pair: Path) -> None:
-    result = run(tool, "train", "draft", "--out", pair, "--seed", 2, *SMALL, *SHAPE)
+    result = run(tool, "train", "draft", "--out", pair, "--seed", 2, "--steps", 1, *SMALL, *SHAPE)
     assert result.exit_code == 2
     assert "other settings" in result.output
