@@ -1,25 +1,23 @@
-# NOTE (lead): renamed from build.py, which is the bundle builder; please keep this name.
 """Build a transformers model from its config, with no weight in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from specrt.errors import ExportError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
-
-from specrt.errors import ExportError
 
 
 def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
     """Build a model with fake parameters; return it with the real values of its buffers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Tensor | None:
+    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
         # A tied parameter is registered twice and has to stay one object.
         if parameter is None or mode.is_our_fake(parameter):
             return None
@@ -27,13 +25,11 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype)
         return torch.nn.Parameter(empty, requires_grad=False)
 
-    config = AutoConfig.from_pretrained(folder)
+    config, factory = AutoConfig.from_pretrained(folder), cast(Any, AutoModelForCausalLM)
     handle = register_module_parameter_registration_hook(fake)
     try:
         # Eager, because some models refuse to be built for a function they do not know.
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        )
+        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
     finally:
         handle.remove()
     buffers = dict(model.named_buffers())

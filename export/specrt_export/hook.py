@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from specrt.errors import ExportError
 from torch import Tensor
 from torch.onnx.ops import symbolic
-
-from specrt.errors import ExportError
 
 NAME = "specrt"
 OPSET = 24
@@ -119,7 +118,7 @@ class Hook:
         self._rules[window] = mask_function
         if window not in self._masks:
             query = self.positions.unsqueeze(1).unsqueeze(-1)
-            seen = visible(query, torch.arange(kv_length), window)
+            seen = visible(query, torch.arange(cast(int, kv_length)), window)
             unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype)
             self._masks[window] = torch.where(seen, torch.zeros((), dtype=dtype), unseen)
         return self._masks[window]
@@ -130,9 +129,8 @@ class Hook:
         Raises: ExportError if a model attends in another way than causally within a window.
         """
         for window, rule in self._rules.items():
-            edges = torch.tensor([0, 1, 2, window, 2 * window]).unsqueeze(1)
-            index = (edges + torch.arange(-2, 3)).unique()
-            index = index[index >= 0]
+            near = {edge + step for edge in (2, window, 2 * window) for step in range(-2, 3)}
+            index = torch.tensor(sorted(near - {-2, -1}))
             query, key = index.unsqueeze(1), index.unsqueeze(0)
             if not torch.equal(rule(0, 0, query, key), visible(query, key, window)):
                 raise ExportError(
@@ -163,7 +161,7 @@ class Hook:
                 )
         self.windows[int(module.layer_idx)] = self._window(module, mask)  # type: ignore[arg-type]
         self.heads = int(query.shape[1])
-        attributes: dict[str, float] = {}
+        attributes: dict[str, Any] = {}
         if scaling is not None:
             attributes["scale"] = float(scaling)
         if softcap:

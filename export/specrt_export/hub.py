@@ -14,17 +14,17 @@ def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     Raises: CheckpointError in place of every error of the hub and the network.
     """
     try:
-        import httpx
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+        from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise CheckpointError(
             f"no folder {name}, and fetching it from the hub needs huggingface_hub: "
             'pip install "specrt[export]"'
         ) from error
+    # The root of what the hub's HTTP library raises, whichever library that is.
+    network = errors.HTTPError  # type: ignore[attr-defined]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+    except (network, errors.HFValidationError, OSError) as error:
         raise _explained(name, revision, error) from error
 
 

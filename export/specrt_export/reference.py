@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import onnx
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
-
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
+
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.mapped import map_weights
 from specrt_export.trace import quiet
@@ -80,18 +81,12 @@ class Reference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        bar = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            with quiet():
-                self._model: Any = AutoModelForCausalLM.from_pretrained(
-                    checkpoint.folder, dtype=torch.float32, attn_implementation="eager"
-                ).eval()
-        finally:
-            if bar:
-                logging.enable_progress_bar()
+        with quiet(), no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder, dtype=torch.float32, attn_implementation="eager"
+            )
+        self._model = loaded.eval()
 
     def __call__(self, tokens: Tokens) -> Logits:
         """Return the logits [B, S, V] of whole sequences [B, S]."""
@@ -99,3 +94,18 @@ class Reference:
             output = self._model(input_ids=torch.from_numpy(tokens), use_cache=False)
         logits: Logits = output.logits.numpy()
         return logits
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing a bar of its own."""
+    from transformers.utils import logging
+
+    switch: Any = logging
+    shown = switch.is_progress_bar_enabled()
+    switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switch.enable_progress_bar()

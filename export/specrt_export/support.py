@@ -11,11 +11,14 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
 LENGTH_DEPENDENT = ("dynamic", "longrope", "su", "yarn_dynamic")
 
-RECURRENT_TYPES = frozenset(
-    "bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 "
-    "minimax nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_text qwen3_next recurrent_gemma rwkv "
-    "xlstm zamba zamba2".split()
-)
+# fmt: off
+RECURRENT_TYPES = frozenset((
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
+    "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba",
+    "zamba2",
+))
+# fmt: on
 ALIBI_TYPES = frozenset(("bloom", "mpt"))
 
 INSTEAD = "Export a decoder whose layers all use softmax attention over a KV cache"
@@ -44,6 +47,8 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
             f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
             f"drafted token is rejected. {INSTEAD}"
         )
+    if "text_config" in config:
+        return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
     if config.get("is_encoder_decoder"):
         return f"it is an encoder-decoder. {INSTEAD}"
     return None
@@ -100,10 +105,10 @@ def _stored(kind: str, config: Mapping[str, Any]) -> str | None:
 
 def _known(kind: str, config: Mapping[str, Any]) -> str | None:
     from transformers import __version__
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if kind not in CONFIG_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING:
         if config.get("auto_map"):
             return (
                 "it runs code from its own checkpoint (auto_map), which specrt does not execute. "

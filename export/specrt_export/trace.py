@@ -12,11 +12,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from specrt.errors import ExportError
+from specrt.geometry import Geometry
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from specrt.errors import ExportError
-from specrt.geometry import Geometry
 from specrt_export.fake_model import build, stored_names
 from specrt_export.hook import OPSET, Buffers, Hook, Probe, installed
 
@@ -81,8 +81,22 @@ def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
 def trace(folder: Path) -> Traced:
     """Trace the model that `folder`'s config.json describes.
 
-    Raises: ExportError if the model does not fit the graph contract.
+    Raises: ExportError if the model does not fit the graph contract, or does not trace.
     """
+    try:
+        return _trace(folder)
+    except ExportError:
+        raise
+    # A model's own code runs here, and the exporter's; either raises what it likes.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
+            "export another model, or report its config.json"
+        ) from error
+
+
+def _trace(folder: Path) -> Traced:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         model, buffers = build(folder, mode)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from specrt.errors import CheckpointError
 from tokenizers import Tokenizer
 
-from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 
 UNUSED = re.compile(
@@ -29,7 +29,7 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     ours, theirs = read_tokens(target), read_tokens(draft)
     for index in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(index), theirs.get(index)
-        if mine == other or _filler(mine) and _filler(other):
+        if mine == other or (_filler(mine) and _filler(other)):
             continue
         raise CheckpointError(
             f"target and draft differ at token id {index}: {_shown(mine)} in {target.folder}, "

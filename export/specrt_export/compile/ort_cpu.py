@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
-from onnx import helper
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
 
@@ -18,7 +17,7 @@ from specrt_export.lower.norm import fuse_rms_norm
 from specrt_export.lower.opset import stamp_oldest_opset
 from specrt_export.lower.rows import fuse_row_selection
 from specrt_export.lower.view import GraphView
-from specrt_export.mapped import Weight, external_tensors, map_weights
+from specrt_export.mapped import Weight, map_weights
 
 ENGINE, WEIGHTS = "engine.onnx", "engine.data"
 BATCH = 1
@@ -70,49 +69,22 @@ def lower(
     Returns the graph, with its weights still in the checkpoint, and per rewrite how many of how
     many places it took.
     """
-    view = GraphView(simplify(portable))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(portable)
+    view = GraphView(copy)
     attentions = len(view.nodes("Attention"))
     norms = fuse_rms_norm(view)
     fuse_row_selection(view)
     attention, rotary = fuse_attention(view, geometry, max_length)
     _fix_shapes(view.graph, geometry, max_length)
     model = view.finish()
-    _restore_weights(model, portable)
     stamp_oldest_opset(model)
-    left = sum(n.op_type == "Reciprocal" for n in model.graph.node)
+    left = len(view.nodes("Reciprocal"))
     return model, {
         "attention": f"{attention}/{attentions}",
         "rotary": f"{rotary}/{attentions}",
         "rms_norm": f"{norms}/{norms + left}",
     }
-
-
-def simplify(portable: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and drop no-ops, with the weights standing in as inputs.
-
-    So no weight is read, whatever the size of the model.
-    """
-    model = onnx.ModelProto()
-    model.CopyFrom(portable)
-    stand_ins = external_tensors(model)
-    kept = [t for t in model.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
-    for t in stand_ins:
-        model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return _run_optimiser(model, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
-
-
-def _run_optimiser(model: onnx.ModelProto, level: Any) -> onnx.ModelProto:
-    """Return a graph without weights as ONNX Runtime's optimiser leaves it."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / ENGINE
-        options = _quiet_options(level)
-        options.optimized_model_filepath = str(path)
-        ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        return onnx.load(path)
 
 
 def _quiet_options(level: Any) -> Any:
@@ -133,16 +105,6 @@ def _fix_shapes(graph: onnx.GraphProto, geometry: Geometry, max_length: int) -> 
                 dim.dim_value = size
         elif value.name in ("input_ids", "start", "logits", "argmax"):
             dims[0].dim_value = BATCH
-
-
-def _restore_weights(model: onnx.ModelProto, portable: onnx.ModelProto) -> None:
-    """Turn the inputs that stood in for weights back into references to the checkpoint."""
-    tensors = {t.name: t for t in external_tensors(portable)}
-    inputs = [i for i in model.graph.input if i.name not in tensors]
-    used = {name for node in model.graph.node for name in node.input}
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    model.graph.initializer.extend(t for name, t in tensors.items() if name in used)
 
 
 def _optimise(model: onnx.ModelProto, weights: list[Weight], out: Path) -> None:

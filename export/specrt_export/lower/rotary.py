@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from specrt_export.lower.opset import stamp_oldest_opset
 from specrt_export.lower.view import GraphView
 
 
@@ -79,6 +80,7 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
     for name in (rotary.cos, rotary.sin):
         part.graph.output.append(onnx.ValueInfoProto(name=name))
     part = GraphView(part).finish()
+    stamp_oldest_opset(part)
     needed = {i for n in part.graph.node for i in n.input}
     kept = [i for i in part.graph.input if i.name in needed]
     del part.graph.input[:]
