@@ -1,0 +1,122 @@
+"""`specrt export`: from a checkpoint to its portable graph."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrt.errors import ExportError
+
+if TYPE_CHECKING:
+    from specrt_export.graph import ExportedGraph
+    from specrt_export.parity import ParityReport
+
+
+@click.command("export")
+@click.argument("checkpoint")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="The graph file to write."
+)
+@click.option(
+    "--check", is_flag=True, help="Compare the graph with transformers; fail if it differs."
+)
+@click.option("--config-only", is_flag=True, help="Need config.json alone; attach weights later.")
+@click.option(
+    "--attach", is_flag=True, help="Give --out, a graph made with --config-only, its weights."
+)
+@click.option("--revision", help="Branch, tag or commit of a hub name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    checkpoint: str,
+    out: Path,
+    check: bool,
+    config_only: bool,
+    attach: bool,
+    revision: str | None,
+    as_json: bool,
+) -> None:
+    """Write the portable graph of CHECKPOINT, a local folder or a hub name."""
+    if config_only and (check or attach):
+        raise click.UsageError("--config-only has no weights to check or attach")
+    began = time.monotonic()
+    try:
+        graph, report = _export(checkpoint, out, check, config_only, attach, revision)
+    except ImportError as error:
+        raise ExportError(
+            f'exporting needs {error.name}; install it with `pip install "specrt[export]"`'
+        ) from error
+    facts = _facts(graph, report, time.monotonic() - began)
+    print(json.dumps(facts) if as_json else _lines(facts))
+
+
+def _export(
+    name: str, out: Path, check: bool, config_only: bool, attach: bool, revision: str | None
+) -> tuple[ExportedGraph, ParityReport | None]:
+    from specrt_export.checkpoint import Checkpoint
+    from specrt_export.graph import attach_graph, export_graph
+
+    checkpoint = Checkpoint.open(name, revision, config_only)
+    # A graph takes its place only once it has passed.
+    place = out.with_name(f".{out.name}.unchecked") if check else out
+    try:
+        if attach:
+            graph = attach_graph(out, checkpoint, place)
+        else:
+            graph = export_graph(checkpoint, place, progress=_tell)
+        if not check:
+            return graph, None
+        from specrt_export.parity import check_parity
+
+        _tell("check")
+        report = check_parity(checkpoint, place)
+        place.replace(out)
+        return replace(graph, path=out), report
+    finally:
+        if check:
+            place.unlink(missing_ok=True)
+
+
+def _tell(stage: str) -> None:
+    if sys.stderr.isatty():
+        print(f"export: {stage}", file=sys.stderr)
+
+
+def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) -> dict[str, Any]:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    facts: dict[str, Any] = {
+        "path": str(graph.path),
+        "nodes": graph.nodes,
+        "bytes": graph.bytes,
+        "seconds": round(seconds, 1),
+        # Linux counts in kibibytes, macOS in bytes.
+        "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
+        "geometry": graph.geometry.to_json(),
+    }
+    if report is not None:
+        facts["parity"] = {**asdict(report), "error": report.error}
+    return facts
+
+
+def _lines(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['path']}: {facts['nodes']} nodes, {facts['bytes'] / 1e3:.0f} kB, "
+        f"{facts['seconds']:.1f} s, peak memory {facts['peak_memory_bytes'] / 1e6:.0f} MB"
+    ]
+    parity = facts.get("parity")
+    if parity:
+        cases = parity["cases"]
+        rows, equal = sum(c["rows"] for c in cases), sum(c["argmax_equal"] for c in cases)
+        lines.append(
+            f"parity: error {parity['error']:.1e} of the largest logit (tolerance "
+            f"{parity['tolerance']:.0e}), argmax equal in {equal} of {rows} rows: "
+            + ", ".join(c["name"] for c in cases)
+        )
+        lines += [f"window {w} is longer than the check goes" for w in parity["unreached"]]
+    return "\n".join(lines)
