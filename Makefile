@@ -6,10 +6,11 @@ PAIR    ?=
 BACKEND ?=
 PROMPT  ?= def fibonacci(n):
 ARGS    ?=
+export PROMPT
 RECIPES := $(if $(PAIR),engines/$(PAIR)/recipe.toml,$(wildcard engines/*/recipe.toml))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-export engines generate test check bench clean
+.PHONY: help setup setup-export engines generate test lint check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,13 +42,15 @@ engines: $(VENV)/.runtime ## build every bundle that is missing or stale
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 
 generate: engines ## complete PROMPT with the codelet pair
-	@$(BIN)/specrt generate --prompt '$(subst ','\'',$(PROMPT))' $(ARGS)
+	@$(BIN)/specrt generate --prompt "$$PROMPT" $(ARGS)
 
 test: $(VENV)/.test ## run the tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
-check: $(VENV)/.test ## format, lint, types and tests
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(MAKE) -s test
+lint: $(VENV)/.test ## check formatting, style and types
+	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy
+
+check: lint test ## lint and test
 
 bench: engines ## measure codelet at every gamma
 	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)

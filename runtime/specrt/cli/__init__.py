@@ -55,8 +55,12 @@ def run(args: list[str]) -> int:
     except SpecrtError as error:
         print(f"specrt: {error}", file=sys.stderr)
         return 2
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "specrt"
+        print(f"specrt: {error.format_message()} (see `{path} --help`)", file=sys.stderr)
+        return error.exit_code
     except click.ClickException as error:
-        error.show()
+        print(f"specrt: {error.format_message()}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         print("specrt: interrupted", file=sys.stderr)

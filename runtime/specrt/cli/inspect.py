@@ -36,73 +36,64 @@ def memory(manifest: Manifest) -> dict[str, int]:
 
 def _show(bundle: Path, manifest: Manifest) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    plain = Table(show_header=False, box=None, pad_edge=False)
-    needs = memory(manifest)
-    for name, value in (
+    console.print(_facts(*_bundle_facts(bundle, manifest)))
+    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
+        if model is not None:
+            console.print(_facts((role, ""), *_model_facts(model)))
+    console.print(_files(manifest))
+
+
+def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
+    needs = {name: f"{size / MIB:.0f}" for name, size in memory(manifest).items()}
+    return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{manifest.backend}, {manifest.precision}, batch {manifest.batch}"),
-        ("context", f"{manifest.max_length} positions, prefill in passes of {manifest.prefill}"),
+        ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
         ("gammas", f"{_list(manifest.gammas)} (default {manifest.gamma})"),
-        ("ends at", f"token {_list(manifest.eos_token_ids)}; BOS {manifest.bos_token_id}"),
+        ("ends at", f"token {_list(manifest.eos_token_ids)}"),
+        ("begins with", f"token {manifest.bos_token_id} when the prompt is empty"),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
-        ("memory", f"{needs['total_bytes'] / MIB:.0f} MiB: weights "
-                   f"{needs['weight_bytes'] / MIB:.0f}, KV buffers {needs['kv_bytes'] / MIB:.0f}"),
-    ):  # fmt: skip
-        plain.add_row(f"[bold]{name}", value)
-    console.print(plain)
-    console.print(_models(manifest))
-    console.print(_files(manifest))
+        (
+            "memory",
+            f"{needs['total_bytes']} MiB: weights {needs['weight_bytes']}, "
+            f"KV buffers up to {needs['kv_bytes']}",
+        ),
+    ]
+
+
+def _facts(*rows: tuple[str, str]) -> Any:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows:
+        table.add_row(f"[bold]{name}" if not value else name, value)
+    return table
+
+
+def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
+    g = model.geometry
+    windows = sorted({w for w in g.windows if w})
+    sliding = f", {sum(map(bool, g.windows))} of them see {_list(tuple(windows))} positions"
+    return [
+        ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters"),
+        ("  layers", f"{g.layers}{sliding if windows else ''}"),
+        ("  heads", f"{g.heads}, {g.kv_heads} for keys and values, of {g.head_dim}"),
+        ("  vocabulary", str(g.vocab_size)),
+        ("  fused", ", ".join(f"{what} {count}" for what, count in model.fused.items())),
+    ]
 
 
 def _list(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def _models(manifest: Manifest) -> Any:
-    from rich.table import Table
-
-    table = Table(title="models", title_justify="left")
-    for name in (
-        "",
-        "type",
-        "parameters",
-        "layers",
-        "heads",
-        "head dim",
-        "vocab",
-        "windows",
-        "fused",
-    ):
-        table.add_column(name)
-    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
-        if model is not None:
-            table.add_row(role, *_row(model))
-    return table
-
-
-def _row(model: ModelRecord) -> list[str]:
-    g = model.geometry
-    windows = sorted({w for w in g.windows if w})
-    return [
-        model.model_type,
-        f"{model.parameters / 1e6:.1f} M",
-        str(g.layers),
-        f"{g.heads}/{g.kv_heads}",
-        str(g.head_dim),
-        str(g.vocab_size),
-        _list(tuple(windows)),
-        ", ".join(f"{what} {count}" for what, count in model.fused.items()),
-    ]
-
-
 def _files(manifest: Manifest) -> Any:
     from rich.table import Table
 
-    table = Table(title="files", title_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column("file")
     table.add_column("bytes", justify="right")
     table.add_column("sha256")
