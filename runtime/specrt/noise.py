@@ -36,7 +36,7 @@ class Noise:
 
     def uniform(self, purpose: Purpose, position: int) -> float:
         """Return one number in (0, 1)."""
-        return ((_mix(self._stream(purpose, position) + _GOLDEN) >> 11) + 0.5) * 2.0**-53
+        return ((_mix(self._stream(purpose, position) + _GOLDEN) >> 12) + 0.5) * 2.0**-52
 
     def gumbel(
         self, purpose: Purpose, position: int, tokens: NDArray[np.int64]
@@ -47,7 +47,8 @@ class Noise:
         """
         stream = np.uint64(self._stream(purpose, position))
         bits = _mix_array(stream + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        # 52 bits, not 53: with a half added, one more bit would round to 1 at the top.
+        uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         noise: NDArray[np.float64] = -np.log(-np.log(uniform))
         return noise
 

@@ -97,7 +97,10 @@ def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.bool_]:
 
     Source: Holtzman et al. 2020, arXiv:1904.09751.
     """
-    order = np.argsort(-probs, kind="stable")
+    # Tokens below (1 - top_p) / K hold less than 1 - top_p together, so the rest reach top_p
+    # without them, and only the rest need sorting: a few dozen of a large vocabulary.
+    likely = np.flatnonzero(probs >= (1.0 - top_p) / len(probs))
+    order = likely[np.argsort(-probs[likely], kind="stable")]
     before = np.cumsum(probs[order]) - probs[order]
     mask = np.zeros(len(probs), np.bool_)
     mask[order[before < top_p]] = True

@@ -73,6 +73,7 @@ def lower(
     copy.CopyFrom(portable)
     view = GraphView(copy)
     attentions = len(view.nodes("Attention"))
+    rotated = attentions if view.nodes("Cos") else 0
     norms = fuse_rms_norm(view)
     fuse_row_selection(view)
     attention, rotary = fuse_attention(view, geometry, max_length)
@@ -82,7 +83,7 @@ def lower(
     left = len(view.nodes("Reciprocal"))
     return model, {
         "attention": f"{attention}/{attentions}",
-        "rotary": f"{rotary}/{attentions}",
+        "rotary": f"{rotary}/{rotated}",
         "rms_norm": f"{norms}/{norms + left}",
     }
 

@@ -155,8 +155,19 @@ def _hand_over(view: GraphView, old: str, joined: str, geometry: Geometry) -> No
     transpose = view.only_reader(old, "Transpose")
     reshape = view.only_reader(transpose.output[0], "Reshape") if transpose is not None else None
     if transpose is not None and reshape is not None:
-        view.add("Identity", [joined], outputs=[reshape.output[0]])
+        # Joined heads are what the reshape makes, unless it also folds batch and width together.
+        op = "Identity" if _rank(view, reshape.input[1]) == 3 else "Reshape"
+        inputs = [joined] if op == "Identity" else [joined, reshape.input[1]]
+        view.add(op, inputs, outputs=[reshape.output[0]])
         return
     heads = view.add_constant("heads", np.array([0, 0, geometry.heads, -1], np.int64))
     split = view.add("Reshape", [joined, heads])
     view.add("Transpose", [split], outputs=[old], perm=[0, 2, 1, 3])
+
+
+def _rank(view: GraphView, shape: str) -> int | None:
+    """Return how many sizes a shape holds, where the graph says so."""
+    constant, joined = view.constant(shape), view.maker(shape, "Concat")
+    if constant is not None:
+        return len(constant)
+    return len(joined.input) if joined is not None else None

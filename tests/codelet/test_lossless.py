@@ -1,0 +1,328 @@
+"""Codelet's real engines: speculation changes speed, never the output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from scipy.stats import chisquare
+from specrt import Generator, SamplingParams
+from specrt.bundle import Bundle
+from specrt.draft import Drafter, ModelDrafter
+from specrt.engine import Engine, open_engine
+from specrt.errors import CapacityError
+from specrt.lossless import first_difference, plain_margin
+from specrt.manifest import ModelRecord
+from specrt.noise import Noise
+from specrt.prompts import read_prompts
+from specrt.sampling import Distribution, process
+from specrt.speculate import Round, speculate
+from specrt.stats import SpeculationStats
+from specrt.target import CachedTokens, EngineTarget
+from specrt.verify import Proposal
+
+GREEDY_TOKENS = 112
+"""Times 16 prompts and 3 gammas: 5,376 tokens, each held to plain decoding."""
+
+ACCEPTANCE_FLOOR = 0.35
+"""At gamma 3. A draft that knows nothing of the target is right one time in 8192."""
+
+
+@pytest.fixture(scope="module")
+def prompts(generator: Generator, code_prompts: Path) -> list[list[int]]:
+    return [generator.tokenizer.encode(p.text) for p in read_prompts(code_prompts)]
+
+
+@pytest.fixture(scope="module")
+def plain(generator: Generator, prompts: list[list[int]]) -> list[list[int]]:
+    """The plain greedy output of every prompt, past ends."""
+    return [generator.generate(p, greedy(), gamma=0).token_ids for p in prompts]
+
+
+def greedy(tokens: int = GREEDY_TOKENS) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True)
+
+
+def open_model(bundle: Path, model: str, *, max_width: int | None = None) -> Engine:
+    """Open one engine of a bundle, apart from those the generator uses."""
+    opened = Bundle(bundle, Bundle.open(bundle).manifest)
+    record = getattr(opened.manifest, model)
+    assert isinstance(record, ModelRecord)
+    return open_engine(
+        opened.manifest.backend,
+        opened.file(record.engine),
+        record.geometry,
+        batch=opened.manifest.batch,
+        max_length=opened.manifest.max_length,
+        max_width=max_width or opened.manifest.max_width,
+        threads=2,
+    )
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+def test_speculative_greedy_is_plain_greedy(
+    generator: Generator, prompts: list[list[int]], plain: list[list[int]], gamma: int
+) -> None:
+    counts = SpeculationStats(gamma)
+    for number, (prompt, expected) in enumerate(zip(prompts, plain, strict=True)):
+        done = generator.generate(prompt, greedy(), gamma=gamma)
+        counts.merge(done.speculation)
+        at = first_difference(expected, done.token_ids)
+        assert at is None, (
+            f"prompt {number} leaves the plain output at token {at}; the plain margin is "
+            f"{plain_margin(generator, prompt + expected[:at]):.2e}"
+        )
+    assert 3 * len(prompts) * GREEDY_TOKENS >= 5000
+    if gamma == 3:
+        assert counts.acceptance_rate >= ACCEPTANCE_FLOOR
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.95, "min_p": 0.01}],
+    ids=["top-p", "top-k", "min-p", "all three"],
+)
+def test_the_same_seed_gives_the_same_text_at_every_gamma(
+    generator: Generator, prompts: list[list[int]], options: dict[str, float]
+) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=7, ignore_eos=True, **options)
+    texts = {g: generator.generate(prompts[0], params, gamma=g).text for g in range(9)}
+    assert set(texts.values()) == {texts[0]}
+    other = SamplingParams(max_tokens=40, temperature=0.8, seed=8, ignore_eos=True, **options)
+    assert generator.generate(prompts[0], other, gamma=3).text != texts[3]
+
+
+class Remembered:
+    """An engine that runs each distinct pass once and gives the same logits again after that.
+
+    Thousands of draws over a few continuations then cost their arithmetic, not their passes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.geometry = engine.geometry
+        self.batch, self.max_length, self.max_width = (
+            engine.batch, engine.max_length, engine.max_width,
+        )  # fmt: skip
+        self._fed: list[int] = []
+        self._known: dict[tuple[tuple[int, ...], int, int | None], Logits] = {}
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Logits:
+        piece = [int(t) for t in np.asarray(tokens)[0]]
+        at = int(np.asarray(start))
+        self._fed = [*self._fed[:at], *piece]
+        key = (tuple(self._fed), at, rows)
+        if key not in self._known:
+            if at:
+                self._engine.forward((self._fed[:at],), 0, 1)
+            self._known[key] = Logits(self._engine.forward((piece,), at, rows).logits.copy())
+        return self._known[key]
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Logits:
+    def __init__(self, logits: np.ndarray) -> None:
+        self.logits = logits
+        self.argmax = logits.argmax(-1)
+
+
+FEW = SamplingParams(temperature=1.3, top_k=3, verifier="rejection")
+DRAWS = 3000
+
+
+@pytest.fixture(scope="module")
+def remembered(codelet: Path) -> Iterator[tuple[Remembered, Remembered]]:
+    pair = Remembered(open_model(codelet, "target")), Remembered(open_model(codelet, "draft"))
+    yield pair
+    for engine in pair:
+        engine.close()
+
+
+def joint_probabilities(engine: Engine, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """Return the target's probability of every run of three tokens that may follow a prompt."""
+    runs: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for run, prob in runs.items():
+            logits = engine.forward(([*prompt, *run],), 0, 1).logits[0, 0]
+            step = process(logits, FEW)
+            longer.update(
+                {(*run, int(t)): prob * float(p) for t, p in zip(step.ids, step.probs, strict=True)}
+            )
+        runs = longer
+    return runs
+
+
+class Overconfident:
+    """A wrong drafter: it says that it drew uniformly, and did not."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
+        proposal = self._drafter.propose(tokens, gamma)
+        flat = [
+            Distribution(d.ids, np.full(len(d.ids), 1 / len(d.ids)))
+            for d in proposal.distributions or ()
+        ]
+        return Proposal(proposal.tokens, flat)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._drafter.observe(tokens)
+
+
+def chance_that_it_is_the_target(
+    pair: tuple[Remembered, Remembered], prompt: list[int], wrong: bool
+) -> float:
+    """Draw runs of three tokens by rejection and return the chi-square p-value."""
+    target, draft = pair
+    expected = joint_probabilities(target, prompt)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for seed in range(DRAWS):
+        noise = Noise(seed)
+        drafter: Drafter = ModelDrafter(draft, FEW, noise)
+        if wrong:
+            drafter = Overconfident(drafter)
+        tokens = list(prompt)
+        for _ in speculate(
+            EngineTarget(target, FEW, noise), drafter, tokens, lambda: 2, len(prompt) + 3
+        ):
+            pass
+        seen[tuple(tokens[len(prompt) :])] += 1
+    assert set(seen) <= set(expected)
+    common = [run for run, prob in expected.items() if prob * DRAWS >= 5]
+    counts = [seen[run] for run in common]
+    wanted = [expected[run] * DRAWS for run in common]
+    if DRAWS - sum(wanted) > 1e-6:
+        counts.append(DRAWS - sum(counts))
+        wanted.append(DRAWS - sum(wanted))
+    return float(chisquare(counts, wanted).pvalue)
+
+
+def test_rejection_draws_from_the_target(
+    remembered: tuple[Remembered, Remembered], prompts: list[list[int]]
+) -> None:
+    assert chance_that_it_is_the_target(remembered, prompts[0], wrong=False) > 1e-3
+
+
+def test_a_drafter_that_misstates_its_distribution_is_seen(
+    remembered: tuple[Remembered, Remembered], prompts: list[list[int]]
+) -> None:
+    assert chance_that_it_is_the_target(remembered, prompts[0], wrong=True) < 1e-6
+
+
+class Replay:
+    """Drafts a known continuation, shifted by `wrong` in the vocabulary."""
+
+    def __init__(self, tokens: list[int], wrong: int = 0) -> None:
+        self._tokens = tokens
+        self._wrong = wrong
+
+    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
+        ahead = self._tokens[len(tokens) : len(tokens) + gamma]
+        return Proposal([(t + self._wrong) % 8192 for t in ahead])
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        pass
+
+
+def run_drafter(
+    generator: Generator, drafter: Drafter, prompt: list[int], count: int
+) -> tuple[list[int], list[Round]]:
+    params = greedy(count)
+    target = EngineTarget(generator.models.target, params, Noise(0))
+    tokens = list(prompt)
+    rounds = list(speculate(target, drafter, tokens, lambda: 4, len(prompt) + count))
+    return tokens[len(prompt) :], rounds
+
+
+def test_a_drafter_that_is_always_right_gives_the_plain_output(
+    generator: Generator, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    drafter = Replay(prompts[1] + plain[1])
+    tokens, rounds = run_drafter(generator, drafter, prompts[1], 61)
+    assert tokens == plain[1][:61]
+    assert [r.accepted for r in rounds] == [0] + [4] * 12
+
+
+def test_a_drafter_that_is_always_wrong_gives_the_plain_output(
+    generator: Generator, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    drafter = Replay(prompts[1] + plain[1], wrong=1)
+    tokens, rounds = run_drafter(generator, drafter, prompts[1], 40)
+    assert tokens == plain[1][:40]
+    assert {r.accepted for r in rounds} == {0}
+    assert len(rounds) == 40
+
+
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_stale_keys_do_not_matter(codelet: Path, prompts: list[list[int]], model: str) -> None:
+    prompt = prompts[2]
+    right, wrong = np.array([[11, 12, 13, 14]]), np.array([[901, 902, 903, 904]])
+    fresh, used = open_model(codelet, model), open_model(codelet, model)
+    fresh.forward((prompt,), 0)
+    expected = fresh.forward(right, len(prompt)).logits.copy()
+    used.forward((prompts[3],), 0)
+    used.forward((prompt,), 0)
+    assert not np.array_equal(used.forward(wrong, len(prompt)).logits, expected)
+    found = used.forward(right, len(prompt)).logits
+    np.testing.assert_array_equal(found, expected)
+    for engine in (fresh, used):
+        engine.close()
+
+
+def test_a_prompt_in_chunks_scores_as_in_one_pass(
+    codelet: Path, prompts: list[list[int]]
+) -> None:
+    prompt = sum(prompts, [])[:700]
+    chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
+    assert chunked.max_width == 256
+    found = CachedTokens(chunked).feed(prompt, 4).logits[0]
+    expected = whole.forward((prompt,), 0, 4).logits[0]
+    assert found.shape == (4, 8192)
+    # fp32 sums in another order: a hundredth of the margin that `specrt verify` calls a near-tie.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    for engine in (chunked, whole):
+        engine.close()
+
+
+def test_a_prompt_may_fill_the_context(generator: Generator, prompts: list[list[int]]) -> None:
+    context = generator.models.target.max_length
+    text = (sum(prompts, []) * 3)[: context + 1]
+    full = generator.generate(text[:context], greedy(8), gamma=3)
+    assert (len(full.token_ids), full.finish_reason) == (1, "length")
+    near = [generator.generate(text[: context - 9], greedy(50), gamma=g) for g in (0, 3, 8)]
+    assert [len(done.token_ids) for done in near] == [10, 10, 10]
+    assert near[0].token_ids == near[1].token_ids == near[2].token_ids
+    with pytest.raises(CapacityError, match=f"{context + 1} tokens.*context.* is {context}"):
+        generator.generate(text, greedy(1))
+
+
+def test_the_output_is_that_of_transformers(
+    generator: Generator, engines: Path, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = engines / "codelet" / "checkpoint" / "target"
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for prompt, expected in list(zip(prompts, plain, strict=True))[:4]:
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=48,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        at = first_difference(expected[:48], found)
+        assert at is None, (
+            f"transformers leaves at token {at}; the margin there is "
+            f"{plain_margin(generator, prompt + expected[:at]):.2e}"
+        )

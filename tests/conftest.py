@@ -1,0 +1,58 @@
+"""Fixtures that tests of every room share: the codelet bundle, built once, and a generator on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import specrt
+from specrt import Generator
+from specrt_export.build import build, is_fresh
+from specrt_export.recipe import read_recipe
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def engines() -> Path:
+    """The folder of recipes."""
+    return REPOSITORY / "engines"
+
+
+@pytest.fixture(scope="session")
+def code_prompts() -> Path:
+    """The prompt file that codelet is measured on."""
+    return REPOSITORY / "benchmarks" / "prompts" / "code.jsonl"
+
+
+@pytest.fixture(scope="session")
+def codelet(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
+    """The bundle of engines/codelet, built by whichever worker comes first."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    recipe = read_recipe(engines / "codelet" / "recipe.toml")
+    bundle = shared / "codelet"
+    with locked(shared / "codelet.lock"):
+        if not is_fresh(recipe, bundle):
+            build(recipe, bundle)
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def generator(codelet: Path) -> Iterator[Generator]:
+    """Codelet, opened once for each worker."""
+    with specrt.load(codelet) as opened:
+        yield opened
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file lock that other processes wait for."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

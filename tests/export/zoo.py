@@ -1,0 +1,118 @@
+"""Small random checkpoints of every architecture held, and their portable graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.graph import ExportedGraph, export_graph
+
+WINDOW = 8
+SIZES: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # Large, so that attention matters: with the usual 0.02 every token looks at all alike.
+    "initializer_range": 0.2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+# Architecture: config class, its changes to SIZES, and the arguments it is saved with.
+Model = tuple[str, dict[str, Any], dict[str, Any]]
+MODELS: dict[str, Model] = {
+    "llama2": ("LlamaConfig", {"num_key_value_heads": 4}, {}),
+    "llama3": (
+        "LlamaConfig",
+        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+        {"dtype": "bfloat16"},
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        {},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}, {"max_shard_size": "16KB"}),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW}, {"dtype": "float16"}),
+    "phi3": ("Phi3Config", {}, {}),
+    "gemma2": (
+        "Gemma2Config",
+        # Small caps, so that leaving one out shows.
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 1.0,
+            "final_logit_softcapping": 2.0,
+        },
+        {},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING},
+        {},
+    ),
+    "gpt2": ("GPT2Config", {}, {}),
+    "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
+    "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}, {}),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint and its portable graph."""
+
+    checkpoint: Checkpoint
+    graph: ExportedGraph
+
+
+def save_checkpoint(name: str, folder: Path) -> None:
+    """Write a random checkpoint of an architecture, the same every time."""
+    import torch
+    import transformers
+
+    kind, changes, saving = MODELS[name]
+    sizes = {key: value for key, value in {**SIZES, **changes}.items() if value is not None}
+    config = getattr(transformers, kind)(**sizes)
+    torch.manual_seed(0)
+    arguments = dict(saving)
+    dtype = getattr(torch, arguments.pop("dtype", "float32"))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Norms and biases start as ones and zeros, where swapping or dropping them would not show.
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.to(dtype).save_pretrained(folder, **arguments)
+
+
+def exporter(root: Path) -> Callable[[str], Exported]:
+    """Return a function that exports an architecture, once each."""
+    done: dict[str, Exported] = {}
+
+    def exported(name: str) -> Exported:
+        if name not in done:
+            folder = root / name
+            save_checkpoint(name, folder)
+            checkpoint = Checkpoint.open(folder)
+            done[name] = Exported(checkpoint, export_graph(checkpoint, root / f"{name}.onnx"))
+        return done[name]
+
+    return exported
