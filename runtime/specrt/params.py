@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -69,7 +69,9 @@ class SamplingParams:
         return cls(**options)
 
 
-def _tuple_of(name: str, values: Sequence[Any], kind: type) -> tuple[Any, ...]:
+def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}; expected {kind.__name__} values")
     items = tuple(values)
     for item in items:
         if not isinstance(item, kind):

@@ -65,7 +65,8 @@ def process(logits: NDArray[np.float32], params: SamplingParams) -> Distribution
     peak = float(scores.max())
     if not np.isfinite(peak):  # a NaN anywhere is the maximum
         raise not_a_number()
-    scores = (scores - peak) / params.temperature
+    with np.errstate(over="ignore"):  # beside a tiny temperature all but the peak is -inf
+        scores = (scores - peak) / params.temperature
     ids = _top_k(scores, params.top_k)
     weights = np.exp(scores[ids])
     probs = weights / weights.sum()
@@ -109,12 +110,15 @@ def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.bool_]:
 
 
 def require_numbers(logits: NDArray[np.float32]) -> None:
-    """Refuse logits that hold a NaN or a positive infinity.
+    """Refuse logits that hold a NaN or a positive infinity, or a row where all is masked.
 
     Shapes: logits [..., V]. One sum finds anything that is not finite in a single sweep; only
     then is it worth telling a masked token (-inf) from a broken one.
     """
-    if not np.isfinite(logits.sum()) and not (logits < np.inf).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(logits.sum()):
+            return
+    if not np.isfinite(logits.max(axis=-1)).all():  # a NaN anywhere is the maximum
         raise not_a_number()
 
 

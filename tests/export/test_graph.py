@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ def test_a_graph_keeps_the_contract(name: str, exported: Zoo) -> None:
         "input_ids": (7, ["B", "S"]),
         "start": (7, ["B"]),
         "rows": (7, ["R"]),
-        **{pair: (1, kv) for pair in pairs},
+        **dict.fromkeys(pairs, (1, kv)),
     }
     assert shapes(model.graph.output) == {
         "logits": (1, ["B", "R", 160]),
@@ -98,9 +98,9 @@ def test_weights_are_the_checkpoints_own_bytes(name: str, exported: Zoo) -> None
     assert one.graph.bytes < 60_000
 
 
-def shapes(values: object) -> dict[str, tuple[int, list[str | int]]]:
+def shapes(values: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[int, list[str | int]]]:
     found = {}
-    for value in values:  # type: ignore[attr-defined]
+    for value in values:
         kind = value.type.tensor_type
         dims = [d.dim_param or d.dim_value for d in kind.shape.dim]
         found[value.name] = (kind.elem_type, dims)

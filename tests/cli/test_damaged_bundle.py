@@ -1,0 +1,104 @@
+"""A bundle that is not what was built is refused with one line that names the file and a remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.ran import Run
+
+FILES = (
+    "target/engine.onnx",
+    "target/engine.data",
+    "draft/engine.data",
+    "tokenizer.json",
+    "generation_config.json",
+)
+
+
+@pytest.fixture
+def copy(codelet: Path, tmp_path: Path) -> Path:
+    """A copy of codelet that a test may break."""
+    return Path(shutil.copytree(codelet, tmp_path / "copy"))
+
+
+def refused(cli: Run, bundle: Path) -> str:
+    said: str = cli("generate", bundle, "--prompt", "a").refusal
+    return said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(cli: Run, copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    said = refused(cli, copy)
+    assert f"{copy / name} is missing" in said
+    assert "specrt build" in said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_named(cli: Run, copy: Path, name: str) -> None:
+    size = (copy / name).stat().st_size
+    with (copy / name).open("r+b") as file:
+        file.truncate(size - 1)
+    said = refused(cli, copy)
+    assert f"{copy / name} has {size - 1} bytes, expected {size}" in said
+    assert "specrt build" in said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_altered_file_is_named(cli: Run, copy: Path, name: str) -> None:
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / name).write_bytes(data)
+    said = refused(cli, copy)
+    assert f"{copy / name} is not the file that was built" in said
+    assert "specrt build" in said
+
+
+def rewritten(copy: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    path = copy / "manifest.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return copy
+
+
+def test_a_newer_format_is_refused(cli: Run, copy: Path) -> None:
+    said = refused(cli, rewritten(copy, lambda data: data.update(format=99)))
+    assert "bundle format 99" in said
+    assert "reads up to 1" in said
+
+
+def test_another_machine_is_refused(cli: Run, copy: Path) -> None:
+    said = refused(cli, rewritten(copy, lambda data: data["device"].update(machine="vax")))
+    assert "was built for vax" in said
+
+
+@pytest.mark.parametrize("key", ["target", "files", "gammas", "max_length", "source"])
+def test_an_incomplete_manifest_is_refused(cli: Run, copy: Path, key: str) -> None:
+    said = refused(cli, rewritten(copy, lambda data: data.pop(key)))
+    assert "manifest.json is not a complete manifest" in said
+    assert key in said
+
+
+def test_a_manifest_that_is_not_json_is_refused(cli: Run, copy: Path) -> None:
+    (copy / "manifest.json").write_bytes(b"{\xff")
+    assert "manifest.json cannot be read" in refused(cli, copy)
+
+
+def test_a_folder_without_manifest_is_refused(cli: Run, tmp_path: Path) -> None:
+    assert f"{tmp_path} is not a bundle: it has no manifest.json" in refused(cli, tmp_path)
+    assert "does not exist; build one with `make engines`" in refused(cli, tmp_path / "none")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify", "bench"])
+def test_every_verb_refuses_a_damaged_bundle(
+    cli: Run, copy: Path, two_prompts: Path, verb: str
+) -> None:
+    (copy / "target/engine.data").unlink()
+    prompts = () if verb == "inspect" else ("--prompts", two_prompts)
+    assert "target/engine.data is missing" in cli(verb, copy, *prompts).refusal

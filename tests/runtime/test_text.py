@@ -1,0 +1,231 @@
+"""Text comes out as it would have been decoded at once, whole characters at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime.toy import BOS, EOS, SPECIAL, byte_fallback
+
+from specrt.errors import BundleError, RequestError
+from specrt.text import Detokenizer, StopStrings, Tokenizer
+
+held = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+LOST = "\ufffd"
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(byte_fallback(tmp_path_factory.mktemp("byte_fallback")))
+
+
+def cut(ids: list[int], places: list[int]) -> list[list[int]]:
+    """Cut a list at some places; pieces may be empty."""
+    edges = [0, *sorted(p % (len(ids) + 1) for p in places), len(ids)]
+    return [ids[a:b] for a, b in pairwise(edges)]
+
+
+def chunks(tokenizer: Tokenizer, pieces: list[list[int]]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.push(piece) for piece in pieces), detokenizer.finish()]
+
+
+# Detokenizer
+
+unicode = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("é€😀👨‍👩‍👧 the\n"))
+places = st.lists(st.integers(0, 1000), max_size=12)
+
+
+@held
+@given(text=unicode, at=places)
+def test_chunks_join_to_the_text_however_it_is_cut(
+    tokenizer: Tokenizer, text: str, at: list[int]
+) -> None:
+    ids = tokenizer.encode(text) if text else []
+    found = chunks(tokenizer, cut(ids, at))
+    assert "".join(found) == tokenizer.decode(ids) == text
+    shown = ""
+    for chunk in found:
+        shown += chunk
+        assert text.startswith(shown)
+
+
+@held
+@given(ids=st.lists(st.integers(0, 264), max_size=60), at=places)
+def test_chunks_join_to_what_any_tokens_decode_to(
+    tokenizer: Tokenizer, ids: list[int], at: list[int]
+) -> None:
+    assert "".join(chunks(tokenizer, cut(ids, at))) == tokenizer.decode(ids)
+
+
+broken = st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xFF, 97, 32, 261, 264])
+
+
+@held
+@given(ids=st.lists(broken, max_size=40))
+def test_broken_utf8_comes_out_token_by_token_as_it_decodes(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    found = chunks(tokenizer, [[i] for i in ids])
+    assert "".join(found) == tokenizer.decode(ids)
+
+
+@held
+@given(text=unicode, at=places)
+def test_byte_fallback_and_metaspace_join_to_the_text(
+    llama: Tokenizer, text: str, at: list[int]
+) -> None:
+    ids = llama.encode(text) if text else []
+    assert "".join(chunks(llama, cut(ids, at))) == llama.decode(ids)
+    assert "".join(chunks(llama, [[i] for i in ids])) == llama.decode(ids)
+
+
+def test_a_space_before_a_word_is_kept_inside_a_text_and_dropped_at_its_start(
+    llama: Tokenizer,
+) -> None:
+    ids = llama.encode("hello world")
+    assert chunks(llama, [[i] for i in ids])[0] == "h"
+    assert "".join(chunks(llama, [[i] for i in ids])) == "hello world"
+    assert "".join(chunks(llama, [[i] for i in llama.encode("  a  b ")])) == "  a  b "
+
+
+@pytest.mark.parametrize("text", ["😀", "a😀b", "👨‍👩‍👧", "né€ 😀😀 the"])
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
+def test_a_split_character_is_held_until_whole(
+    tokenizer: Tokenizer, llama: Tokenizer, kind: str, text: str
+) -> None:
+    used = tokenizer if kind == "byte-level" else llama
+    ids = used.encode(text)
+    assert len(ids) > len(text) // 2
+    found = chunks(used, [[i] for i in ids])
+    assert not any(LOST in chunk for chunk in found)
+    assert "".join(found) == text
+    assert "" in found  # something was held
+
+
+def test_half_a_character_at_the_end_is_shown_as_lost(tokenizer: Tokenizer) -> None:
+    assert chunks(tokenizer, [[97], [0xE2], [0x82]]) == ["a", "", "", LOST]
+
+
+def test_half_a_character_that_never_becomes_whole_is_shown_once_that_is_certain(
+    tokenizer: Tokenizer,
+) -> None:
+    assert chunks(tokenizer, [[97], [0xE2], [98], [99]]) == ["a", "", LOST + "b", "c", ""]
+
+
+@pytest.mark.parametrize("name", [BOS, EOS, SPECIAL])
+def test_special_tokens_are_no_text(tokenizer: Tokenizer, name: str) -> None:
+    special = tokenizer.encode(name)
+    assert len(special) == 1
+    ids = [*b"ab", *special, *b"c", *special * 3, *b"d", *special]
+    assert tokenizer.decode(ids) == "abcd"
+    assert "".join(chunks(tokenizer, [[i] for i in ids])) == "abcd"
+    assert chunks(tokenizer, [special, special]) == ["", "", ""]
+
+
+def test_what_is_held_is_never_the_whole_past(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    longest = 0
+    for _ in range(300):
+        for token in b"word \xf0\x9f\x98\x80":
+            detokenizer.push([token])
+            longest = max(longest, len(detokenizer._ids))
+    assert longest < 10
+
+
+# Tokenizer
+
+
+def test_an_empty_prompt_is_the_bos_token_or_refused(tmp_path: Path) -> None:
+    path = byte_fallback(tmp_path)
+    assert Tokenizer(path, bos_token_id=1).encode("") == [1]
+    with pytest.raises(RequestError, match="the prompt is empty and this model has no BOS token"):
+        Tokenizer(path).encode("")
+
+
+def test_a_prompt_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="not valid Unicode at character 2"):
+        tokenizer.encode("ab\udcff")
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: .* build the bun"):
+        Tokenizer(path)
+
+
+# Stop strings
+
+letters = st.text("abc", max_size=14)
+stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
+
+
+def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | None]:
+    """Return what was shown piece by piece, and what was met."""
+    found, shown = StopStrings(stops), []
+    for piece in pieces:
+        text, met = found.push(piece)
+        shown.append(text)
+        if met is not None:
+            assert found.finish() == ""
+            return shown, met
+    return [*shown, found.finish()], None
+
+
+@settings(held, max_examples=1000)
+@given(pieces=st.lists(letters, max_size=8), stops=stops)
+def test_a_stop_string_is_never_shown_and_nothing_else_is_lost(
+    pieces: list[str], stops: tuple[str, ...]
+) -> None:
+    whole = "".join(pieces)
+    shown, met = feed(stops, pieces)
+    text = "".join(shown)
+    assert not any(stop in text for stop in stops)
+    assert whole.startswith(text)
+    if met is None:
+        assert text == whole
+    else:
+        assert met in stops
+        assert whole.startswith(text + met)
+    assert (met is None) == (not any(stop in whole for stop in stops))
+
+
+@settings(held, max_examples=500)
+@given(pieces=st.lists(letters, max_size=8), stop=st.text("abc", min_size=1, max_size=4))
+def test_one_stop_string_cuts_at_its_first_place_however_the_text_comes(
+    pieces: list[str], stop: str
+) -> None:
+    shown, met = feed((stop,), pieces)
+    before, found, _ = "".join(pieces).partition(stop)
+    assert ("".join(shown), met or "") == (before, found)
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "met"),
+    [
+        (("end",), ["an en", "d."], ["an ", ""], "end"),
+        (("end",), ["an en", "try"], ["an ", "entry", ""], None),
+        (("end",), ["an e"], ["an ", "e"], None),
+        (("aab",), ["aaaab"], ["aa"], "aab"),
+        (("aab",), ["aa", "a", "a", "b"], ["", "a", "a", ""], "aab"),
+        (("abab",), ["aba", "cabab"], ["", "abac"], "abab"),
+        (("b", "abc"), ["xabc"], ["x"], "abc"),
+        (("late", "soon"), ["sooner or later"], [""], "soon"),
+        (("soon", "late"), ["later or sooner"], [""], "late"),
+        (("\n\n",), ["a\n", "b\n", "\nc"], ["a", "\nb", ""], "\n\n"),
+        ((), ["anything"], ["anything", ""], None),
+    ],
+)
+def test_what_is_shown_and_when(
+    stops: tuple[str, ...], pieces: list[str], shown: list[str], met: str | None
+) -> None:
+    assert feed(stops, pieces) == (shown, met)
