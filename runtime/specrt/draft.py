@@ -40,10 +40,20 @@ class ModelDrafter:
     Under `match` it draws with the noise the target will draw with, so that two similar
     distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
     Under `rejection` its draws must be independent of the target's.
+
+    `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids beyond
+    it are never proposed, and after one was committed that the draft does not know, it is silent.
     """
 
-    def __init__(self, engine: Engine, params: SamplingParams, noise: Noise) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        params: SamplingParams,
+        noise: Noise,
+        vocabulary: int | None = None,
+    ) -> None:
         self._cache = CachedTokens(engine)
+        self._vocabulary = vocabulary or engine.geometry.vocab_size
         self._params = params
         self._noise = noise
         self._keeps = params.verifier == "rejection" and not params.greedy
@@ -55,11 +65,11 @@ class ModelDrafter:
         After a round in which every token was kept the cache lacks two tokens, else one. The last
         drafted token is not fed: whether it stays is not known yet.
         """
-        if gamma == 0:
+        pending = tokens[self._cache.length :]
+        if gamma == 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
         drafted: list[int] = []
         distributions: list[Distribution] = []
-        pending = tokens[self._cache.length :]
         while True:
             output = self._cache.feed(pending, 1)
             drafted.append(self._choose(output, len(tokens) + len(drafted), distributions))
@@ -69,8 +79,11 @@ class ModelDrafter:
 
     def _choose(self, output: Output, position: int, distributions: list[Distribution]) -> int:
         if self._params.greedy:
-            return int(output.argmax[0, 0])
-        distribution = process(output.logits[0, 0], self._params)
+            best = int(output.argmax[0, 0])
+            if best < self._vocabulary:
+                return best
+            return int(output.logits[0, 0, : self._vocabulary].argmax())
+        distribution = process(output.logits[0, 0, : self._vocabulary], self._params)
         if self._keeps:
             distributions.append(distribution)
         return distribution.draw(self._noise, self._purpose, position)

@@ -47,6 +47,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.models = models
         self._eos = frozenset(eos_token_ids)
+        self._closed = False
         self._turn = threading.Lock()
         self._owner: object = None
 
@@ -62,6 +63,8 @@ class Generator:
         `prompt` is text or token ids; `gamma` overrides the bundle's default.
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
+        if self._closed:
+            raise RequestError("this generator was closed; load the bundle again")
         params = params or SamplingParams()
         gamma = self.check_gamma(gamma)
         began = perf_counter_ns()
@@ -84,7 +87,7 @@ class Generator:
 
     def close(self) -> None:
         """Close both engines."""
-        self._owner = None
+        self._closed, self._owner = True, None
         for engine in (self.models.target, self.models.draft):
             if engine is not None:
                 engine.close()
@@ -134,8 +137,10 @@ class Generator:
         limit = min(len(tokens) + params.max_tokens, self.models.target.max_length + 1)
         target = EngineTarget(self.models.target, params, noise)
         drafter: Drafter = NoDrafter()
-        if self.models.draft is not None and gamma:
-            drafter = ModelDrafter(self.models.draft, params, noise)
+        draft = self.models.draft
+        if draft is not None and gamma:
+            sizes = (self.models.target.geometry.vocab_size, draft.geometry.vocab_size)
+            drafter = ModelDrafter(draft, params, noise, min(sizes))
         return speculate(target, drafter, tokens, lambda: gamma, limit)
 
     def _guarded(self, rounds: Iterator[Round]) -> Iterator[Round]:

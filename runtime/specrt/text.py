@@ -39,12 +39,13 @@ class Tokenizer:
             is not valid Unicode.
         """
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+            text.encode()  # the library only says that half a surrogate pair is not a str
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"the prompt is not valid Unicode at character {error.start}: {error.reason}; "
                 "pass text decoded as UTF-8"
             ) from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         if ids:
             return ids
         if self.bos_token_id is None:

@@ -135,7 +135,7 @@ def test_a_wrong_config_is_named(tmp_path: Path, text: str | None, message: str)
 
 
 def test_a_missing_folder_is_no_hub_name(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="no folder .*gone.*hub name looks like"):
+    with pytest.raises(CheckpointError, match=r"no folder .*gone.*hub name looks like"):
         Checkpoint.open(folder / "gone")
     with pytest.raises(CheckpointError, match="is a file; give the folder"):
         Checkpoint.open(folder / "config.json")

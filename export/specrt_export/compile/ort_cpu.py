@@ -45,8 +45,8 @@ def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -
     geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
     if max_length > geometry.max_positions:
         raise BuildError(
-            f"max_length {max_length} is more than the {geometry.max_positions} positions this "
-            "model was trained for; lower `max_length` in the recipe"
+            f"max_length {max_length} is more than the {geometry.max_positions} positions "
+            f"{checkpoint} was trained for; lower `max_length` in the recipe"
         )
     weights = map_weights(portable, checkpoint)
     lowered, fused = lower(portable, geometry, max_length)
