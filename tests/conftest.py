@@ -45,8 +45,8 @@ def codelet(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def generator(codelet: Path) -> Iterator[Generator]:
-    """Codelet, opened once for each worker."""
-    with specrt.load(codelet) as opened:
+    """Codelet, opened once for each worker, on one core so that workers do not fight for them."""
+    with specrt.load(codelet, threads=1) as opened:
         yield opened
 
 

@@ -27,9 +27,9 @@ def aside(out: Path) -> Iterator[Path]:
         yield folder
         _swap(folder, out)
     except OSError as error:
+        place = error.filename2 or error.filename or folder
         raise BuildError(
-            f"the build stopped: {error.strerror or error} ({error.filename or folder}); "
-            f"{out} is as it was"
+            f"the build stopped: {error.strerror or error} ({place}); {out} is as it was"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -68,7 +68,10 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
     Raises: RecipeError naming the key, the value and what was expected.
     """
     data = _parse(path)
-    name = data.pop("name", None) or (path.parent.name if path.stem == "recipe" else path.stem)
+    folder = path.resolve().parent.name
+    name = data.pop("name", None) or (folder if path.stem == "recipe" else path.stem)
+    if not isinstance(name, str):
+        raise RecipeError(f"{path}: name is {name!r}; expected a string")
     tables = {key: _table(path, key, data.pop(key, {})) for key in ("target", "draft", "engine")}
     for key in data:
         known = ("name", "target", "draft", "engine")

@@ -7,10 +7,12 @@ from collections import Counter
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
-from onnxscript.optimizer import optimize_ir
+from onnxscript.optimizer import fold_constants
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where torch.onnx leaves the module path of a node."""
+
+INT64_MAX = 2**63 - 1
 
 SPELLED_ITEMS = 4
 """Constants of at most so many items are named by their value."""
@@ -18,15 +20,45 @@ SPELLED_ITEMS = 4
 
 def tidy(model: ir.Model, layers: int) -> None:
     """Fold constants, merge repeated nodes, and name everything after the model's modules."""
-    optimize_ir(model, onnx_shape_inference=False)
-    passes.CommonSubexpressionEliminationPass()(model)
+    # Not the whole optimizer: its rewrite rules take time in the square of the graph's size.
+    fold_constants(model, onnx_shape_inference=False)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     passes.DeduplicateInitializersPass()(model)
+    drop_no_ops(model.graph)
+    passes.IdentityEliminationPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
     name_nodes(model.graph)
     name_constants(model.graph)
     name_contract(model.graph, layers)
     passes.ClearMetadataAndDocStringPass()(model)
+
+
+def drop_no_ops(graph: ir.Graph) -> None:
+    """Remove `x * 1.0` and `x[0:]`, which models with options turned off leave behind."""
+    for node in graph:
+        if _is_no_op(node):
+            kept = node.inputs[0]
+            assert kept is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], kept)
+            graph.remove(node, safe=True)
+
+
+def _is_no_op(node: ir.Node) -> bool:
+    constants = [_scalar(value) for value in node.inputs[1:]]
+    if node.op_type == "Mul":
+        return constants == [1.0]
+    if node.op_type == "Slice":
+        return [constants[0], constants[1], *constants[3:]] == [0, INT64_MAX, 1]
+    return False
+
+
+def _scalar(value: ir.Value | None) -> int | float | None:
+    tensor = value.const_value if value is not None else None
+    if tensor is None or tensor.size != 1:
+        return None
+    item: int | float = tensor.numpy().item()
+    return item
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -117,9 +117,11 @@ class Generator:
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocab = self.models.target.geometry.vocab_size
-        bad = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < vocab), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad!r} is not in the vocabulary of 0 to {vocab - 1}")
+        for token in tokens:
+            if not isinstance(token, int) or not 0 <= token < vocab:
+                raise RequestError(
+                    f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}"
+                )
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
         context = self.models.target.max_length

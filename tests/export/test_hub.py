@@ -51,6 +51,8 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.startswith("/api/models/"):
+            if "/tree/" in path:
+                return self.list_files()
             return self.describe(*path.removeprefix("/api/models/").split("/revision/"))
         _, owner, model, _, _, file = path.split("/", 5)
         if f"{owner}/{model}" != "owner/tiny" or file not in FILES:
@@ -68,6 +70,13 @@ class Hub(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         files = [{"rfilename": file} for file in FILES]
         return self.give(json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())
+
+    def list_files(self) -> None:
+        files = [
+            {"type": "file", "path": file, "size": len(body), "oid": file}
+            for file, body in FILES.items()
+        ]
+        self.give(json.dumps(files).encode())
 
     def refuse(self, status: int, code: str) -> None:
         self.give(b"", status, **{"X-Error-Code": code})
@@ -106,6 +115,7 @@ def ask(endpoint: str, home: Path, *questions: tuple[str, str | None, bool]) -> 
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout.splitlines()[-1])

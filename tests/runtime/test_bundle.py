@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from specrt.bundle import Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.geometry import Geometry

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 
@@ -37,7 +36,7 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), WRONG, ids=lambda v: str(v))
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG, ids=str)
 def test_a_value_out_of_range_is_refused(name: str, value: Any, expected: str) -> None:
     said = re.escape(f"{name} is {value!r}; expected {expected}")
     with pytest.raises(RequestError, match=f"^{said}$"):

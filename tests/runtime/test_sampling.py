@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
@@ -142,14 +141,14 @@ BROKEN = {
 def test_what_is_not_a_number_is_never_sampled_from(values: list[float]) -> None:
     row = np.array(values, np.float32)
     for options in OPTIONS:
-        with pytest.raises(EngineError, match="not numbers .* Check the checkpoint"):
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
             process(row, SamplingParams(**options))
 
 
 @pytest.mark.parametrize("values", BROKEN.values(), ids=BROKEN)
 def test_what_is_not_a_number_is_never_the_most_likely(values: list[float]) -> None:
     rows = np.stack([np.ones(3), values]).astype(np.float32)
-    with pytest.raises(EngineError, match="not numbers .* Check the checkpoint"):
+    with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
         require_numbers(rows)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from runtime.toy import Call, TableEngine, generator, near, plain, run
-
 from specrt.errors import CapacityError, EngineError
 from specrt.params import SamplingParams
 from specrt.stats import SpeculationStats
+from specrt.target import CachedTokens
 from specrt.text import Tokenizer
 
 GAMMAS = range(9)
@@ -60,9 +60,7 @@ def test_a_draft_that_is_always_right_is_always_kept(gamma: int) -> None:
     # One prefill each, then the target scores gamma + 1 rows; the draft catches up by two.
     n = len(PROMPT)
     assert target.calls[0] == Call(0, n, 1)
-    assert target.calls[1:] == [
-        Call(n + i * (gamma + 1), gamma + 1, gamma + 1) for i in range(4)
-    ]
+    assert target.calls[1:] == [Call(n + i * (gamma + 1), gamma + 1, gamma + 1) for i in range(4)]
     widths = [call.width for call in draft.calls]
     first = [n + 1] + [1] * (gamma - 1)
     assert widths == first + ([2] + [1] * (gamma - 1)) * 3
@@ -162,6 +160,18 @@ def test_a_long_prompt_goes_in_by_chunks(length: int, gamma: int) -> None:
     assert max(call.width for call in target.calls + draft.calls) <= WIDTH
 
 
+@pytest.mark.parametrize("rows", range(1, WIDTH + 1))
+def test_the_rows_asked_for_come_from_one_pass_however_the_rest_is_cut(rows: int) -> None:
+    for length in range(rows, 3 * WIDTH + 2):
+        tokens = [int(t) for t in np.random.default_rng(length).integers(0, 29, length)]
+        engine, wide = TableEngine(9, max_width=WIDTH), TableEngine(9, max_width=100)
+        cache = CachedTokens(engine)
+        found = cache.feed(tokens, rows).logits
+        assert (found == wide.forward([tokens], 0, rows).logits).all()
+        assert cache.length == sum(call.width for call in engine.calls) == length
+        assert len(engine.calls) == -(-length // WIDTH) or rows > 1
+
+
 # Limits
 
 
@@ -205,9 +215,9 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(tokenizer: Tok
 
 def test_the_toy_engine_refuses_what_a_real_one_refuses() -> None:
     engine = TableEngine(max_length=8, max_width=4)
-    with pytest.raises(EngineError, match="a pass of 5 tokens .* widths 1 to 4"):
+    with pytest.raises(EngineError, match=r"a pass of 5 tokens .* widths 1 to 4"):
         engine.forward([[1] * 5], 0)
-    with pytest.raises(EngineError, match="positions 6 to 8 .* 0 to 7"):
+    with pytest.raises(EngineError, match=r"positions 6 to 8 .* 0 to 7"):
         engine.forward([[1] * 3], 6)
     with pytest.raises(EngineError, match="positions -1 to 1"):
         engine.forward([[1] * 3], -1)
@@ -218,7 +228,9 @@ def test_the_toy_engine_refuses_what_a_real_one_refuses() -> None:
 LETTERS = [int(t) for t in b"abcdefghijklmnopqrstuvwxyz0123456789"]
 
 
-def spelled(tokenizer: Tokenizer, places: set[int] | None = None) -> tuple[TableEngine, ...]:
+def spelled(
+    tokenizer: Tokenizer, places: set[int] | None = None
+) -> tuple[TableEngine, TableEngine]:
     """Return a pair whose text is LETTERS; the draft is wrong at some places of them."""
     target = TableEngine(0, vocab=tokenizer.size)
     target.script = {len(PROMPT) + i: letter for i, letter in enumerate(LETTERS)}

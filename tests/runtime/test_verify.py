@@ -16,7 +16,6 @@ import pytest
 from numpy.typing import NDArray
 from runtime.toy import TableEngine, near, run
 from scipy import stats
-
 from specrt import target as target_module
 from specrt.noise import Noise
 from specrt.params import SamplingParams
@@ -66,9 +65,7 @@ def dense(*probs: float) -> Distribution:
     return Distribution(np.array([i for i, _ in kept]), np.array([p for _, p in kept]))
 
 
-@pytest.mark.parametrize(
-    ("number", "accepted"), [(0.49, 1), (0.51, 0), (1e-16, 1), (1 - 1e-16, 0)]
-)
+@pytest.mark.parametrize(("number", "accepted"), [(0.49, 1), (0.51, 0), (1e-16, 1), (1 - 1e-16, 0)])
 def test_rejection_accepts_below_the_ratio_of_the_target_to_the_draft(
     number: float, accepted: int
 ) -> None:

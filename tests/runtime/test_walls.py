@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
 import specrt
 
 RUNTIME = Path(specrt.__file__).parent
@@ -57,7 +56,7 @@ def broken(path: str, tree: ast.Module) -> list[str]:
             found.append(f"{path}:{line} imports {name} before it is needed")
         if name.startswith("specrt.engines.") and not lazy:
             found.append(f"{path}:{line} imports {name} before it is needed")
-        if name.startswith("specrt.cli") and not path.startswith("cli/"):
+        if name.startswith("specrt.cli") and not path.startswith(("cli/", "__main__.py")):
             found.append(f"{path}:{line} imports {name}")
     return found
 
@@ -97,8 +96,7 @@ def test_the_wall_stops_what_it_must(path: str, source: str, wrong: bool) -> Non
 
 
 def test_importing_specrt_loads_no_engine_library_and_no_build_machine() -> None:
-    code = f"import specrt, sys; print(sorted({sorted(NEVER_AT_START)!r} & sys.modules.keys()))"
-    code = code.replace(repr(sorted(NEVER_AT_START)), f"set({sorted(NEVER_AT_START)!r})")
+    code = f"import specrt, sys; print(sorted(set({sorted(NEVER_AT_START)}) & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

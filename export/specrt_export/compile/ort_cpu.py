@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -
 
     Raises: BuildError, CheckpointError.
     """
-    portable = onnx.load(graph, load_external_data=False)
-    facts = {p.key: p.value for p in portable.metadata_props}
+    portable, facts = read_graph(graph)
     geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
     if max_length > geometry.max_positions:
         raise BuildError(
@@ -59,6 +59,26 @@ def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -
         weight_bytes=(out / WEIGHTS).stat().st_size,
         fused=fused,
     )
+
+
+def read_graph(path: Path) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Read a portable graph, its weights left in the checkpoint, and its metadata.
+
+    Raises: BuildError when it is not one.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's own type, which differs between its versions
+        raise BuildError(
+            f"{path} is not an ONNX graph ({error}); export it again with `specrt export`"
+        ) from error
+    facts = {p.key: p.value for p in model.metadata_props}
+    if "specrt.geometry" not in facts:
+        raise BuildError(
+            f"{path} is not a portable graph: it says nothing of its geometry; make one with "
+            "`specrt export`"
+        )
+    return model, facts
 
 
 def lower(
@@ -123,6 +143,12 @@ def _optimise(model: onnx.ModelProto, weights: list[Weight], out: Path) -> None:
         ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
+        if "Failed to write" in reason:
+            free = shutil.disk_usage(out).free >> 20
+            raise BuildError(
+                f"{out / WEIGHTS} could not be written, with {free} MiB free on its disk; free "
+                "some, or build elsewhere with --out"
+            ) from error
         raise BuildError(f"ONNX Runtime {ort.__version__} could not compile: {reason}") from error
     if not (out / WEIGHTS).exists():
         raise BuildError(f"ONNX Runtime {ort.__version__} wrote no weights to {out / WEIGHTS}")

@@ -1,0 +1,130 @@
+"""What a recipe may say, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from specrt.errors import RecipeError
+from specrt_export.recipe import read_recipe
+
+PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
+
+
+def recipe(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(folder: Path, text: str) -> str:
+    path = recipe(folder, text)
+    with pytest.raises(RecipeError) as refused:
+        read_recipe(path)
+    said = str(refused.value)
+    assert str(path) in said
+    assert "\n" not in said
+    return said
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    found = read_recipe(recipe(tmp_path, PAIR))
+    assert found.name == tmp_path.name
+    assert (found.engine.backend, found.engine.precision) == ("ort-cpu", "fp32")
+    assert found.engine.gammas == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert (found.engine.max_length, found.engine.prefill, found.engine.gamma) == (2048, 256, 4)
+    assert found.target.revision == found.target.graph == ""
+
+
+def test_a_recipe_is_named_by_its_file_unless_it_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(PAIR, encoding="utf-8")
+    assert read_recipe(path).name == "mine"
+    path.write_text(f'name = "other"\n{PAIR}', encoding="utf-8")
+    assert read_recipe(path).name == "other"
+
+
+def test_a_recipe_in_the_working_folder_is_named_by_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe(tmp_path, PAIR)
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe(Path("recipe.toml")).name == tmp_path.name
+
+
+def test_the_backend_may_be_replaced(tmp_path: Path) -> None:
+    path = recipe(tmp_path, PAIR)
+    assert read_recipe(path, backend="ort-cpu").engine.backend == "ort-cpu"
+    with pytest.raises(RecipeError, match="engine.backend is 'cuda'; this version builds ort-cpu"):
+        read_recipe(path, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
+        (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
+        (PAIR + "[engine]\ngama = 3\n", "unknown key engine.gama; did you mean 'gamma"),
+        (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, gamma, gammas"),
+        ('[target]\ncheckpont = "t"\n', "unknown key target.checkpont; did you mean 'checkpoint'"),
+        ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
+        ("", "[target] is missing"),
+        ('target = "t"\n', "target is 't'; expected a table [target]"),
+        ("[target]\ncheckpoint = 3\n", "target.checkpoint is 3; expected a string"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("max_length = '9'", "engine.max_length is '9'; expected a whole number"),
+        ("max_length = 9.5", "engine.max_length is 9.5; expected a whole number"),
+        ("max_length = true", "engine.max_length is True; expected a whole number"),
+        ("gammas = 3", "engine.gammas is 3; expected a list of whole numbers"),
+        ("gammas = [1, '2']", "engine.gammas is [1, '2']; expected a list of whole numbers"),
+        ("gammas = [true]", "engine.gammas is [True]; expected a list of whole numbers"),
+        ("backend = 1", "engine.backend is 1; expected a string"),
+        ("backend = 'tpu'", "engine.backend is 'tpu'; this version builds ort-cpu"),
+        ("precision = 'fp8'", "engine.precision is 'fp8'; ort-cpu builds fp32"),
+        ("max_length = 1\nprefill = 1", "engine.max_length is 1; expected 2 or more"),
+        ("gammas = [-1, 4]", "engine.gammas is [-1, 4]; expected 0 or more each"),
+        ("gamma = 9", "engine.gamma is 9; expected 0 or one of engine.gammas"),
+        ("gammas = [1, 2]", "engine.gamma is 4; expected 0 or one of engine.gammas [1, 2]"),
+        ("prefill = 0", "engine.prefill is 0; expected 1 to max_length (2048)"),
+        ("prefill = 4096", "engine.prefill is 4096; expected 1 to max_length (2048)"),
+        ("max_length = 4\nprefill = 4", "engine.gammas reaches 8; a pass of 9 does not fit 4"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, line: str, told: str) -> None:
+    assert told in refusal(tmp_path, f"{PAIR}[engine]\n{line}\n")
+
+
+def test_a_gamma_needs_a_draft(tmp_path: Path) -> None:
+    said = refusal(tmp_path, '[target]\ncheckpoint = "t"\n')
+    assert "engine.gamma is 4 without a [draft]; expected 0" in said
+
+
+@pytest.mark.parametrize("name", ["a/b", ".hidden", ".."])
+def test_a_name_must_be_that_of_a_folder(tmp_path: Path, name: str) -> None:
+    assert f"name is {name!r}; expected a plain folder name" in refusal(
+        tmp_path, f'name = "{name}"\n{PAIR}'
+    )
+
+
+def test_a_name_must_be_text(tmp_path: Path) -> None:
+    assert "name is 5; expected a string" in refusal(tmp_path, f"name = 5\n{PAIR}")
+
+
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read as TOML" in refusal(tmp_path, "[target\n")
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(RecipeError, match="is not UTF-8 text"):
+        read_recipe(path)
+    with pytest.raises(RecipeError, match=r"is a folder; name the recipe in it, .*/recipe\.toml"):
+        read_recipe(tmp_path)
+    with pytest.raises(RecipeError, match="does not exist; a recipe is a TOML file"):
+        read_recipe(tmp_path / "none.toml")
