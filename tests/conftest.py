@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 import specrt
 from specrt import Generator
 from specrt_export.build import build, is_fresh

@@ -11,7 +11,6 @@ from specrt.bundle import hash_file
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt.manifest import FILE_NAME, FORMAT, Manifest, ModelRecord, read_manifest
 from specrt.text import Tokenizer
-
 from specrt_export.aside import aside
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.ort_cpu import BATCH, ENGINE, CompiledModel, compile_ort_cpu

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+
 from specrt.engine import open_engine
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
-
 from specrt_export.compile.ort_cpu import ENGINE
 from specrt_export.mapped import map_weights
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from specrt.errors import ExportError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from specrt.errors import ExportError
 
 
 def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
@@ -25,7 +26,8 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype)
         return torch.nn.Parameter(empty, requires_grad=False)
 
-    config, factory = AutoConfig.from_pretrained(folder), cast(Any, AutoModelForCausalLM)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    factory = cast(Any, AutoModelForCausalLM)
     handle = register_module_parameter_registration_hook(fake)
     try:
         # Eager, because some models refuse to be built for a function they do not know.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
-
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.support import check_support
 from specrt_export.tidy import tidy

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from specrt.errors import ExportError
 from torch import Tensor
 from torch.onnx.ops import symbolic
+
+from specrt.errors import ExportError
 
 NAME = "specrt"
 OPSET = 24

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from specrt.errors import BuildError, CheckpointError
-
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import ModelSource, Recipe
 from specrt_export.vocabulary import check_vocabulary

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+
 from specrt.errors import CheckpointError
 
 # bf16 has no NumPy type; its bits travel as uint16 together with the ONNX type.

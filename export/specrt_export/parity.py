@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from specrt.errors import ExportError
 
+from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.reference import GraphRun, Logits, Reference, Tokens
 

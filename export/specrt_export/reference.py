@@ -13,9 +13,9 @@ import onnx
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
+
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
-
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.mapped import map_weights
 from specrt_export.trace import quiet
@@ -84,7 +84,10 @@ class Reference:
 
         with quiet(), no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                checkpoint.folder, dtype=torch.float32, attn_implementation="eager"
+                checkpoint.folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=False,
             )
         self._model = loaded.eval()
 

@@ -9,7 +9,7 @@ from specrt.errors import ExportError
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
-LENGTH_DEPENDENT = ("dynamic", "longrope", "su", "yarn_dynamic")
+LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 
 # fmt: off
 RECURRENT_TYPES = frozenset((

@@ -45,15 +45,17 @@ def drop_no_ops(graph: ir.Graph) -> None:
 
 
 def _is_no_op(node: ir.Node) -> bool:
-    constants = [_scalar(value) for value in node.inputs[1:]]
+    constants = [_item(value) for value in node.inputs[1:]]
     if node.op_type == "Mul":
-        return constants == [1.0]
+        factor = node.inputs[1]
+        # One of any rank could widen what it multiplies.
+        return constants == [1.0] and factor is not None and factor.shape == ir.Shape([])
     if node.op_type == "Slice":
         return [constants[0], constants[1], *constants[3:]] == [0, INT64_MAX, 1]
     return False
 
 
-def _scalar(value: ir.Value | None) -> int | float | None:
+def _item(value: ir.Value | None) -> int | float | None:
     tensor = value.const_value if value is not None else None
     if tensor is None or tensor.size != 1:
         return None

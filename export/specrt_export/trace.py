@@ -12,11 +12,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from specrt.errors import ExportError
-from specrt.geometry import Geometry
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from specrt.errors import ExportError
+from specrt.geometry import Geometry
 from specrt_export.fake_model import build, stored_names
 from specrt_export.hook import OPSET, Buffers, Hook, Probe, installed
 

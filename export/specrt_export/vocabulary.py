@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from specrt.errors import CheckpointError
 from tokenizers import Tokenizer
 
+from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 
 UNUSED = re.compile(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from specrt.errors import CheckpointError
 
+from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint, WeightBytes
 
 UNATTACHED = "unattached.safetensors"

@@ -6,8 +6,10 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from time import perf_counter_ns
+from typing import SupportsIndex
 
 from specrt.bundle import Bundle
 from specrt.completion import Completion, Stream
@@ -115,13 +117,11 @@ class Generator:
         return gamma
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocab = self.models.target.geometry.vocab_size
-        for token in tokens:
-            if not isinstance(token, int) or not 0 <= token < vocab:
-                raise RequestError(
-                    f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}"
-                )
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt)
+        else:
+            tokens = [_token_id(token, vocab) for token in prompt]
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
         context = self.models.target.max_length
@@ -160,6 +160,14 @@ class Generator:
             if round_ is None:
                 return
             yield round_
+
+
+def _token_id(token: object, vocab: int) -> int:
+    """Return a token id of any integer type as an int."""
+    number = index(token) if isinstance(token, SupportsIndex) else -1
+    if not 0 <= number < vocab:
+        raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
+    return number
 
 
 def load(bundle: str | Path, *, threads: int | None = None) -> Generator:

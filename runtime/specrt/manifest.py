@@ -120,6 +120,8 @@ def _parse(data: dict[str, Any]) -> Manifest:
             "eos_token_ids": tuple(int(t) for t in data["eos_token_ids"]),
             "target": _model(data["target"]),
             "draft": _model(data["draft"]) if data["draft"] else None,
+            "versions": dict(data["versions"]),
+            "device": dict(data["device"]),
             "files": {name: FileRecord(**record) for name, record in data["files"].items()},
         }
     )

@@ -26,7 +26,7 @@ class Reader:
         self._eos = eos
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(params.stop)
-        self._one_by_one = bool(params.stop)
+        self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
 
     def read(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
         """Yield a chunk per round until an end, a stop string, or the last round."""

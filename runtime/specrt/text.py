@@ -25,6 +25,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.bos_token_id = bos_token_id
+        self.falls_back_to_bytes = "ByteFallback" in repr(self._tokenizer.decoder)
 
     @property
     def size(self) -> int:
@@ -65,6 +66,9 @@ class Detokenizer:
 
     What it gave out, joined, is always a prefix of the whole text: a character split over tokens
     is held back until it is whole, and decoders that look at their neighbours see a few of them.
+    One exception: a decoder with byte fallback spoils a whole run of byte tokens when one of them
+    is invalid, and text given out before is not taken back. Such tokenizers are best fed one token
+    at a time, so that what is shown does not depend on how tokens arrive.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import specrt
 from specrt import SamplingParams
 from specrt.bundle import Bundle
@@ -45,7 +46,9 @@ def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def complete(bundle: Path, gamma: int | None = None) -> list[int]:
     with specrt.load(bundle, threads=1) as generator:
-        return generator.generate("def f(x):\n", SamplingParams(max_tokens=8), gamma=gamma).token_ids
+        return generator.generate(
+            "def f(x):\n", SamplingParams(max_tokens=8), gamma=gamma
+        ).token_ids
 
 
 def test_building_twice_gives_the_same_files(small: Path, out: Path) -> None:
@@ -174,9 +177,7 @@ def largest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_that_fills_while_an_engine_is_written_loses_nothing(
-    small: Path, out: Path
-) -> None:
+def test_a_disk_that_fills_while_an_engine_is_written_loses_nothing(small: Path, out: Path) -> None:
     recipe = read_recipe(small)
     build(recipe, out)
     told = r"target/engine\.data could not be written, with \d+ MiB free on its disk"
@@ -202,7 +203,7 @@ def test_a_disk_that_fills_while_the_rest_is_written_loses_nothing(
 def test_a_disk_that_is_too_small_is_refused_before_any_work(
     small: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
+    usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 9 << 20))
     stages: list[str] = []
     with pytest.raises(BuildError, match=r"has 9 MiB free, and the build needs about \d+ MiB"):
@@ -262,7 +263,10 @@ def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path, small: Pat
     assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0,), 0, None)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
-    with specrt.load(out) as generator, pytest.raises(RequestError, match=r"gamma 3 .*built for: 0"):
+    with (
+        specrt.load(out) as generator,
+        pytest.raises(RequestError, match=r"gamma 3 .*built for: 0"),
+    ):
         generator.generate("x", gamma=3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from specrt.errors import RecipeError
 from specrt_export.recipe import read_recipe
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from cli.ran import Ran, Run
 from specrt.cli import run
 

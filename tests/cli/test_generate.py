@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from cli.ran import Run
 from specrt import Generator, SamplingParams
 from specrt.cli.generate import read_prompt
@@ -151,9 +152,10 @@ def test_threads_and_the_long_name_of_gamma_are_taken(cli: Run, codelet: Path) -
 
 def test_non_ascii_text_is_kept(cli: Run, codelet: Path, generator: Generator) -> None:
     text = 'name = "żółw — 🐢"\n'
-    assert ids_of(cli, codelet, stdin=text.encode()) == generator.generate(
-        text, SamplingParams(max_tokens=10)
-    ).token_ids
+    assert (
+        ids_of(cli, codelet, stdin=text.encode())
+        == generator.generate(text, SamplingParams(max_tokens=10)).token_ids
+    )
 
 
 def test_chat_is_refused_where_there_is_no_template(cli: Run, codelet: Path) -> None:

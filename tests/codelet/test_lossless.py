@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 from scipy.stats import chisquare
+
 from specrt import Generator, SamplingParams
 from specrt.bundle import Bundle
 from specrt.draft import Drafter, ModelDrafter
@@ -277,9 +278,7 @@ def test_stale_keys_do_not_matter(codelet: Path, prompts: list[list[int]], model
         engine.close()
 
 
-def test_a_prompt_in_chunks_scores_as_in_one_pass(
-    codelet: Path, prompts: list[list[int]]
-) -> None:
+def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[list[int]]) -> None:
     prompt = sum(prompts, [])[:700]
     chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
     assert chunked.max_width == 256

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from export.zoo import Exported
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint, WeightBytes

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 

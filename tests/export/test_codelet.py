@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.vocabulary import check_vocabulary
 

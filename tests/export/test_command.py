@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from export.zoo import Exported
 from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from export.zoo import MODELS, WINDOW, Exported
 from onnx import numpy_helper
+
+from export.zoo import MODELS, WINDOW, Exported
 from specrt.errors import ExportError
 
 pytestmark = pytest.mark.export

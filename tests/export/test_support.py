@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from export.zoo import MODELS
 from specrt.errors import ExportError
 
@@ -56,6 +57,7 @@ def test_a_model_is_refused_with_its_reason(config: dict[str, Any], message: str
 
 def test_the_zoo_is_supported() -> None:
     import transformers
+
     from specrt_export.support import check_support
 
     for kind, _, _ in MODELS.values():
@@ -75,13 +77,14 @@ def test_a_refusal_comes_before_any_work(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_is_not_a_window_is_refused() -> None:
-    from specrt_export.hook import Hook
     from transformers.masking_utils import (
         bidirectional_mask_function,
         causal_mask_function,
         chunked_overlay,
         sliding_window_causal_mask_function,
     )
+
+    from specrt_export.hook import Hook
 
     def checked(rule: Callable[..., Any], window: int | None) -> None:
         hook = Hook()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.vocabulary import check_vocabulary, read_tokens
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 WORDS = ["<unk>", "def", "return", "x"]
 

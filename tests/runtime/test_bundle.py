@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specrt.bundle import Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.geometry import Geometry

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.errors import EngineError, RequestError
 from specrt.generate import Generator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from runtime.toy import TableEngine, generator, near, plain, run
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer

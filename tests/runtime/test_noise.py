@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import stats
+
 from specrt import noise as module
 from specrt.noise import Noise, Purpose
 

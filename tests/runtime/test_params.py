@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams

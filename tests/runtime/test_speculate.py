@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from runtime.toy import Call, TableEngine, generator, near, plain, run
 from specrt.errors import CapacityError, EngineError
 from specrt.params import SamplingParams
@@ -333,3 +334,16 @@ def test_merged_counts_are_sums() -> None:
     two = SpeculationStats(4, 10, 20, 30, 40, 50, 60, 70, [10, 20, 30], [30, 40, 50])
     one.merge(two)
     assert one == SpeculationStats(4, 11, 22, 33, 44, 55, 66, 77, [11, 22, 30], [33, 44, 50])
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, seed=3)])
+@pytest.mark.parametrize(("target_size", "draft_size"), [(29, 60), (60, 29)])
+def test_padding_of_one_vocabulary_changes_no_token(
+    tokenizer: Tokenizer, params: SamplingParams, target_size: int, draft_size: int
+) -> None:
+    """Ids only one model knows are not drafted, and silence a draft that cannot read them."""
+    target, draft = TableEngine(1, vocab=target_size), TableEngine(2, vocab=draft_size)
+    expected = generator(target, None, tokenizer).generate([3, 4, 5], params, gamma=0)
+    found = generator(target, draft, tokenizer).generate([3, 4, 5], params, gamma=4)
+    assert found.token_ids == expected.token_ids
+    assert found.speculation.drafted > 0

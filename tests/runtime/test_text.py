@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from runtime.toy import BOS, EOS, SPECIAL, byte_fallback
 from specrt.errors import BundleError, RequestError
 from specrt.text import Detokenizer, StopStrings, Tokenizer

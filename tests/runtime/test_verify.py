@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runtime.toy import TableEngine, near, run
 from scipy import stats
+
+from runtime.toy import TableEngine, near, run
 from specrt import target as target_module
 from specrt.noise import Noise
 from specrt.params import SamplingParams

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 import specrt
 
 RUNTIME = Path(specrt.__file__).parent

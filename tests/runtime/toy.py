@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.engine import check_bounds
 from specrt.generate import Generator, Models
@@ -18,7 +20,6 @@ from specrt.params import SamplingParams
 from specrt.speculate import Round, speculate
 from specrt.target import EngineTarget
 from specrt.text import Tokenizer as BundleTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _ROWS = 1021
 _POWERS = np.array([pow(6364136223846793005, i + 1, 1 << 64) for i in range(1 << 14)], np.uint64)

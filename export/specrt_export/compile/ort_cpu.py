@@ -10,9 +10,9 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
+
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
-
 from specrt_export.lower.attention import fuse_attention
 from specrt_export.lower.norm import fuse_rms_norm
 from specrt_export.lower.opset import stamp_oldest_opset

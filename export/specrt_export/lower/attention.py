@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
-from specrt.geometry import Geometry
 
+from specrt.geometry import Geometry
 from specrt_export.lower.rotary import Rotary, match_rotary, tabulate
 from specrt_export.lower.view import GraphView
 
@@ -110,7 +110,9 @@ def _fuse(
     value = attention.value_update.input[1]
     tables = None
     turned_query, turned_key = match_rotary(view, query), match_rotary(view, key)
-    if turned_query and turned_key and turned_query.cos == turned_key.cos:
+    # The kernel refuses to rotate heads of any other size; their rotation stays outside.
+    fits = geometry.head_dim % 16 == 0
+    if fits and turned_query and turned_key and turned_query.cos == turned_key.cos:
         tables = rotations.table(turned_query)
         if tables:
             query, key = turned_query.x, turned_key.x
