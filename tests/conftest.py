@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import specrt
 from specrt import Generator
 from specrt_export.build import build, is_fresh
+from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
 
 REPOSITORY = Path(__file__).parent.parent
@@ -33,9 +35,7 @@ def code_prompts() -> Path:
 @pytest.fixture(scope="session")
 def codelet(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
     """The bundle of engines/codelet, built by whichever worker comes first."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
+    shared = shared_folder(tmp_path_factory)
     recipe = read_recipe(engines / "codelet" / "recipe.toml")
     bundle = shared / "codelet"
     with locked(shared / "codelet.lock"):
@@ -49,6 +49,33 @@ def generator(codelet: Path) -> Iterator[Generator]:
     """Codelet, opened once for each worker, on one core so that workers do not fight for them."""
     with specrt.load(codelet, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """Exports an architecture of the zoo the first time any worker asks for it."""
+    pytest.importorskip("torch", reason="needs the export extra")
+    from export.zoo import exporter
+
+    root = shared_folder(tmp_path_factory) / "zoo"
+    root.mkdir(exist_ok=True)
+    export = exporter(root)
+
+    def shared(name: str) -> Exported:
+        record = root / f"{name}.pickle"
+        with locked(root / f"{name}.lock"):
+            if not record.exists():
+                record.write_bytes(pickle.dumps(export(name).graph))
+        graph: ExportedGraph = pickle.loads(record.read_bytes())
+        return Exported(Checkpoint.open(root / name), graph)
+
+    return shared
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a temporary folder of this run that all its workers see."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a dependent project relies on: one version, public names, no empty promises in the README."""
+"""What a dependent project relies on: one version, public names, a README that holds."""
 
 import re
 from importlib.metadata import version

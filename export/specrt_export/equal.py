@@ -98,7 +98,8 @@ def check_equal(
             raise BuildError(
                 f"the compiled engine differs from the portable graph by {worst:.1e} of the "
                 f"spread of the logits at position {start}, width {width}; expected "
-                f"below {TOLERANCE:.0e}. This is a defect of the lowering: please report the architecture"
+                f"below {TOLERANCE:.0e}. This is a defect of the lowering: please "
+                "report the architecture"
             )
     compiled.close()
     return worst

@@ -41,8 +41,9 @@ class ModelDrafter:
     distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
     Under `rejection` its draws must be independent of the target's.
 
-    `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids beyond
-    it are never proposed, and after one was committed that the draft does not know, it is silent.
+    `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
+    beyond it are never proposed, and once one was committed that the draft does not know, it is
+    silent.
     """
 
     def __init__(
