@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,10 @@ from specrt import Generator
 from specrt_export.build import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
+
+if TYPE_CHECKING:
+    from export.zoo import Exported
+    from specrt_export.graph import ExportedGraph
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -55,7 +60,7 @@ def generator(codelet: Path) -> Iterator[Generator]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     """Exports an architecture of the zoo the first time any worker asks for it."""
     pytest.importorskip("torch", reason="needs the export extra")
-    from export.zoo import exporter
+    from export.zoo import Exported, exporter
 
     root = shared_folder(tmp_path_factory) / "zoo"
     root.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ class ChatTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
@@ -43,9 +43,11 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
+                tools=None,  # templates ask whether it is none, not only whether it is defined
+                documents=None,
                 **self._special,
             )
-        except self._error as error:
+        except (self._error, TypeError) as error:
             raise RequestError(f"the chat template refused the messages: {error}") from error
 
 
@@ -75,9 +77,38 @@ def read_template(folder: Path) -> ChatTemplate:
     return ChatTemplate(source, special)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _generation_tag() -> type[Any]:
+    """Return the `{% generation %}` block of newer templates, which marks and changes nothing."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return Generation
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes HTML, which a model has never seen.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

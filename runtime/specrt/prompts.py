@@ -24,7 +24,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises: RequestError naming the line that is wrong.
     """
     prompts = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    # JSON strings may hold the other line ends that splitlines() knows.
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             prompts.append(_parse(f"{path}:{number}", line))
     if not prompts:

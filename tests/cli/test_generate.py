@@ -254,5 +254,6 @@ def test_an_unknown_command_names_the_nearest(cli: Run, word: str, near: str) ->
 def test_help_lists_every_command(cli: Run) -> None:
     ran = cli("--help")
     assert ran.status == 0
+    assert cli() == ran
     for name in ("generate", "build", "export", "inspect", "verify", "bench", "doctor"):
         assert f"\n  {name} " in ran.out

@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_are_named(
     weights = dict(one.weights)
     stored = weights.pop(NAME)
     if change is not None:
-        weights[NAME] = WeightBytes(**{**vars(stored), **change})  # type: ignore[arg-type]
+        weights[NAME] = WeightBytes(**{**vars(stored), **change})
     out = tmp_path / "out.onnx"
     with pytest.raises(CheckpointError, match=message):
         attach_graph(bare, Checkpoint(one.folder, one.config, weights), out)

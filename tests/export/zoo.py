@@ -95,7 +95,8 @@ def save_checkpoint(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     arguments = dict(saving)
     dtype = getattr(torch, arguments.pop("dtype", "float32"))
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    factory: Any = transformers.AutoModelForCausalLM
+    model = factory.from_config(config, dtype=torch.float32)
     # Norms and biases start as ones and zeros, where swapping or dropping them would not show.
     for parameter in model.parameters():
         if parameter.ndim == 1:
@@ -104,7 +105,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
 
 
 def exporter(root: Path) -> Callable[[str], Exported]:
-    """Return a function that exports an architecture, once each."""
+    """Return a function that exports an architecture into `root`, once each."""
     done: dict[str, Exported] = {}
 
     def exported(name: str) -> Exported:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
 
-torch = pytest.importorskip("torch", reason="training needs torch")
-transformers = pytest.importorskip("transformers", reason="training needs transformers")
+pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("transformers", reason="training needs transformers")
+
+import torch
+import transformers
+
+from pair.schedule import FINAL_RATE, Clock, next_time, rate
+from pair.text import split_texts
+from pair.tokens import training_starts
+from pair.training import Run
+from train_pair import main
 
 TOOL = Path(__file__).parents[2] / "tools" / "train_pair.py"
 ORDER = ["--batch", "2", "--window", "32", "--test-windows", "2"]
 SMALL = [*ORDER, "--device", "cpu", "--minutes", "1000", "--save-every", "0"]
 SHAPE = ["--width", "64", "--layers", "1"]
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_pair", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_pair"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(tool: ModuleType, *arguments: object) -> Result:
-    return CliRunner().invoke(tool.main, [str(argument) for argument in arguments])
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def figures(result: Result) -> dict[str, float]:
@@ -58,15 +56,21 @@ def figures(result: Result) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def pair(tool: ModuleType, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair through all stages, three steps each."""
     out = tmp_path_factory.mktemp("pair")
-    cut = figures(run(tool, "text", texts, "--out", out, "--vocabulary", 300, "--held-out", 0.3))
+    cut = figures(run("text", texts, "--out", out, "--vocabulary", 300, "--held-out", 0.3))
     assert cut["files"] + cut["held_out_files"] == 30
     for stage in ("target", "draft", "distill"):
-        made = figures(run(tool, "train", stage, "--out", out, "--steps", 3, *SMALL, *SHAPE))
+        made = figures(run("train", stage, "--out", out, "--steps", 3, *SMALL, *SHAPE))
         assert made["steps"] == 3
     return out
+
+
+def test_script_runs_in_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "train", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "{target|draft|distill}" in done.stdout
 
 
 def test_checkpoints_load_in_transformers(pair: Path) -> None:
@@ -89,23 +93,23 @@ def test_report_has_every_stage(pair: Path) -> None:
 
 
 def test_killed_run_continues_to_what_an_unbroken_one_gives(
-    tool: ModuleType, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("tokenizer.json", "train.bin", "held_out.bin"):
         (tmp_path / name).write_bytes((pair / name).read_bytes())
     arguments = ("train", "draft", "--out", tmp_path, "--steps", 4, *SMALL, *SHAPE)
     state = tmp_path / "state" / "draft.pt"
-    whole = figures(run(tool, *arguments))
+    whole = figures(run(*arguments))
     weights = torch.load(state, weights_only=True)["model"]
     state.unlink()
 
-    step = tool.Run.step
+    step = Run.step
     with monkeypatch.context() as patch:
-        patch.setattr(tool.Run, "step", lambda run: 1 / 0 if run.clock.steps == 2 else step(run))
-        assert isinstance(run(tool, *arguments).exception, ZeroDivisionError)
+        patch.setattr(Run, "step", lambda run: 1 / 0 if run.clock.steps == 2 else step(run))
+        assert isinstance(run(*arguments).exception, ZeroDivisionError)
     assert torch.load(state, weights_only=True)["clock"][1] == 2
 
-    resumed = figures(run(tool, *arguments))
+    resumed = figures(run(*arguments))
     assert resumed["steps"] == 4
     assert resumed["train_loss"] == pytest.approx(whole["train_loss"], abs=1e-3)
     for name, weight in torch.load(state, weights_only=True)["model"].items():
@@ -113,52 +117,50 @@ def test_killed_run_continues_to_what_an_unbroken_one_gives(
 
 
 def test_init_continues_from_a_pair_with_its_tokenizer(
-    tool: ModuleType, pair: Path, texts: Path, tmp_path: Path
+    pair: Path, texts: Path, tmp_path: Path
 ) -> None:
-    cut = run(tool, "text", texts, "--out", tmp_path, "--init", pair, "--held-out", 0.3)
+    cut = run("text", texts, "--out", tmp_path, "--init", pair, "--held-out", 0.3)
     assert figures(cut)["held_out_tokens"] == (pair / "held_out.bin").stat().st_size / 2
     assert (tmp_path / "held_out.bin").read_bytes() == (pair / "held_out.bin").read_bytes()
-    done = run(tool, "train", "target", "--out", tmp_path, "--init", pair, "--steps", 0, *SMALL)
+    done = run("train", "target", "--out", tmp_path, "--init", pair, "--steps", 0, *SMALL)
     assert figures(done)["train_loss"] is None
     saved = [(path / "target" / "model.safetensors").read_bytes() for path in (pair, tmp_path)]
     assert saved[0] == saved[1]
 
 
-def test_measure_prints_losses_of_both(tool: ModuleType, pair: Path) -> None:
-    result = run(tool, "measure", "--out", pair, "--window", 32, "--test-windows", 3)
+def test_measure_prints_losses_of_both(pair: Path) -> None:
+    result = run("measure", "--out", pair, "--window", 32, "--test-windows", 3)
     assert result.exit_code == 0, result.output
     assert set(json.loads(result.output)) == {"target_loss", "draft_loss", "overlap", "same_first"}
 
 
-def test_seen_text_is_never_held_out(tool: ModuleType, texts: Path) -> None:
-    _, held_out = tool.split_texts([texts], [], ".py", 0.3)
+def test_seen_text_is_never_held_out(texts: Path) -> None:
+    _, held_out = split_texts([texts], [], ".py", 0.3)
     seen = next(path for path in texts.glob("*.py") if path.read_bytes() == held_out[0].encode())
     copy = texts.parent / "seen"
     copy.mkdir(exist_ok=True)
     (copy / "other_name.py").write_text(seen.read_text())
-    train, fewer = tool.split_texts([texts], [copy], ".py", 0.3)
+    train, fewer = split_texts([texts], [copy], ".py", 0.3)
     assert fewer == held_out[1:]
     assert held_out[0] in train
 
 
-def test_windows_of_a_pass_are_each_taken_once(tool: ModuleType) -> None:
-    class Order:
-        batch, window, seed = 3, 10, 5
-
+def test_windows_of_a_pass_are_each_taken_once() -> None:
+    order = {"batch": 3, "window": 10, "seed": 5}
     count = (100 - 1 - 10) // 10
-    starts = [s for step in range(3) for s in tool.training_starts(100, step, Order)][:count]
+    starts = [s for step in range(3) for s in training_starts(100, step, **order)][:count]
     assert sorted(starts) == [10 * n for n in range(count)]
-    later = [s for step in range(40) for s in tool.training_starts(100, step, Order)]
+    later = [s for step in range(40) for s in training_starts(100, step, **order)]
     assert max(later) + 10 + 1 <= 100
 
 
 def test_clock_leaves_pauses_out_and_plans_for_the_deadline(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(tool.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(tool.time, "time", lambda: now[0])
-    clock = tool.Clock(budget=100.0, deadline=1400.0, limit=10**9, last=now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    clock = Clock(budget=100.0, deadline=1400.0, limit=10**9, last=now[0])
     for seconds in (5.0, 5.0, 300.0):
         now[0] += seconds
         clock.tick()
@@ -168,14 +170,14 @@ def test_clock_leaves_pauses_out_and_plans_for_the_deadline(
     assert clock.done() == pytest.approx(0.5)
     now[0] = 1400.0
     assert clock.done() == 1.0
-    assert tool.rate(1.0, 1000, 0.4) == pytest.approx(tool.FINAL_RATE)
+    assert rate(1.0, 1000, 0.4) == pytest.approx(FINAL_RATE)
 
 
-def test_deadline_is_the_nearest_such_time(tool: ModuleType) -> None:
+def test_deadline_is_the_nearest_such_time() -> None:
     now = datetime.now(timezone.utc)
     for hours in (-11, -1, 1, 11):
         then = now + timedelta(hours=hours)
-        assert abs(tool.next_time(then) - then.timestamp()) <= 60
+        assert abs(next_time(then) - then.timestamp()) <= 60
 
 
 @pytest.mark.parametrize(
@@ -188,26 +190,24 @@ def test_deadline_is_the_nearest_such_time(tool: ModuleType) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
-    tool: ModuleType, tmp_path: Path, arguments: list[str], message: str
+    tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     filled = [argument.format(tmp=tmp_path) for argument in arguments]
-    result = run(tool, *filled, "--out", tmp_path / "out")
+    result = run(*filled, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert message in result.output
     assert result.output.count("\n") == 1
 
 
-def test_other_tokenizer_is_refused(
-    tool: ModuleType, pair: Path, texts: Path, tmp_path: Path
-) -> None:
-    cut = run(tool, "text", texts, "--out", tmp_path, "--vocabulary", 260, "--held-out", 0.3)
+def test_other_tokenizer_is_refused(pair: Path, texts: Path, tmp_path: Path) -> None:
+    cut = run("text", texts, "--out", tmp_path, "--vocabulary", 260, "--held-out", 0.3)
     assert cut.exit_code == 0
-    result = run(tool, "train", "target", "--out", tmp_path, "--init", pair, "--steps", 1, *SMALL)
+    result = run("train", "target", "--out", tmp_path, "--init", pair, "--steps", 1, *SMALL)
     assert result.exit_code == 2
     assert "tokenizer mismatch" in result.output
 
 
-def test_state_of_other_settings_is_refused(tool: ModuleType, pair: Path) -> None:
-    result = run(tool, "train", "draft", "--out", pair, "--seed", 2, "--steps", 1, *SMALL, *SHAPE)
+def test_state_of_other_settings_is_refused(pair: Path) -> None:
+    result = run("train", "draft", "--out", pair, "--seed", 2, "--steps", 1, *SMALL, *SHAPE)
     assert result.exit_code == 2
     assert "other settings" in result.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
+import io
 import sys
 from typing import Any
 
@@ -44,13 +44,18 @@ def specrt() -> None:
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # a completion has characters no old locale has
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: list[str]) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status.
+
+    A reader that went away ends the process with status 1 and no word; click sees to that.
+    """
     try:
-        status = specrt.main(args=args, prog_name="specrt", standalone_mode=False)
+        status = specrt.main(args=args or ["--help"], prog_name="specrt", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except SpecrtError as error:
         print(f"specrt: {error}", file=sys.stderr)
@@ -65,7 +70,3 @@ def run(args: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         print("specrt: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader went away; nothing is left to say, and the exit flush must not say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -1,0 +1,70 @@
+"""`specrt inspect` and `specrt doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.ran import Run
+from specrt.bundle import Bundle
+
+
+def test_json_is_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
+    ran = cli("inspect", codelet, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    memory = found.pop("memory")
+    assert found == json.loads((codelet / "manifest.json").read_text(encoding="utf-8"))
+    manifest = Bundle.open(codelet).manifest
+    assert manifest.draft is not None
+    assert memory == {
+        "weight_bytes": manifest.target.weight_bytes + manifest.draft.weight_bytes,
+        "kv_bytes": 2 * 4 * 2048 * sum(
+            m.geometry.layers * m.geometry.kv_heads * m.geometry.head_dim
+            for m in (manifest.target, manifest.draft)
+        ),
+        "total_bytes": memory["weight_bytes"] + memory["kv_bytes"],
+    }  # fmt: skip
+
+
+def test_text_shows_what_a_person_asks(cli: Run, codelet: Path) -> None:
+    ran = cli("inspect", codelet)
+    assert (ran.status, ran.err) == (0, "")
+    manifest = Bundle.open(codelet).manifest
+    for word in ("codelet", "ort-cpu, fp32, batch 1", "2048 positions", "default 3", "onnxruntime"):
+        assert word in ran.out
+    for name, record in manifest.files.items():
+        assert name in ran.out
+        assert f"{record.bytes:,}" in ran.out
+
+
+def test_doctor_says_what_works(cli: Run) -> None:
+    ran = cli("doctor")
+    assert (ran.status, ran.err) == (0, "")
+    assert [line for line in ran.out.splitlines() if not line.startswith(" ")] == [
+        "machine", "libraries", "abilities",
+    ]  # fmt: skip
+    assert "ok  run ort-cpu bundles" in ran.out
+    assert "ok  build from portable graphs" in ran.out
+
+
+def test_doctor_gives_a_remedy_for_what_is_missing(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else real(name)
+    )
+    found = json.loads(cli("doctor", "--json").out)
+    assert set(found) == {"machine", "libraries", "abilities"}
+    assert all(
+        set(f) == {"name", "found", "works", "remedy"} for part in found.values() for f in part
+    )
+    torch = next(f for f in found["libraries"] if f["name"] == "torch")
+    assert (torch["works"], torch["remedy"]) == (False, 'pip install "specrt[export]"')
+    exports = next(f for f in found["abilities"] if f["name"] == "export checkpoints")
+    assert (exports["works"], exports["found"]) == (False, "no")
+    assert "--  torch" in cli("doctor").out

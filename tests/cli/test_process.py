@@ -1,0 +1,81 @@
+"""What only a real process shows: Ctrl-C, a closed pipe, bytes that are not text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()"]
+
+
+def arguments(codelet: Path, *more: str) -> list[str]:
+    return [*COMMAND, "generate", str(codelet), "--prompt", "import os\n", *more]
+
+
+def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
+    endless = arguments(codelet, "--max-tokens", "2000", "--ignore-eos", "--threads", "1")
+    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        first = os.read(process.stdout.fileno(), 1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    said = err.decode()
+    assert process.returncode == 130
+    assert len(first + out) > 1
+    assert out.endswith(b"\n")
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+    assert said.endswith("| interrupted]\n")
+
+
+def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
+    script = (
+        "import signal, os, specrt.speculate as s, sys\n"
+        "class Late(s.Round):\n"
+        "    def __init__(self, **facts):\n"
+        "        super().__init__(**facts)\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "s.Round = Late\n"
+        "from specrt.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, *arguments(codelet, "--json")[3:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130
+    assert done.stderr == ""
+    assert '"finish_reason": null' in done.stdout
+
+
+def test_a_closed_pipe_ends_without_a_word(codelet: Path) -> None:
+    long = arguments(codelet, "--max-tokens", "400", "--ignore-eos", "--threads", "1")
+    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.read(process.stdout.fileno(), 5)
+        process.stdout.close()
+        said = process.stderr.read().decode()
+        process.wait(timeout=60)
+    assert said == ""
+    assert process.returncode == 1
+
+
+def test_an_argument_that_is_not_utf8_is_refused(codelet: Path) -> None:
+    command: list[bytes | str] = [*COMMAND, "generate", str(codelet), "--prompt", b"caf\xe9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("specrt: the prompt is not valid Unicode")
+    assert done.stderr.count("\n") == 1
+
+
+def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [*COMMAND, "generate", str(codelet), "--max-tokens", "12", "--json"]
+    done = subprocess.run(
+        command, input='s = "żółw żółw żółw '.encode(), capture_output=True, env=environment,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode("utf-8").startswith("{")

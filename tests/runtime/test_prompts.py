@@ -1,0 +1,77 @@
+"""Prompt files: JSON lines, and which line is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specrt.errors import RequestError
+from specrt.prompts import Prompt, decode_utf8, read_prompts, read_text
+
+
+def lines(folder: Path, text: str) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path,
+        '{"prompt": "a", "category": "code"}\n\n'
+        '{"question_id": 7, "category": "qa", "turns": ["b\\n", "c"]}\r\n'
+        '{"prompt": ""}',
+    )
+    assert read_prompts(path) == [Prompt("a", "code"), Prompt("b\n", "qa"), Prompt("")]
+
+
+def test_only_newlines_end_a_line(tmp_path: Path) -> None:
+    text = "one\u2028two\u0085three"
+    path = lines(tmp_path, f'{{"prompt": "{text}"}}\n{{"prompt": "b"}}\n')
+    assert [p.text for p in read_prompts(path)] == [text, "b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is list; expected an object with `prompt`"),
+        ('{"text": "a"}', "has neither a string `prompt` nor a list of `turns`"),
+        ('{"prompt": 5}', "has neither a string `prompt`"),
+        ('{"turns": []}', "has neither a string `prompt`"),
+        ('{"turns": [5]}', "has neither a string `prompt`"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
+    path = lines(tmp_path, f'{{"prompt": "a"}}\n\n{line}\n')
+    with pytest.raises(RequestError) as refused:
+        read_prompts(path)
+    assert str(refused.value).startswith(f"{path}:3 ")
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n  \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
+        read_prompts(lines(tmp_path, text))
+
+
+def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "latin"
+    path.write_bytes(b"abc\xe9")
+    with pytest.raises(RequestError, match="latin is not UTF-8: byte 0xe9 at offset 3"):
+        read_text(path)
+    with pytest.raises(RequestError, match="here is not UTF-8: byte 0xff at offset 0"):
+        decode_utf8(b"\xff", "here")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="none cannot be read: No such file or directory"):
+        read_text(tmp_path / "none")
+
+
+def test_the_bundled_prompts_are_varied_code(code_prompts: Path) -> None:
+    prompts = read_prompts(code_prompts)
+    assert len({p.text for p in prompts}) == 16
+    assert {p.category for p in prompts} == {"code"}
