@@ -1,4 +1,4 @@
-"""Fixtures that tests of every room share: the codelet bundle, built once, and a generator on it."""
+"""Fixtures that every room shares: the codelet bundle and exported graphs, each made once."""
 
 from __future__ import annotations
 

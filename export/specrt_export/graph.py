@@ -15,10 +15,11 @@ import onnx_ir as ir
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.portable import ATTACHED, GEOMETRY, MODEL_TYPE
 from specrt_export.support import check_support
 from specrt_export.tidy import tidy
 from specrt_export.trace import Traced, quiet, trace
-from specrt_export.weights import ATTACHED, attach, detach
+from specrt_export.weights import attach, detach
 
 FORMAT = "1"
 IR_VERSION = 11
@@ -87,8 +88,8 @@ def describe(traced: Traced) -> None:
     model.metadata_props.update(
         {
             "specrt.format": FORMAT,
-            "specrt.geometry": json.dumps(traced.geometry.to_json()),
-            "specrt.model_type": traced.model_type,
+            GEOMETRY: json.dumps(traced.geometry.to_json()),
+            MODEL_TYPE: traced.model_type,
             "specrt.exporter": json.dumps(exporter()),
         }
     )
@@ -111,7 +112,7 @@ def _save(model: ir.Model, out: Path) -> ExportedGraph:
         raise ExportError(
             f"cannot write {out} ({error.strerror}); free space or choose another --out"
         ) from error
-    geometry = Geometry.from_json(json.loads(model.metadata_props["specrt.geometry"]))
+    geometry = Geometry.from_json(json.loads(model.metadata_props[GEOMETRY]))
     return ExportedGraph(out, geometry, len(model.graph), len(data))
 
 

@@ -65,7 +65,7 @@ def _map(folder: Path, shard: str) -> NDArray[np.uint8]:
     if not shard or Path(shard).name != shard:
         raise CheckpointError(
             f"the graph points at weights in {shard!r}; expected a plain file name. "
-            "A graph exported without weights must have them attached first"
+            "Export it again with `specrt export`"
         )
     try:
         return np.memmap(folder / shard, np.uint8, mode="r")

@@ -9,7 +9,8 @@ import numpy as np
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.reference import GraphRun, Logits, Reference, Tokens
+from specrt_export.portable import GraphRun, Logits, Tokens
+from specrt_export.reference import Reference
 
 TOLERANCE = 1e-4
 """Largest error of a logit, as a part of the largest logit of the reference.
@@ -64,7 +65,7 @@ def check_parity(
     stale keys; beyond each sliding window of at most `reach` tokens.
     Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
     """
-    run, reference = GraphRun(checkpoint, graph), Reference(checkpoint)
+    run, reference = GraphRun(graph, checkpoint.folder), Reference(checkpoint)
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
     compare = _Comparison(tolerance)

@@ -6,11 +6,10 @@ import onnx_ir as ir
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint, WeightBytes
+from specrt_export.portable import ATTACHED
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
-
-ATTACHED = "specrt.attached"
 
 TYPES = {
     "F32": ir.DataType.FLOAT,

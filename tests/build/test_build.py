@@ -22,7 +22,7 @@ import pytest
 import specrt
 from specrt import SamplingParams
 from specrt.bundle import Bundle
-from specrt.errors import BuildError, CheckpointError, RequestError, SpecrtError
+from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
 from specrt_export.aside import aside
 from specrt_export.build import build, is_fresh
 from specrt_export.recipe import Recipe, read_recipe
@@ -289,9 +289,9 @@ def test_a_missing_graph_is_refused_with_the_command_that_makes_it(small: Path, 
 def test_a_graph_that_is_none_is_refused(small: Path, out: Path) -> None:
     path = small.parent / "draft.onnx"
     path.write_bytes(b"not a graph at all")
-    assert f"{path} is not an ONNX graph" in refusal(read_recipe(small), out, BuildError)
+    assert f"{path} is not an ONNX graph" in refusal(read_recipe(small), out, ExportError)
     path.write_bytes(b"")
-    assert f"{path} is not a portable graph" in refusal(read_recipe(small), out, BuildError)
+    assert "does not describe its geometry" in refusal(read_recipe(small), out, ExportError)
 
 
 def test_a_missing_checkpoint_is_refused(small: Path, out: Path) -> None:

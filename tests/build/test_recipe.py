@@ -56,7 +56,7 @@ def test_a_recipe_in_the_working_folder_is_named_by_that_folder(
 def test_the_backend_may_be_replaced(tmp_path: Path) -> None:
     path = recipe(tmp_path, PAIR)
     assert read_recipe(path, backend="ort-cpu").engine.backend == "ort-cpu"
-    with pytest.raises(RecipeError, match="engine.backend is 'cuda'; this version builds ort-cpu"):
+    with pytest.raises(RecipeError, match=r"engine\.backend is 'cuda'; this version builds"):
         read_recipe(path, backend="cuda")
 
 

@@ -16,8 +16,8 @@ from specrt.errors import RequestError
 
 PROMPT = "def fibonacci(n):\n"
 STATISTICS = re.compile(
-    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| gamma 3: \d+ rounds, \d\.\d\d tokens per round, "
-    r"acceptance rate [01]\.\d\d \| length\]\n"
+    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| gamma 3: \d+ rounds, "
+    r"\d\.\d\d tokens per round, acceptance rate [01]\.\d\d \| length\]\n"
 )
 
 

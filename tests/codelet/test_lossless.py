@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -279,7 +280,7 @@ def test_stale_keys_do_not_matter(codelet: Path, prompts: list[list[int]], model
 
 
 def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[list[int]]) -> None:
-    prompt = sum(prompts, [])[:700]
+    prompt = list(chain.from_iterable(prompts))[:700]
     chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
     assert chunked.max_width == 256
     found = CachedTokens(chunked).feed(prompt, 4).logits[0]
@@ -293,7 +294,7 @@ def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[l
 
 def test_a_prompt_may_fill_the_context(generator: Generator, prompts: list[list[int]]) -> None:
     context = generator.models.target.max_length
-    text = (sum(prompts, []) * 3)[: context + 1]
+    text = (list(chain.from_iterable(prompts)) * 3)[: context + 1]
     full = generator.generate(text[:context], greedy(8), gamma=3)
     assert (len(full.token_ids), full.finish_reason) == (1, "length")
     near = [generator.generate(text[: context - 9], greedy(50), gamma=g) for g in (0, 3, 8)]

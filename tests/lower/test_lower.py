@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
 from specrt.errors import BuildError
-from specrt.geometry import Geometry
-from specrt_export.compile.ort_cpu import CompiledModel, compile_ort_cpu, lower, read_graph
-from specrt_export.equal import check_equal, reference_runs
+from specrt_export.compile.ort_cpu import CompiledModel, compile_ort_cpu, lower
+from specrt_export.equal import check_equal
 from specrt_export.lower import attention
 from specrt_export.lower.rotary import Rotary, tabulate
+from specrt_export.portable import geometry_of, read_graph, runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported
 
 needs_reference = pytest.mark.skipif(
-    not reference_runs(), reason="this ONNX Runtime cannot run portable graphs"
+    not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
 )
 MAX_LENGTH = 128
 WIDTHS = [1, 2, 4, 9]
@@ -38,8 +38,8 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 
 @pytest.mark.parametrize(("role", "layers"), [("target", 8), ("draft", 2)])
 def test_codelet_lowers_to_fused_operators(engines: Path, role: str, layers: int) -> None:
-    portable, facts = read_graph(engines / "codelet" / "portable" / f"{role}.onnx")
-    geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
+    portable = read_graph(engines / "codelet" / "portable" / f"{role}.onnx")
+    geometry = geometry_of(portable)
     before = portable.SerializeToString()
     model, fused = lower(portable, geometry, 2048)
     assert portable.SerializeToString() == before
@@ -110,8 +110,8 @@ def test_swapped_rotation_tables_are_found(
 
 def with_windows(graph: Path, windows: tuple[int, ...], copy: Path) -> Path:
     """Copy a portable graph whose metadata states other windows than its mask has."""
-    model, facts = read_graph(graph)
-    geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
+    model = read_graph(graph)
+    geometry = geometry_of(model)
     stated = dataclasses.replace(geometry, windows=windows)
     for entry in model.metadata_props:
         if entry.key == "specrt.geometry":

@@ -45,6 +45,8 @@ def load_tokenizer(path: Path, like: Path | None = None) -> Tokenizer:
         raise BadInputError(f"tokenizer without {END} = 0, or of over 65536 entries: {path}")
     if like is not None and _cutting(tokenizer) != _cutting(load_tokenizer(like)):
         raise BadInputError(f"tokenizer mismatch: {path} and {like} differ")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 

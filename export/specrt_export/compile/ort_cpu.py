@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from specrt_export.lower.opset import stamp_oldest_opset
 from specrt_export.lower.rows import fuse_row_selection
 from specrt_export.lower.view import GraphView
 from specrt_export.mapped import Weight, map_weights
+from specrt_export.portable import MODEL_TYPE, facts_of, geometry_of, read_graph
 
 ENGINE, WEIGHTS = "engine.onnx", "engine.data"
 BATCH = 1
@@ -39,10 +39,10 @@ class CompiledModel:
 def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -> CompiledModel:
     """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
 
-    Raises: BuildError, CheckpointError.
+    Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
-    portable, facts = read_graph(graph)
-    geometry = Geometry.from_json(json.loads(facts["specrt.geometry"]))
+    portable = read_graph(graph)
+    geometry = geometry_of(portable)
     if max_length > geometry.max_positions:
         raise BuildError(
             f"max_length {max_length} is more than the {geometry.max_positions} positions "
@@ -54,31 +54,11 @@ def compile_ort_cpu(graph: Path, checkpoint: Path, out: Path, max_length: int) -
     _optimise(lowered, weights, out)
     return CompiledModel(
         geometry=geometry,
-        model_type=facts.get("specrt.model_type", "unknown"),
+        model_type=facts_of(portable).get(MODEL_TYPE, "unknown"),
         parameters=sum(w.array.size for w in weights),
         weight_bytes=(out / WEIGHTS).stat().st_size,
         fused=fused,
     )
-
-
-def read_graph(path: Path) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Read a portable graph, its weights left in the checkpoint, and its metadata.
-
-    Raises: BuildError when it is not one.
-    """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's own type, which differs between its versions
-        raise BuildError(
-            f"{path} is not an ONNX graph ({error}); export it again with `specrt export`"
-        ) from error
-    facts = {p.key: p.value for p in model.metadata_props}
-    if "specrt.geometry" not in facts:
-        raise BuildError(
-            f"{path} is not a portable graph: it says nothing of its geometry; make one with "
-            "`specrt export`"
-        )
-    return model, facts
 
 
 def lower(

@@ -1,0 +1,108 @@
+"""Portable graphs: read one, say what it is, and run it as the reference for what it becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from specrt.errors import ExportError
+from specrt.geometry import Geometry
+from specrt_export.mapped import map_weights
+
+ATTACHED = "specrt.attached"
+GEOMETRY = "specrt.geometry"
+MODEL_TYPE = "specrt.model_type"
+
+Tokens = NDArray[np.int64]
+Logits = NDArray[np.float32]
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Read a portable graph without its weights.
+
+    Raises: ExportError when the file is no portable graph, or has no weights to it yet.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # the library passes on whatever its parser raises
+        raise ExportError(
+            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
+        ) from error
+    if GEOMETRY not in facts_of(model):
+        raise ExportError(
+            f"{path} does not describe its geometry; make it with `specrt export`, because other "
+            "ONNX graphs do not follow the same contract"
+        )
+    if facts_of(model).get(ATTACHED) != "true":
+        raise ExportError(
+            f"{path} was exported from a config and has no weights yet; give it a checkpoint with "
+            f"`specrt export CHECKPOINT --attach --out {path}`"
+        )
+    return model
+
+
+def facts_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Return what the exporter wrote about a graph."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def geometry_of(model: onnx.ModelProto) -> Geometry:
+    """Return the geometry of a graph that `read_graph` read."""
+    return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+
+
+def runs_here() -> bool:
+    """Tell whether the ONNX Runtime installed here can run a portable graph (opset 24)."""
+    major, minor = (int(part) for part in ort.__version__.split(".")[:2])
+    return (major, minor) >= (1, 25)
+
+
+class GraphRun:
+    """A portable graph on the CPU provider, its weights mapped from a checkpoint's folder."""
+
+    def __init__(self, graph: Path, folder: Path) -> None:
+        model = read_graph(graph)
+        self.geometry = geometry_of(model)
+        # Held as long as the session is: it reads the mapped bytes in place.
+        self._weights = {
+            weight.name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+                weight.array, weight.onnx_type
+            )
+            for weight in map_weights(model, folder)
+        }
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_external_initializers(list(self._weights), list(self._weights.values()))
+        self._session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._buffers: dict[str, NDArray[np.float32]] = {}
+
+    def reset(self, batch: int, length: int) -> None:
+        """Start over with KV buffers of `batch` rows and `length` positions."""
+        one = self.geometry
+        names = [value.name for value in self._session.get_inputs()[3:]]
+        shape = (batch, one.kv_heads, length, one.head_dim)
+        # Not zero: what lies beyond a row's length must not matter.
+        self._buffers = {name: np.full(shape, 3.0, np.float32) for name in names}
+
+    def __call__(
+        self, tokens: Tokens, start: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Logits, Tokens]:
+        """Feed tokens [B, S] at `start` of each row; return logits [B, R, V] and argmax [B, R]."""
+        feed = {
+            "input_ids": tokens,
+            "start": np.array(start, np.int64),
+            "rows": np.array(rows, np.int64),
+            **self._buffers,
+        }
+        names = ["logits", "argmax", *(f"present_{name}" for name in self._buffers)]
+        logits, argmax, *written = self._session.run(names, feed)
+        self._buffers = dict(zip(self._buffers, written, strict=True))
+        return logits, argmax
