@@ -6,10 +6,13 @@ PAIR    ?=
 BACKEND ?=
 PROMPT  ?= def fibonacci(n):
 ARGS    ?=
+# The value as it was given: a dollar sign in a prompt is a dollar sign.
+override PROMPT := $(value PROMPT)
 export PROMPT
 RECIPES := $(if $(PAIR),engines/$(PAIR)/recipe.toml,$(wildcard engines/*/recipe.toml))
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help setup setup-export engines generate test lint check bench clean
 
 help: ## list the targets
@@ -21,7 +24,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 $(VENV)/.runtime: pyproject.toml requirements/runtime.txt
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 10) \
 	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --no-deps --no-compile -r requirements/runtime.txt -e .
 	@touch $@
 
@@ -41,8 +44,8 @@ engines: $(VENV)/.runtime ## build every bundle that is missing or stale
 	@for recipe in $(RECIPES); do \
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 
-generate: engines ## complete PROMPT with the codelet pair
-	@$(BIN)/specrt generate --prompt "$$PROMPT" $(ARGS)
+generate: engines ## complete PROMPT with the codelet pair, or PAIR
+	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet) --prompt "$$PROMPT" $(ARGS)
 
 test: $(VENV)/.test ## run the tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -1,14 +1,19 @@
-"""Build a folder out of sight and put it in place by renaming, or leave nothing behind."""
+"""Build a folder out of sight and put it in place in one step, or leave nothing behind."""
 
 from __future__ import annotations
 
+import ctypes
+import glob
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specrt.errors import BuildError
+
+_AT_FDCWD, _EXCHANGE = -100, 2
 
 
 @contextmanager
@@ -19,39 +24,59 @@ def aside(out: Path) -> Iterator[Path]:
     builds that were killed are removed by the next one.
     Raises: BuildError for what the disk refused.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(out)
-    folder = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
-        folder.mkdir()
-        yield folder
-        _swap(folder, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(out)
+        prefix = f".{out.name}.{os.getpid()}."
+        folder = Path(tempfile.mkdtemp(".part", prefix, out.parent))
+        folder.chmod(0o755)
     except OSError as error:
-        place = error.filename2 or error.filename or folder
-        raise BuildError(
-            f"the build stopped: {error.strerror or error} ({place}); {out} is as it was"
-        ) from error
+        raise _refused(error, out) from error
+    try:
+        yield folder
+        _put_in_place(folder, out)
+    except OSError as error:
+        raise _refused(error, out) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _swap(folder: Path, out: Path) -> None:
-    old = out.parent / f".{out.name}.{os.getpid()}.old"
-    if out.exists():
+def _refused(error: OSError, out: Path) -> BuildError:
+    place = error.filename2 or error.filename or out
+    return BuildError(f"the build stopped: {error.strerror or error} ({place}); {out} is as it was")
+
+
+def _put_in_place(folder: Path, out: Path) -> None:
+    """Rename a folder to `out`; a folder that is there changes places with it in one step."""
+    if not out.exists():
+        folder.rename(out)
+    elif not _exchange(folder, out):
+        old = folder.with_suffix(".old")
         out.rename(old)
-    folder.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+        try:
+            folder.rename(out)
+        except BaseException:
+            old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two names change places atomically; return False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = (os.fsencode(first), os.fsencode(second))
+    return rename is not None and (rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0)
 
 
 def _sweep(out: Path) -> None:
     """Remove what a killed build left, and bring back a bundle it had moved away."""
-    for left in out.parent.glob(f".{out.name}.*"):
-        owner, _, kind = left.name.removeprefix(f".{out.name}.").partition(".")
-        if not owner.isdigit() or _alive(int(owner)):
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
+        owner = left.name.removeprefix(f".{out.name}.").partition(".")[0]
+        if left.suffix not in (".part", ".old") or not owner.isdigit() or _alive(int(owner)):
             continue
-        if kind == "old" and not out.exists():
+        if left.suffix == ".old" and not out.exists():
             left.rename(out)
-        elif kind in ("part", "old"):
+        else:
             shutil.rmtree(left, ignore_errors=True)
 
 

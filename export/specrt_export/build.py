@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from specrt.bundle import hash_file
+from specrt.bundle import Bundle, hash_file
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt.manifest import FILE_NAME, FORMAT, Manifest, ModelRecord, read_manifest
+from specrt.manifest import FILE_NAME, FORMAT, Manifest, ModelRecord
 from specrt.text import Tokenizer
 from specrt_export.aside import aside
 from specrt_export.checkpoint import Checkpoint
@@ -24,6 +24,8 @@ from specrt_export.inputs import (
     setting,
     versions,
 )
+from specrt_export.mapped import check_weights
+from specrt_export.portable import read_graph
 from specrt_export.recipe import Recipe
 
 TOKENIZER_FILES = (
@@ -45,6 +47,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     """
     progress("read checkpoints", 0.0)
     inputs = find_inputs(recipe)
+    _check_place(out, recipe, inputs)
     source = fingerprint(recipe, inputs)
     check_inputs(inputs, out)
     with aside(out) as folder:
@@ -60,16 +63,28 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
 
 def is_fresh(recipe: Recipe, out: Path) -> bool:
-    """Tell whether `out` holds a bundle built from exactly these inputs, with all its files."""
+    """Tell whether `out` holds a bundle that opens, built from exactly these inputs."""
     try:
-        manifest = read_manifest(out)
-        whole = all(
-            (out / name).is_file() and (out / name).stat().st_size == record.bytes
-            for name, record in manifest.files.items()
-        )
-        return whole and manifest.source == fingerprint(recipe, find_inputs(recipe))
+        manifest = Bundle.open(out).manifest
+        return manifest.source == fingerprint(recipe, find_inputs(recipe))
     except SpecrtError:
         return False
+
+
+def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
+    """Refuse to replace anything but a bundle or an empty folder, and never what is built from.
+
+    Raises: BuildError.
+    """
+    there = out.is_symlink() or out.exists()
+    replaceable = out.is_dir() and ((out / FILE_NAME).is_file() or not any(out.iterdir()))
+    if there and (out.is_symlink() or not replaceable):
+        raise BuildError(
+            f"{out} exists and is not a bundle; name another place with --out, or remove it"
+        )
+    for source in (recipe.path, *(model.checkpoint.folder for model in inputs)):
+        if source.resolve().is_relative_to(out.resolve()):
+            raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
 def _part(progress: Progress, number: int, parts: int) -> Progress:
@@ -86,6 +101,7 @@ def _build_model(
     if graph is None:
         progress(f"export {role}", 0.0)
         graph = _export(model.checkpoint, folder / f"{role}.onnx")
+    check_weights(graph, read_graph(graph), model.checkpoint)
     progress(f"compile {role}", 0.3)
     compiled = compile_ort_cpu(graph, weights, folder / role, options.max_length)
     progress(f"check {role}", 0.7)

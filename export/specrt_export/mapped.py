@@ -11,8 +11,14 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
+from specrt_export.checkpoint import Checkpoint
 
 # bf16 has no NumPy type; its bits travel as uint16 together with the ONNX type.
+_TYPES = {
+    "F32": onnx.TensorProto.FLOAT,
+    "F16": onnx.TensorProto.FLOAT16,
+    "BF16": onnx.TensorProto.BFLOAT16,
+}
 _STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
     onnx.TensorProto.FLOAT16: np.dtype(np.float16),
@@ -27,6 +33,28 @@ class Weight:
     name: str
     onnx_type: int
     array: NDArray[Any]
+
+
+def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    """Hold where a graph finds each weight to where the checkpoint has it.
+
+    Raises: CheckpointError when the graph was exported from another checkpoint.
+    """
+    for tensor in external_tensors(model):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        bare = tensor.name.partition(".")[2]
+        stored = checkpoint.weights.get(tensor.name) or checkpoint.weights.get(bare)
+        if stored is None or (
+            stored.file.name != place.get("location")
+            or stored.offset != int(place.get("offset", 0))
+            or stored.shape != tuple(tensor.dims)
+            or _TYPES.get(stored.dtype) != tensor.data_type
+        ):
+            raise CheckpointError(
+                f"{graph} was exported from another checkpoint than {checkpoint.folder}: "
+                f"{tensor.name} is not where the graph says; export it again with "
+                f"`specrt export {checkpoint.folder} --out {graph}`"
+            )
 
 
 def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from specrt.completion import Chunk, Completion, Stream
-from specrt.errors import SpecrtError
-from specrt.generate import Generator, load
-from specrt.llm import LLM
-from specrt.params import SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specrt.completion import Chunk, Completion, Stream
+    from specrt.errors import SpecrtError
+    from specrt.generate import Generator, load
+    from specrt.llm import LLM
+    from specrt.params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -21,3 +25,27 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+_HOMES = {
+    "LLM": "llm",
+    "Chunk": "completion",
+    "Completion": "completion",
+    "Generator": "generate",
+    "SamplingParams": "params",
+    "SpecrtError": "errors",
+    "Stream": "completion",
+    "load": "generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line starts at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specrt' has no attribute {name!r}")
+    value = getattr(import_module(f"specrt.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -75,6 +75,12 @@ class GammaResult:
         return {
             **self.counts.to_json(),
             "gamma": self.gamma,
+            "acceptance_by_position": [
+                round(kept / seen, 4)
+                for kept, seen in zip(
+                    self.counts.accepted_at, self.counts.evaluated_at, strict=True
+                )
+            ],
             **medians,
             "speedup": round(median(ratios), 3) if ratios else None,
             "speedup_spread": spread,
@@ -172,8 +178,8 @@ def _measure(
     result.ttft_ms.append(median(ttft))
     result.itl_ms.append(median(itl))
     result.round_ms.append(decode_ns / rounds / 1e6)
-    result.draft_ms.append(counts.draft_ns / rounds / 1e6)
-    result.verify_ms.append(counts.verify_ns / rounds / 1e6)
+    result.draft_ms.append(median(counts.draft_ns or [0]) / 1e6)
+    result.verify_ms.append(median(counts.verify_ns or [0]) / 1e6)
     result.outside_us.append((decode_ns - busy_ns) / rounds / 1e3)
     result.counts.merge(counts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -51,6 +51,7 @@ class Generator:
         self._eos = frozenset(eos_token_ids)
         self._closed = False
         self._turn = threading.Lock()
+        self._whole = threading.Lock()
         self._owner: object = None
 
     def stream(
@@ -65,8 +66,7 @@ class Generator:
         `prompt` is text or token ids; `gamma` overrides the bundle's default.
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
-        if self._closed:
-            raise RequestError("this generator was closed; load the bundle again")
+        self._require_open()
         params = params or SamplingParams()
         gamma = self.check_gamma(gamma)
         began = perf_counter_ns()
@@ -84,21 +84,30 @@ class Generator:
         *,
         gamma: int | None = None,
     ) -> Completion:
-        """Complete a prompt and return the whole of it; see `stream`."""
-        return self.stream(prompt, params, gamma=gamma).finish()
+        """Complete a prompt and return the whole of it; see `stream`.
+
+        Threads: calls from several threads wait for each other.
+        """
+        with self._whole:
+            return self.stream(prompt, params, gamma=gamma).finish()
 
     def close(self) -> None:
-        """Close both engines."""
-        self._closed, self._owner = True, None
-        for engine in (self.models.target, self.models.draft):
-            if engine is not None:
-                engine.close()
+        """Close both engines, after the pass that may be running."""
+        with self._turn:
+            self._closed = True
+            for engine in (self.models.target, self.models.draft):
+                if engine is not None:
+                    engine.close()
 
     def __enter__(self) -> Generator:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RequestError("this generator was closed; load the bundle again")
 
     def check_gamma(self, gamma: int | None) -> int:
         """Return the gamma to use: the one asked for, or the bundle's default.
@@ -118,10 +127,12 @@ class Generator:
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         vocab = self.models.target.geometry.vocab_size
-        if isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt)
-        else:
-            tokens = [_token_id(token, vocab) for token in prompt]
+        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            raise RequestError(
+                f"the prompt is of type {type(given).__name__}; expected text or token ids"
+            )
+        tokens = [_token_id(token, vocab) for token in given]
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
         context = self.models.target.max_length
@@ -151,6 +162,7 @@ class Generator:
         self._owner = owner
         while True:
             with self._turn:
+                self._require_open()
                 if self._owner is not owner:
                     raise RequestError(
                         "this stream was overtaken by a later one on the same generator; "
@@ -164,7 +176,8 @@ class Generator:
 
 def _token_id(token: object, vocab: int) -> int:
     """Return a token id of any integer type as an int."""
-    number = index(token) if isinstance(token, SupportsIndex) else -1
+    whole = isinstance(token, SupportsIndex) and not isinstance(token, bool)
+    number = index(token) if whole else -1  # type: ignore[arg-type]
     if not 0 <= number < vocab:
         raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
     return number
@@ -175,13 +188,13 @@ def load(bundle: str | Path, *, threads: int | None = None) -> Generator:
 
     `threads` is the number of cores to use for the pair; every one this process may run on when
     None.
-    Raises: BundleError, EngineError.
+    Raises: BundleError, EngineError, RequestError.
     """
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
     _check_vocabulary(tokenizer, manifest)
-    cores = threads or len(os.sched_getaffinity(0))
+    cores = _cores(threads)
     target = _open_model(opened, manifest.target, cores)
     draft = manifest.draft and _open_model(opened, manifest.draft, _draft_threads(manifest, cores))
     models = Models(target, draft or None, manifest.gammas, manifest.gamma)
@@ -199,6 +212,19 @@ def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
         max_width=manifest.max_width,
         threads=threads,
     )
+
+
+def _cores(threads: int | None) -> int:
+    """Return how many cores to use; more than there are only get in each other's way."""
+    there = len(os.sched_getaffinity(0))
+    if threads is None:
+        return there
+    if not isinstance(threads, int) or not 1 <= threads <= there:
+        raise RequestError(
+            f"threads is {threads!r}; expected a whole number from 1 to {there}, the cores this "
+            "process may use"
+        )
+    return threads
 
 
 def _draft_threads(manifest: Manifest, cores: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, SupportsIndex
 
 from specrt.completion import Completion
+from specrt.errors import RequestError
 from specrt.generate import load
 from specrt.params import SamplingParams
 
@@ -61,7 +63,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or several; parameters are shared, or one for each prompt.
 
-        Raises: ValueError when the numbers of prompts and parameters differ; RequestError.
+        Raises: RequestError, also when the numbers of prompts and parameters differ.
         """
         many = _as_prompts(prompts)
         params: list[SamplingParams | None]
@@ -70,7 +72,10 @@ class LLM:
         else:
             params = list(sampling_params)
         if len(params) != len(many):
-            raise ValueError(f"{len(many)} prompts and {len(params)} sampling params were given")
+            raise RequestError(
+                f"{len(many)} prompts and {len(params)} sampling params were given; give one for "
+                "each prompt, or one for all"
+            )
         return [self._one(i, p, q) for i, (p, q) in enumerate(zip(many, params, strict=True))]
 
     def _one(self, index: int, prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
@@ -99,6 +104,10 @@ class LLM:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    """Tell one prompt, text or token ids, from several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {prompts!r}; expected text, token ids, or a list of either")
+    many: list[Any] = list(prompts)
+    return [many] if many and isinstance(many[0], SupportsIndex) else many

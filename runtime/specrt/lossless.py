@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.params import SamplingParams
 from specrt.target import CachedTokens
@@ -59,7 +60,12 @@ def compare(
     max_tokens: int,
     tolerance: float = FP32_TOLERANCE,
 ) -> Iterator[Report]:
-    """Complete every prompt greedily, plain and at each gamma; yield the report as it grows."""
+    """Complete every prompt greedily, plain and at each gamma; yield the report as it grows.
+
+    Raises: RequestError for a tolerance that is no number of logits.
+    """
+    if not 0.0 <= tolerance < float("inf"):
+        raise RequestError(f"tolerance is {tolerance!r}; expected a number of logits, 0 or more")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     report = Report(tolerance=tolerance)
     for number, prompt in enumerate(prompts):

@@ -30,15 +30,18 @@ class Reader:
 
     def read(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
         """Yield a chunk per round until an end, a stop string, or the last round."""
-        done = self._completion
+        done, waited_ns = self._completion, 0
         for number, round_ in enumerate(rounds):
             kept, text = self._take(round_.tokens)
-            done.timings.arrivals.append((perf_counter_ns(), len(kept)))
+            # What the reader of the chunks took for itself is not decoding time.
+            done.timings.arrivals.append((perf_counter_ns() - waited_ns, len(kept)))
             if number:
                 done.speculation.add(round_, len(kept))
             done.token_ids.extend(kept)
             done.text += text
+            given = perf_counter_ns()
             yield Chunk(text, kept)
+            waited_ns += perf_counter_ns() - given
             if done.finish_reason:
                 return
         done.finish_reason = "length"

@@ -19,8 +19,9 @@ class SpeculationStats:
     evaluated: int = 0
     accepted: int = 0
     emitted: int = 0
-    draft_ns: int = 0
-    verify_ns: int = 0
+    draft_ns: list[int] = field(default_factory=list)
+    verify_ns: list[int] = field(default_factory=list)
+    """Per round, the time spent drafting and verifying; the first draft reads the prompt."""
     accepted_at: list[int] = field(default_factory=list)
     """Per position in the draft, how often the token there was accepted."""
     evaluated_at: list[int] = field(default_factory=list)
@@ -33,8 +34,8 @@ class SpeculationStats:
         self.evaluated += round_.evaluated
         self.accepted += round_.accepted
         self.emitted += emitted
-        self.draft_ns += round_.draft_ns
-        self.verify_ns += round_.verify_ns
+        self.draft_ns.append(round_.draft_ns)
+        self.verify_ns.append(round_.verify_ns)
         while len(self.evaluated_at) < round_.evaluated:
             self.evaluated_at.append(0)
             self.accepted_at.append(0)
@@ -88,7 +89,8 @@ class SpeculationStats:
 class Timings:
     """When the tokens of one completion came.
 
-    Units: nanoseconds of `perf_counter_ns`. Tokens of one round arrive together.
+    Units: nanoseconds of `perf_counter_ns`, less the time for which the caller kept the stream
+    waiting. Tokens of one round arrive together.
     """
 
     began_ns: int
@@ -110,7 +112,10 @@ class Timings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode throughput: tokens after the first delivery over the time they took."""
+        """Decode throughput: tokens after the first delivery over the time they took.
+
+        The draft reads the prompt after the first delivery, so that is part of it.
+        """
         if len(self.arrivals) < 2:
             return 0.0
         tokens = sum(count for _, count in self.arrivals[1:])

@@ -78,7 +78,13 @@ def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: 
     assert found["outputs_identical"] is True
     plain, drafting = found["results"]
     for row in (plain, drafting):
-        assert set(row) == {*COUNTS, *RATES, "speedup", "speedup_spread"}
+        assert set(row) == {
+            *COUNTS,
+            *RATES,
+            "acceptance_by_position",
+            "speedup",
+            "speedup_spread",
+        }
         assert row["tokens_per_second"] > 0
         assert row["emitted"] == 2 * 2 * 7  # prompts, repeats, tokens after the prefill's
     assert (plain["gamma"], plain["drafted"], plain["speedup"]) == (0, 0, 1.0)

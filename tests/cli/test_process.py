@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -79,3 +80,39 @@ def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode("utf-8").startswith("{")
+
+
+def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        for command in (arguments(codelet), [*COMMAND, "inspect", str(codelet), "--json"]):
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 2
+            assert done.stderr == "specrt: No space left on device\n"
+
+
+def test_closed_streams_are_no_reason_to_fail(codelet: Path) -> None:
+    few = " ".join(map(shlex.quote, arguments(codelet, "--max-tokens", "3")))
+    done = subprocess.run(
+        ["sh", "-c", f"{few} >&- <&-"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith("[3 tokens")
+
+
+def test_make_passes_a_prompt_on_as_it_is() -> None:
+    prompt = """cost $5, $HOME, $(x) and 'quotes' "too" \\ \u00e9"""
+    root = Path(__file__).parents[2]
+    shown = "show:\n\t@printf '%s' \"$$PROMPT\"\n"
+    for given in ([f"PROMPT={prompt}"], []):
+        done = subprocess.run(
+            ["make", "-s", "-C", str(root), "-f", "Makefile", "-f", "-", "show", *given],
+            input=shown,
+            env={**os.environ, "PROMPT": prompt},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout == prompt

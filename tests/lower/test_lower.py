@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
+from specrt.engines.ort import OrtEngine
 from specrt.errors import BuildError
 from specrt_export.compile.ort_cpu import CompiledModel, compile_ort_cpu, lower
 from specrt_export.equal import check_equal
@@ -105,6 +106,22 @@ def test_swapped_rotation_tables_are_found(
 
     monkeypatch.setattr(attention, "tabulate", swapped)
     with pytest.raises(BuildError, match="differs from the portable graph"):
+        hold_equal(*draft, tmp_path)
+
+
+@needs_reference
+def test_an_engine_that_returns_no_numbers_is_found(
+    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = OrtEngine.forward
+
+    def broken(self: OrtEngine, *arguments: object) -> object:
+        made = forward(self, *arguments)  # type: ignore[arg-type]
+        made.logits[...] = np.nan
+        return made
+
+    monkeypatch.setattr(OrtEngine, "forward", broken)
+    with pytest.raises(BuildError, match="differs from the portable graph by nan"):
         hold_equal(*draft, tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -44,29 +45,56 @@ def specrt() -> None:
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 2."""
+    _fill_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # a completion has characters no old locale has
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:
+        status = status or 2
+        _discard_output()
+    sys.exit(status)
 
 
 def run(args: list[str]) -> int:
-    """Run one command and return its exit status.
-
-    A reader that went away ends the process with status 1 and no word; click sees to that.
-    """
+    """Run one command and return its exit status."""
     try:
-        status = specrt.main(args=args or ["--help"], prog_name="specrt", standalone_mode=False)
+        # Not through click's own main, which ends the line and the process in ways of its own.
+        with specrt.make_context("specrt", args or ["--help"]) as context:
+            status = specrt.invoke(context)
         return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except SpecrtError as error:
-        print(f"specrt: {error}", file=sys.stderr)
-        return 2
+        return _say(str(error), 2)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "specrt"
-        print(f"specrt: {error.format_message()} (see `{path} --help`)", file=sys.stderr)
-        return error.exit_code
+        return _say(f"{error.format_message()} (see `{path} --help`)", error.exit_code)
     except click.ClickException as error:
-        print(f"specrt: {error.format_message()}", file=sys.stderr)
-        return error.exit_code
+        return _say(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        print("specrt: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        _discard_output()  # the reader went away; nothing is left to say
+        return 1
+    except OSError as error:
+        _discard_output()
+        return _say(error.strerror or str(error), 2)
+
+
+def _say(message: str, status: int) -> int:
+    print(f"specrt: {message}", file=sys.stderr)
+    return status
+
+
+def _fill_streams() -> None:
+    """Give a process started with closed streams something to write to and read from."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+def _discard_output() -> None:
+    """Keep the exit flush from failing again on what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ import click
 
 from specrt.bench import BenchResult, GammaResult, run_bench
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError
 from specrt.generate import Generator, load
 from specrt.params import SamplingParams
@@ -46,7 +47,7 @@ def command(
     texts = [p.text for p in read_prompts(prompts)][:limit]
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0, temperature=temperature)
     with load(bundle, threads=threads) as generator:
-        asked = parse_gammas(gammas) if gammas else list(generator.models.gammas)
+        asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
         for gamma in asked:
             generator.check_gamma(gamma)
         ids = [generator.tokenizer.encode(t) for t in texts]
@@ -68,17 +69,6 @@ def command(
         return 1
     print(json.dumps({**facts, **result.to_json()}))
     return 0
-
-
-def parse_gammas(text: str) -> list[int]:
-    """Read a list of gammas, as 0,2,4.
-
-    Raises: RequestError for anything but whole numbers.
-    """
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise RequestError(f"--gammas is {text!r}; expected numbers, as 0,2,4") from None
 
 
 def _check_room(generator: Generator, prompts: list[list[int]], max_tokens: int) -> None:

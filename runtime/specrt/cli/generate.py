@@ -11,7 +11,7 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.completion import Completion, Stream
-from specrt.errors import RequestError
+from specrt.errors import RequestError, SpecrtError
 from specrt.generate import load
 from specrt.params import VERIFIERS, SamplingParams
 from specrt.prompts import decode_utf8, read_text
@@ -106,18 +106,25 @@ def _parse_ids(ids: str) -> list[int]:
 
 def follow(stream: Stream, show: bool) -> bool:
     """Print chunks as they come; return whether Ctrl-C ended it."""
+    interrupted = False
     try:
         for chunk in stream:
             if show and chunk.text:
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        return True
-    finally:
-        if show:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-    return False
+        interrupted = True
+    except SpecrtError:
+        _end_line(stream, show)
+        raise
+    _end_line(stream, show)
+    return interrupted
+
+
+def _end_line(stream: Stream, show: bool) -> None:
+    if show and stream.completion.token_ids:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
 
 
 def report(completion: Completion, as_json: bool) -> None:
@@ -132,9 +139,8 @@ def summary(completion: Completion) -> str:
     """Return the line of statistics of a completion."""
     timings, counts = completion.timings, completion.speculation
     tokens = len(completion.token_ids)
-    line = (
-        f"{tokens} tokens, {timings.tokens_per_second:.0f} tokens/s, TTFT {timings.ttft_ms:.1f} ms"
-    )
+    speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
+    line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
     if counts.drafted:
         line += (
             f" | gamma {counts.gamma}: {counts.rounds} rounds, "

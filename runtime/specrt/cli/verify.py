@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.bench import parse_gammas
+from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError
 from specrt.generate import load
 from specrt.lossless import FP32_TOLERANCE, Report, compare
@@ -40,7 +40,7 @@ def command(
     """
     texts = [p.text for p in read_prompts(prompts)]
     with load(bundle, threads=threads) as generator:
-        asked = parse_gammas(gammas) if gammas else list(generator.models.gammas)
+        asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
         compared = [g for g in asked if g]
         if not compared:
             raise RequestError(

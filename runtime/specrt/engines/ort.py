@@ -79,7 +79,10 @@ class OrtEngine:
         try:
             self._session.run_with_iobinding(bound.binding)
         except Exception as error:  # the library raises its own pybind types
-            raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {error}") from error
+            reason = str(error).splitlines()[0]
+            raise EngineError(
+                f"ONNX Runtime failed in a pass of width {width}: {reason}"
+            ) from error
         return bound
 
     def _bind(self, width: int, rows: int) -> _Pass:
