@@ -23,6 +23,9 @@ from specrt_export.hook import OPSET, Buffers, Hook, Probe, installed
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
 
+NO_NUMBER = -1
+"""The argmax of a row of logits that holds a NaN."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -47,7 +50,7 @@ class Decoder(torch.nn.Module):
         """Run the model at positions start .. start + S.
 
         Shapes: input_ids [B, S], start [B], rows [R], pairs of [B, Hkv, M, D]; returns
-        logits [B, R, V], their argmax [B, R] and the pairs as written.
+        logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN) and the pairs as written.
         """
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
         buffers = Buffers(pairs, start)
@@ -59,7 +62,9 @@ class Decoder(torch.nn.Module):
                 past_key_values=buffers,
                 use_cache=True,
             ).logits
-        return logits, logits.argmax(-1), buffers.pairs
+        # Told here, where the row was just made: a device would have to read every logit again.
+        broken = logits.sum(-1).isnan()
+        return logits, torch.where(broken, NO_NUMBER, logits.argmax(-1)), buffers.pairs
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class TimedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._forward = engine.forward
         self.geometry = engine.geometry
         self.batch = engine.batch
         self.max_length = engine.max_length
@@ -41,7 +42,7 @@ class TimedEngine:
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
         """Run one pass and count its time."""
         began = perf_counter_ns()
-        output = self._engine.forward(tokens, start, rows)
+        output = self._forward(tokens, start, rows)
         self.busy_ns += perf_counter_ns() - began
         return output
 
@@ -178,8 +179,8 @@ def _measure(
     result.ttft_ms.append(median(ttft))
     result.itl_ms.append(median(itl))
     result.round_ms.append(decode_ns / rounds / 1e6)
-    result.draft_ms.append(median(counts.draft_ns or [0]) / 1e6)
-    result.verify_ms.append(median(counts.verify_ns or [0]) / 1e6)
+    result.draft_ms.append(median([r.draft_ns for r in counts.log] or [0]) / 1e6)
+    result.verify_ms.append(median([r.verify_ns for r in counts.log] or [0]) / 1e6)
     result.outside_us.append((decode_ns - busy_ns) / rounds / 1e3)
     result.counts.merge(counts)
 

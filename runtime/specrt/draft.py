@@ -80,8 +80,8 @@ class ModelDrafter:
 
     def _choose(self, output: Output, position: int, distributions: list[Distribution]) -> int:
         if self._params.greedy:
-            best = int(output.argmax[0, 0])
-            if best < self._vocabulary:
+            best = int(output.argmax.item())
+            if 0 <= best < self._vocabulary:
                 return best
             return int(output.logits[0, 0, : self._vocabulary].argmax())
         distribution = process(output.logits[0, 0, : self._vocabulary], self._params)

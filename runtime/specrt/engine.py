@@ -20,7 +20,7 @@ class Output(Protocol):
 
     @property
     def argmax(self) -> Tokens:
-        """The most likely next token after each row, [B, R] int64."""
+        """The most likely next token after each row, [B, R] int64; -1 where a logit is NaN."""
 
     @property
     def logits(self) -> Logits:

@@ -53,7 +53,9 @@ class Reader:
 
     def _take(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens to deliver and the text that became certain."""
-        ended = next((i for i, t in enumerate(tokens) if t in self._ends), None)
+        ended = None
+        if not self._ends.isdisjoint(tokens):
+            ended = next(i for i, t in enumerate(tokens) if t in self._ends)
         body = tokens if ended is None else tokens[:ended]
         text = ""
         pieces = [[t] for t in body] if self._one_by_one else [body]

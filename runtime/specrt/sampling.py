@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,16 +110,12 @@ def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.bool_]:
     return mask
 
 
-def require_numbers(logits: NDArray[np.float32]) -> None:
-    """Refuse logits that hold a NaN or a positive infinity, or a row where all is masked.
+def require_number(token: int, logit: float) -> None:
+    """Refuse the argmax of a row that holds a NaN, an infinity, or only masked tokens.
 
-    Shapes: logits [..., V]. One sum finds anything that is not finite in a single sweep; only
-    then is it worth telling a masked token (-inf) from a broken one.
+    The engine gives -1 for a row with a NaN; the best logit tells the rest.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(logits.sum()):
-            return
-    if not np.isfinite(logits.max(axis=-1)).all():  # a NaN anywhere is the maximum
+    if token < 0 or not -inf < logit < inf:
         raise not_a_number()
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from specrt.draft import Drafter
 from specrt.target import Target
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What one round did. The prefill is the round that drafts nothing and emits first."""
 
     tokens: list[int]

@@ -11,37 +11,54 @@ from specrt.speculate import Round
 
 @dataclass
 class SpeculationStats:
-    """Counts over the rounds of one completion or many. The prefill is not a round."""
+    """The rounds of one completion or many, and what follows from them. The prefill is not one."""
 
     gamma: int
-    rounds: int = 0
-    drafted: int = 0
-    evaluated: int = 0
-    accepted: int = 0
+    log: list[Round] = field(default_factory=list)
+    """Every round, as it was; adding one is all that happens while tokens are awaited."""
     emitted: int = 0
-    draft_ns: list[int] = field(default_factory=list)
-    verify_ns: list[int] = field(default_factory=list)
-    """Per round, the time spent drafting and verifying; the first draft reads the prompt."""
-    accepted_at: list[int] = field(default_factory=list)
-    """Per position in the draft, how often the token there was accepted."""
-    evaluated_at: list[int] = field(default_factory=list)
-    """Per position in the draft, how often the token there was examined."""
+    """Tokens delivered: those of the rounds, less what was cut off at an end."""
 
     def add(self, round_: Round, emitted: int) -> None:
         """Count one round, of whose tokens `emitted` were delivered."""
-        self.rounds += 1
-        self.drafted += round_.drafted
-        self.evaluated += round_.evaluated
-        self.accepted += round_.accepted
+        self.log.append(round_)
         self.emitted += emitted
-        self.draft_ns.append(round_.draft_ns)
-        self.verify_ns.append(round_.verify_ns)
-        while len(self.evaluated_at) < round_.evaluated:
-            self.evaluated_at.append(0)
-            self.accepted_at.append(0)
-        for i in range(round_.evaluated):
-            self.evaluated_at[i] += 1
-            self.accepted_at[i] += i < round_.accepted
+
+    def merge(self, other: SpeculationStats) -> None:
+        """Add the rounds of another completion at the same gamma."""
+        self.log.extend(other.log)
+        self.emitted += other.emitted
+
+    @property
+    def rounds(self) -> int:
+        """Drafts verified; of plain decoding, tokens decoded."""
+        return len(self.log)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens proposed."""
+        return sum(r.drafted for r in self.log)
+
+    @property
+    def evaluated(self) -> int:
+        """Drafted tokens examined, up to and including the first rejection of each round."""
+        return sum(r.evaluated for r in self.log)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens kept."""
+        return sum(r.accepted for r in self.log)
+
+    @property
+    def evaluated_at(self) -> list[int]:
+        """Per position in the draft, how often the token there was examined."""
+        longest = max((r.evaluated for r in self.log), default=0)
+        return [sum(r.evaluated > i for r in self.log) for i in range(longest)]
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Per position in the draft, how often the token there was accepted."""
+        return [sum(r.accepted > i for r in self.log) for i in range(len(self.evaluated_at))]
 
     @property
     def acceptance_rate(self) -> float:
@@ -57,18 +74,6 @@ class SpeculationStats:
     def tokens_per_round(self) -> float:
         """τ = emitted / rounds; 0 where no round ran."""
         return self.emitted / self.rounds if self.rounds else 0.0
-
-    def merge(self, other: SpeculationStats) -> None:
-        """Add the counts of another completion at the same gamma."""
-        for name in ("rounds", "drafted", "evaluated", "accepted", "emitted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.draft_ns += other.draft_ns
-        self.verify_ns += other.verify_ns
-        for name in ("accepted_at", "evaluated_at"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for i, count in enumerate(theirs):
-                mine[i] += count
 
     def to_json(self) -> dict[str, Any]:
         """Return counts and rates under their public names."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from specrt.engine import Engine, Output
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process, require_numbers
+from specrt.sampling import Distribution, process, require_number
 from specrt.verify import Proposal, Verdict, match, rejection
 
 
@@ -69,8 +69,14 @@ class EngineTarget:
         params, noise = self._params, self._noise
         rows = output.logits[0]
         if params.greedy:
-            require_numbers(rows)
-            return match(proposal.tokens, output.argmax[0].tolist().__getitem__)
+            best = output.argmax[0].tolist()
+
+            def likeliest(i: int) -> int:
+                token = int(best[i])
+                require_number(token, rows.item(i, token))
+                return token
+
+            return match(proposal.tokens, likeliest)
 
         def distribution(i: int) -> Distribution:
             return process(rows[i], params)

@@ -25,7 +25,10 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.bos_token_id = bos_token_id
-        self.falls_back_to_bytes = "ByteFallback" in repr(self._tokenizer.decoder)
+        decoder = repr(self._tokenizer.decoder)
+        self.falls_back_to_bytes = "ByteFallback" in decoder
+        self.joins_bytes = decoder.startswith("ByteLevel")
+        """Whether the text of tokens is that of their bytes, whatever stands beside them."""
 
     @property
     def size(self) -> int:
@@ -91,6 +94,9 @@ class Detokenizer:
 
     def _give(self, text: str) -> str:
         fresh = text[len(self._given_text) :]
+        if self._tokenizer.joins_bytes:
+            self._ids = []
+            return fresh
         # The next window starts at the tokens just given, so that a decoder has their context.
         self._ids = self._ids[self._given :]
         self._given = len(self._ids)

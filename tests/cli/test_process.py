@@ -35,11 +35,11 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
 def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
     script = (
         "import signal, os, specrt.speculate as s, sys\n"
-        "class Late(s.Round):\n"
-        "    def __init__(self, **facts):\n"
-        "        super().__init__(**facts)\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "s.Round = Late\n"
+        "real = s.Round\n"
+        "def late(**facts):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(**facts)\n"
+        "s.Round = late\n"
         "from specrt.cli import main\n"
         "main()\n"
     )

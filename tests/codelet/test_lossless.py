@@ -338,3 +338,16 @@ def transformers_greedy(torch: Any, model: Any, prompt: list[int], count: int) -
     )
     tokens: list[int] = whole[0, len(prompt) :].tolist()
     return tokens
+
+
+def test_a_row_with_a_nan_has_no_most_likely_token(codelet: Path) -> None:
+    """The graph itself tells, so that greedy decoding reads no logits."""
+    engine = open_model(codelet, "target")
+    engine.forward([[5, 6, 7]], 0)
+    for name in ("key.0", "value.3"):
+        engine._caches[name][0, 0, 1, 5] = np.nan
+        found = engine.forward([[8, 9]], 3)
+        assert found.argmax.tolist() == [[-1, -1]]
+        assert np.isnan(found.logits).any(axis=-1).all()
+        engine.forward([[5, 6, 7]], 0)
+        assert (engine.forward([[8, 9]], 3).argmax >= 0).all()

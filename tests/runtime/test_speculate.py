@@ -8,6 +8,7 @@ import pytest
 from runtime.toy import Call, TableEngine, generator, near, plain, run
 from specrt.errors import CapacityError, EngineError
 from specrt.params import SamplingParams
+from specrt.speculate import Round
 from specrt.stats import SpeculationStats
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
@@ -325,15 +326,26 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
 def test_rates_follow_from_the_counts_and_are_zero_without_any() -> None:
     none = SpeculationStats(4)
     assert (none.acceptance_rate, none.draft_yield, none.tokens_per_round) == (0.0, 0.0, 0.0)
-    some = SpeculationStats(4, rounds=5, drafted=20, evaluated=12, accepted=9, emitted=14)
-    assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.45, 2.8)
+    some = SpeculationStats(4)
+    for drafted, accepted in ((4, 4), (4, 0), (4, 2)):
+        some.add(Round([1] * (accepted + 1), drafted, accepted, 5, 7), accepted + 1)
+    assert (some.rounds, some.drafted, some.evaluated, some.accepted, some.emitted) == (
+        3,
+        12,
+        8,
+        6,
+        9,
+    )
+    assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.5, 3.0)
+    assert (some.evaluated_at, some.accepted_at) == ([3, 2, 2, 1], [2, 2, 1, 1])
 
 
 def test_merged_counts_are_sums() -> None:
-    one = SpeculationStats(4, 1, 2, 3, 4, 5, 6, 7, [1, 2], [3, 4])
-    two = SpeculationStats(4, 10, 20, 30, 40, 50, 60, 70, [10, 20, 30], [30, 40, 50])
+    one, two = SpeculationStats(4), SpeculationStats(4)
+    one.add(Round([1, 2], 4, 1, 5, 7), 2)
+    two.add(Round([1, 2, 3], 4, 2, 5, 7), 1)
     one.merge(two)
-    assert one == SpeculationStats(4, 11, 22, 33, 44, 55, 66, 77, [11, 22, 30], [33, 44, 50])
+    assert (one.rounds, one.drafted, one.evaluated, one.accepted, one.emitted) == (2, 8, 5, 3, 3)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, seed=3)])

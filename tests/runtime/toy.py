@@ -96,7 +96,8 @@ class TableEngine:
                 output.logits[b, r] = self.row(self.buffer[b, : first + width - wanted + r + 1])
         if self.corrupt is not None:
             self.corrupt(len(self.calls), output.logits)
-        output.argmax[:] = output.logits.argmax(-1)
+        broken = np.isnan(output.logits).any(-1)
+        output.argmax[:] = np.where(broken, -1, output.logits.argmax(-1))
         return output
 
     def close(self) -> None:
