@@ -17,11 +17,11 @@ from specrt_export.compile.ort_cpu import BATCH, ENGINE, CompiledModel, compile_
 from specrt_export.equal import check_equal
 from specrt_export.inputs import (
     ModelInputs,
+    begin_token,
     check_inputs,
     end_tokens,
     find_inputs,
     fingerprint,
-    setting,
     versions,
 )
 from specrt_export.mapped import check_weights
@@ -157,8 +157,8 @@ def _manifest(
     scored = models["target"].geometry.vocab_size
     if known > scored:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} knows {known} tokens, and the model scores "
-            f"{scored}; they do not belong together"
+            f"the tokenizer of {checkpoint.folder} has token ids up to {known - 1}, and the model "
+            f"scores {scored}; they do not belong together"
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return Manifest(
@@ -172,7 +172,7 @@ def _manifest(
         gammas=tuple(sorted({0, *options.gammas})) if "draft" in models else (0,),
         gamma=options.gamma,
         eos_token_ids=end_tokens(checkpoint),
-        bos_token_id=setting(checkpoint, "bos_token_id"),
+        bos_token_id=begin_token(checkpoint),
         target=models["target"],
         draft=models.get("draft"),
         versions=versions(),

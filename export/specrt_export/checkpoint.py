@@ -98,7 +98,7 @@ def _json(path: Path, why: str) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; {why}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}, not an object")
@@ -155,7 +155,7 @@ def read_header(path: Path) -> dict[str, WeightBytes]:
             entries = json.loads(file.read(length))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not an object")

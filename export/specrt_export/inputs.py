@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from specrt.errors import BuildError, CheckpointError
@@ -64,15 +66,31 @@ def check_inputs(inputs: list[ModelInputs], out: Path) -> None:
         )
     for model in inputs[1:]:
         check_vocabulary(target, model.checkpoint)
+    end_tokens(target)
+    begin_token(target)
     weights = [w for m in inputs for w in m.checkpoint.weights.values()]
     needed = sum(w.bytes * _FP32_GROWTH.get(w.dtype, 1) for w in weights) * 5 // 4 + 16 * MIB
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
+    free = _free(out.parent)
     if free < needed:
         raise BuildError(
             f"{out.parent} has {free // MIB} MiB free, and the build needs about "
             f"{needed // MIB} MiB; free some, or build elsewhere with --out"
         )
+
+
+def _free(folder: Path) -> int:
+    """Make a folder where it is missing, and return the bytes that fit in."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise BuildError(
+            f"{folder} cannot be made a folder ({reason}); build elsewhere with --out"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BuildError(f"{folder} may not be written to; build elsewhere with --out")
+    return free
 
 
 def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
@@ -98,17 +116,50 @@ def versions() -> dict[str, str]:
 
 
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the tokens that end a text: none, one or several."""
-    found = setting(checkpoint, "eos_token_id")
-    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+    """Return the tokens that end a text: none, one or several.
+
+    Raises: CheckpointError for what are no token ids of the model.
+    """
+    path, found = _setting(checkpoint, "eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    for token in ids:
+        _check_id(checkpoint, path, "eos_token_id", token)
+    return tuple(ids)
 
 
-def setting(checkpoint: Checkpoint, key: str) -> Any:
-    """Return a setting of generation_config.json, or of config.json where that has none."""
+def begin_token(checkpoint: Checkpoint) -> int | None:
+    """Return the token that an empty prompt begins with, if there is one.
+
+    Raises: CheckpointError for what is no token id of the model.
+    """
+    path, found = _setting(checkpoint, "bos_token_id")
+    if found is None:
+        return None
+    return _check_id(checkpoint, path, "bos_token_id", found)
+
+
+def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
+    """Return a setting and the file it is from."""
     path = checkpoint.folder / "generation_config.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} holds {short(settings)}; expected an object, fetch it again")
     value = settings.get(key)
-    return checkpoint.config.get(key) if value is None else value
+    if value is None:
+        return checkpoint.folder / "config.json", checkpoint.config.get(key)
+    return path, value
+
+
+def _check_id(checkpoint: Checkpoint, path: Path, key: str, value: Any) -> int:
+    size = checkpoint.config.get("vocab_size")
+    last = size - 1 if type(size) is int else None
+    if type(value) is int and value >= 0 and (last is None or value <= last):
+        return value
+    known = "0 or more" if last is None else f"from 0 to {last}"
+    raise CheckpointError(
+        f"{path} has {key} {short(value)}; expected token ids {known}: correct the file, or fetch "
+        "it again"
+    )

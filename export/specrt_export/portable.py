@@ -54,7 +54,12 @@ def facts_of(model: onnx.ModelProto) -> dict[str, str]:
 
 def geometry_of(model: onnx.ModelProto) -> Geometry:
     """Return the geometry of a graph that `read_graph` read."""
-    return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+    try:
+        return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(
+            f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
+        ) from error
 
 
 def runs_here() -> bool:

@@ -69,7 +69,8 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
     """
     data = _parse(path)
     folder = path.resolve().parent.name
-    name = data.pop("name", None) or (folder if path.stem == "recipe" else path.stem)
+    named = folder if path.stem == "recipe" else path.stem
+    name = data.pop("name") if "name" in data else named
     if not isinstance(name, str):
         raise RecipeError(f"{path}: name is {name!r}; expected a string")
     tables = {key: _table(path, key, data.pop(key, {})) for key in ("target", "draft", "engine")}
@@ -94,7 +95,7 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise RecipeError(f"{path} does not exist; a recipe is a TOML file") from None
     except IsADirectoryError:
@@ -103,7 +104,8 @@ def _parse(path: Path) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    # Besides its own errors tomllib passes on those of int() and of deep nesting.
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
 
 
@@ -118,7 +120,8 @@ def _record(path: Path, table: str, kind: type[Any], values: dict[str, Any]) -> 
     known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
     for key, value in values.items():
         if key not in known:
-            raise RecipeError(f"{path}: unknown key {table}.{key}{did_you_mean(key, known)}")
+            shown = key if key.isprintable() else repr(key)
+            raise RecipeError(f"{path}: unknown key {table}.{shown}{did_you_mean(key, known)}")
         expected = _EXPECTED[str(known[key].type)]
         if not expected.accepts(value):
             raise RecipeError(f"{path}: {table}.{key} is {value!r}; expected {expected.words}")
@@ -152,7 +155,8 @@ def _check(recipe: Recipe) -> None:
     e = recipe.engine
     widest = max(e.gammas, default=0) + 1
     problems = [
-        (not recipe.name or "/" in recipe.name or recipe.name.startswith("."),
+        (not recipe.name.isprintable() or "/" in recipe.name or recipe.name[:1] in ("", ".")
+         or len(recipe.name) > 255,
          f"name is {recipe.name!r}; expected a plain folder name"),
         (e.backend not in BACKENDS,
          f"engine.backend is {e.backend!r}; this version builds {', '.join(BACKENDS)}"),

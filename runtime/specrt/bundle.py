@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 
 from specrt.errors import BundleError
 from specrt.manifest import FileRecord, Manifest, read_manifest
 
+LIBRARY = "onnxruntime"
 BUILD_ROOT = Path("engines/build")
 DEFAULT_BUNDLE = BUILD_ROOT / "codelet"
 
@@ -24,13 +27,14 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
-        """Open a bundle after checking format, files and machine.
+        """Open a bundle after checking format, machine, library and files.
 
         Raises: BundleError naming what is wrong and what to run.
         """
         folder = Path(path)
         bundle = cls(folder, read_manifest(folder))
         bundle._check_machine()
+        bundle._check_library()
         bundle._check_files()
         return bundle
 
@@ -44,6 +48,24 @@ class Bundle:
             raise BundleError(
                 f"{self.path} was built for {built}, and this machine is {here}; "
                 "build it again here with `specrt build RECIPE`"
+            )
+
+    def _check_library(self) -> None:
+        """Refuse a library older than the one that saved the engines; newer ones read them."""
+        built, here = self.manifest.versions.get(LIBRARY), _installed(LIBRARY)
+        if built is None or here is None:
+            return
+        needed, found = _release(built), _release(here)
+        if needed is None:
+            raise BundleError(
+                f"{self.path} names {short(built)} as its version of {LIBRARY}; expected one such "
+                "as 1.25.1: build the bundle again with `specrt build RECIPE`"
+            )
+        if found is not None and found < needed:
+            raise BundleError(
+                f"{self.path} was built with {LIBRARY} {built}, and {here} is installed here; "
+                f"upgrade it with `pip install '{LIBRARY}>={needed[0]}.{needed[1]}'`, or build the "
+                "bundle again here with `specrt build RECIPE`"
             )
 
     def _check_files(self) -> None:
@@ -75,6 +97,22 @@ class Bundle:
             f"{path} has {size} bytes, expected {expected.bytes}; build the bundle again with "
             "`specrt build RECIPE`"
         )
+
+
+def _installed(library: str) -> str | None:
+    """Return the version of a library without importing it; None where it goes by other names."""
+    from importlib import metadata  # slow to import; only opening needs it
+
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    """Return the (major, minor) a version begins with."""
+    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", version)
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -6,18 +6,21 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, NoReturn
 
-from specrt.errors import RequestError
+from specrt.errors import RequestError, SpecrtError
 
 Message = dict[str, str]
+
+_LONGEST = 200
+"""Characters of a template's own words in an error."""
 
 
 class ChatTemplate:
     """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        from jinja2.exceptions import TemplateError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -27,12 +30,13 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._error = TemplateError
         self._special = special
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise RequestError(f"the bundle's chat template is not valid Jinja: {error}") from error
+        except Exception as error:  # deep nesting fails in the parser and in Python's compiler
+            raise RequestError(
+                f"the bundle's chat template is not valid Jinja: {_line(error)}"
+            ) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt text for messages of `role` and `content`.
@@ -47,34 +51,65 @@ class ChatTemplate:
                 documents=None,
                 **self._special,
             )
-        except (self._error, TypeError) as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from error
+        except SpecrtError:
+            raise
+        except Exception as error:  # a template is a program, and may fail like one
+            raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
 
 
 def read_template(folder: Path) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
-    Raises: RequestError when the bundle has none.
+    Raises: RequestError when the bundle has none, or one that cannot be read.
     """
-    path = folder / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = _config(folder / "tokenizer_config.json")
     separate = folder / "chat_template.jinja"
-    source = (
-        separate.read_text(encoding="utf-8") if separate.is_file() else config.get("chat_template")
-    )
+    source = _read(separate) if separate.is_file() else config.get("chat_template")
     if isinstance(source, list):  # several named ones; transformers takes `default`
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
+        named = [t for t in source if isinstance(t, dict)]
+        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if source is not None and not isinstance(source, str):
+        raise _damaged(
+            folder / "tokenizer_config.json",
+            f"has the chat_template {short(source)}; expected a string or a list of named ones",
+        )
     if not source:
         raise RequestError(
             f"{folder} has no chat template: its model was not trained for chat; "
             "leave --chat out to complete plain text"
         )
-    special = {
-        key: value["content"] if isinstance(value, dict) else value
+    tokens = {
+        key: value.get("content") if isinstance(value, dict) else value
         for key, value in config.items()
-        if key.endswith("_token") and isinstance(value, (str, dict))
+        if key.endswith("_token")
     }
-    return ChatTemplate(source, special)
+    return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise _damaged(path, f"holds {short(config)}; expected an object")
+    return config
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"cannot be read as UTF-8: {error}") from error
+
+
+def _damaged(path: Path, what: str) -> RequestError:
+    return RequestError(
+        f"{path} {what}; correct it in the checkpoint and build the bundle again, or leave --chat "
+        "out"
+    )
 
 
 def _generation_tag() -> type[Any]:
@@ -111,5 +146,12 @@ def _tojson(
     )
 
 
-def _refuse(message: str) -> NoReturn:
-    raise RequestError(f"the chat template refused the messages: {message}")
+def _refuse(message: Any) -> NoReturn:
+    raise RequestError(f"the chat template refused the messages: {_line(message)}")
+
+
+def _line(said: Any) -> str:
+    """Return what a template or its failure says as one line of bearable length."""
+    shown = "".join(c if c.isprintable() else " " for c in str(said))
+    text = " ".join(shown.split()) or type(said).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

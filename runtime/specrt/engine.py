@@ -73,6 +73,14 @@ def open_engine(
     raise EngineError(f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu")
 
 
+def share_threads(backend: str, threads: int) -> None:
+    """Let all engines of this process share their threads, where the backend can."""
+    if backend == "ort-cpu" and threads > 1:
+        from specrt.engines.ort import share_pool
+
+        share_pool(threads)
+
+
 def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
     """Refuse a pass that is too wide or would write outside the KV buffers.
 

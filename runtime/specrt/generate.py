@@ -14,7 +14,7 @@ from typing import SupportsIndex
 from specrt.bundle import Bundle
 from specrt.completion import Completion, Stream
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
-from specrt.engine import Engine, open_engine
+from specrt.engine import Engine, open_engine, share_threads
 from specrt.errors import BundleError, CapacityError, RequestError
 from specrt.manifest import Manifest, ModelRecord
 from specrt.noise import Noise
@@ -183,11 +183,14 @@ def _token_id(token: object, vocab: int) -> int:
     return number
 
 
-def load(bundle: str | Path, *, threads: int | None = None) -> Generator:
+def load(
+    bundle: str | Path, *, threads: int | None = None, owns_process: bool = False
+) -> Generator:
     """Open a bundle for generation.
 
     `threads` is the number of cores to use for the pair; every one this process may run on when
-    None.
+    None. `owns_process` says that nothing else in this process uses the engine library: target
+    and draft then share one thread pool, which makes the draft faster; see `share_pool`.
     Raises: BundleError, EngineError, RequestError.
     """
     opened = Bundle.open(bundle)
@@ -195,8 +198,10 @@ def load(bundle: str | Path, *, threads: int | None = None) -> Generator:
     tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
     _check_vocabulary(tokenizer, manifest)
     cores = _cores(threads)
+    if owns_process:
+        share_threads(manifest.backend, cores)
     target = _open_model(opened, manifest.target, cores)
-    draft = manifest.draft and _open_model(opened, manifest.draft, _draft_threads(manifest, cores))
+    draft = manifest.draft and _open_model(opened, manifest.draft, cores)
     models = Models(target, draft or None, manifest.gammas, manifest.gamma)
     return Generator(models, tokenizer, manifest.eos_token_ids)
 
@@ -227,20 +232,10 @@ def _cores(threads: int | None) -> int:
     return threads
 
 
-def _draft_threads(manifest: Manifest, cores: int) -> int:
-    """Return the threads of the draft.
-
-    Two pools of spinning threads on the same cores make the target three times slower, and a
-    small model gains nothing from a second thread; a draft beyond 64 MB of weights does.
-    """
-    small = manifest.draft is None or manifest.draft.weight_bytes < 64 << 20
-    return 1 if small else cores
-
-
 def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
     known, scored = tokenizer.size, manifest.target.geometry.vocab_size
     if known > scored:
         raise BundleError(
-            f"the tokenizer knows {known} tokens, and the model scores {scored}; they do not "
+            f"the tokenizer has ids up to {known - 1}, and the model scores {scored}; they do not "
             "belong together: build the bundle again from one checkpoint"
         )

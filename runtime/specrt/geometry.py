@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from specrt.schema import Count, Span, read
 
 
 @dataclass(frozen=True)
@@ -13,13 +15,13 @@ class Geometry:
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], two a layer.
     """
 
-    layers: int
-    heads: int
+    layers: Annotated[int, Span(1, 10**4)]
+    heads: Count
     """Query heads; `kv_heads` of them are shared by groups."""
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_positions: int
+    kv_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    max_positions: Count
     """Positions the model was trained for; no engine is built longer."""
     windows: tuple[int, ...]
     """Per layer, the number of latest keys a query sees; 0 where it sees all."""
@@ -30,8 +32,8 @@ class Geometry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Geometry:
-        """Read what `to_json` wrote; raises KeyError or TypeError on anything else."""
-        return cls(**{**data, "windows": tuple(data["windows"])})
+        """Read what `to_json` wrote; raises ValueError on anything else."""
+        return read(cls, data, "geometry")
 
     def kv_bytes(self, batch: int, max_length: int, item_bytes: int) -> int:
         """Return the bytes all KV buffers of this model take."""

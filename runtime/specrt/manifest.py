@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from reprlib import repr as short
+from typing import Annotated, Any
 
 from specrt.errors import BundleError
 from specrt.geometry import Geometry
+from specrt.schema import Count, Span, read
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+TOKENIZER = "tokenizer.json"
+_AGAIN = "build the bundle again with `specrt build RECIPE`"
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class ModelRecord:
     model_type: str
     parameters: int
     weight_bytes: int
-    kv_item_bytes: int
+    kv_item_bytes: Annotated[int, Span(1, 16)]
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
 
@@ -40,13 +45,13 @@ class ModelRecord:
 class Manifest:
     """Everything a device needs to know about a bundle before it opens an engine."""
 
-    format: int
+    format: Annotated[int, Span(1, FORMAT)]
     name: str
     backend: str
     precision: str
-    batch: int
-    max_length: int
-    prefill: int
+    batch: Count
+    max_length: Count
+    prefill: Count
     """Widest prefill pass, in tokens."""
     gammas: tuple[int, ...]
     """Every gamma a verify pass was built for, 0 included."""
@@ -85,47 +90,81 @@ def read_manifest(folder: Path) -> Manifest:
     Raises: BundleError when it is missing, of a newer format, or not a manifest.
     """
     path = folder / FILE_NAME
+    data = _load(path)
+    written = data["format"]
+    if type(written) is int and written > FORMAT:
+        raise BundleError(
+            f"{folder} has bundle format {short(written)}, and this specrt reads up to {FORMAT}; "
+            "upgrade specrt, or build the bundle again with this version"
+        )
+    known = {f.name for f in fields(Manifest)}  # a later version may write more
+    try:
+        manifest = read(Manifest, {k: v for k, v in data.items() if k in known})
+        for problem in _problems(manifest):
+            raise ValueError(problem)
+    except ValueError as error:
+        raise BundleError(f"{path} is not a complete manifest ({error}); {_AGAIN}") from error
+    return manifest
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Read an object that has a format, whatever else is in it."""
+    folder = path.parent
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        written = data["format"]
+        if not isinstance(data, dict) or "format" not in data:
+            raise ValueError(f"it holds {short(data)}; expected an object with `format`")
     except FileNotFoundError:
         what = "is not a bundle: it has no manifest.json" if folder.is_dir() else "does not exist"
         raise BundleError(
             f"{folder} {what}; build one with `make engines` or `specrt build RECIPE`"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BundleError(
-            f"{path} cannot be read ({error}); build the bundle again with `specrt build RECIPE`"
-        ) from error
-    if not isinstance(written, int) or written > FORMAT:
-        raise BundleError(
-            f"{folder} has bundle format {written}, and this specrt reads up to {FORMAT}; "
-            "upgrade specrt, or build the bundle again with this version"
-        )
-    try:
-        return _parse(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(
-            f"{path} is not a complete manifest ({type(error).__name__}: {error}); "
-            "build the bundle again with `specrt build RECIPE`"
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+    return data
 
 
-def _parse(data: dict[str, Any]) -> Manifest:
-    known = {f.name for f in fields(Manifest)}
-    return Manifest(
-        **{
-            **{k: v for k, v in data.items() if k in known},
-            "gammas": tuple(int(g) for g in data["gammas"]),
-            "eos_token_ids": tuple(int(t) for t in data["eos_token_ids"]),
-            "target": _model(data["target"]),
-            "draft": _model(data["draft"]) if data["draft"] else None,
-            "versions": dict(data["versions"]),
-            "device": dict(data["device"]),
-            "files": {name: FileRecord(**record) for name, record in data["files"].items()},
-        }
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what does not fit together between fields that are fine by themselves."""
+    m, ends = manifest, manifest.eos_token_ids
+    listed = [m.target.engine, *([m.draft.engine] if m.draft else []), TOKENIZER]
+    vocab = m.target.geometry.vocab_size
+    checks = [
+        (0 not in m.gammas, f"gammas is {short(m.gammas)}; expected 0 among them"),
+        (m.gamma not in m.gammas, f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
+        (m.max_width > m.max_length,
+         f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
+        (m.draft is None and m.gamma > 0, f"gamma is {m.gamma} without a draft; expected 0"),
+        (max(ends, default=0) >= vocab,
+         f"eos_token_ids is {short(ends)}; expected ids below {vocab}"),
+        ((m.bos_token_id or 0) >= vocab,
+         f"bos_token_id is {m.bos_token_id}; expected an id below {vocab}"),
+    ]  # fmt: skip
+    yield from (problem for wrong, problem in checks if wrong)
+    yield from (f"files lacks {short(name)}; expected it" for name in listed if name not in m.files)
+    yield from (
+        f"files names {short(name)}; expected a place inside the bundle"
+        for name in m.files
+        if not _inside(name)
     )
+    yield from _misshapen("target", m.target.geometry)
+    if m.draft:
+        yield from _misshapen("draft", m.draft.geometry)
 
 
-def _model(data: dict[str, Any]) -> ModelRecord:
-    return ModelRecord(**{**data, "geometry": Geometry.from_json(data["geometry"])})
+def _inside(name: str) -> bool:
+    place = PurePosixPath(name)
+    return bool(place.parts) and not place.is_absolute() and ".." not in place.parts
+
+
+def _misshapen(role: str, shape: Geometry) -> Iterator[str]:
+    if len(shape.windows) != shape.layers:
+        yield (
+            f"{role}.geometry.windows has {len(shape.windows)} entries; expected one for each of "
+            f"{shape.layers} layers"
+        )
+    if shape.heads % shape.kv_heads:
+        yield (
+            f"{role}.geometry.kv_heads is {shape.kv_heads}; expected a divisor of heads, "
+            f"{shape.heads}"
+        )

@@ -34,7 +34,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file as UTF-8.
+    """Read a text file as UTF-8, with or without a byte order mark.
 
     Raises: RequestError when it is missing or not UTF-8.
     """
@@ -45,12 +45,12 @@ def read_text(path: Path) -> str:
 
 
 def decode_utf8(data: bytes, origin: str) -> str:
-    """Decode bytes that must be UTF-8.
+    """Decode bytes that must be UTF-8; a byte order mark is no part of the text.
 
     Raises: RequestError naming the first byte that is not.
     """
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{origin} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
@@ -61,7 +61,7 @@ def decode_utf8(data: bytes, origin: str) -> str:
 def _parse(place: str, line: str) -> Prompt:
     try:
         data: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{place} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise RequestError(f"{place} is {type(data).__name__}; expected an object with `prompt`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ class Tokenizer:
         self.joins_bytes = decoder.startswith("ByteLevel")
         """Whether the text of tokens is that of their bytes, whatever stands beside them."""
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Return how many ids the tokenizer knows, added tokens included."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        """The largest id the tokenizer knows, plus one; ids may be sparse."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a prompt; `special` adds what the tokenizer adds by itself.

@@ -66,6 +66,7 @@ def test_the_backend_may_be_replaced(tmp_path: Path) -> None:
         ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
         (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
         (PAIR + "[engine]\ngama = 3\n", "unknown key engine.gama; did you mean 'gamma"),
+        (PAIR + '[engine]\n"a\\nb" = 3\n', "unknown key engine.'a\\nb'; known: backend"),
         (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, gamma, gammas"),
         ('[target]\ncheckpont = "t"\n', "unknown key target.checkpont; did you mean 'checkpoint'"),
         ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
@@ -115,8 +116,25 @@ def test_a_name_must_be_that_of_a_folder(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_name_must_be_text(tmp_path: Path) -> None:
-    assert "name is 5; expected a string" in refusal(tmp_path, f"name = 5\n{PAIR}")
+@pytest.mark.parametrize("name", ["5", "0", "false", "[]", "{}"])
+def test_a_name_must_be_text(tmp_path: Path, name: str) -> None:
+    assert "expected a string" in refusal(tmp_path, f"name = {name}\n{PAIR}")
+
+
+@pytest.mark.parametrize("name", ["", "a\\u0000b", "a\\nb", "\\u001b[31m", "a\\u2028b", "a" * 256])
+def test_a_name_is_never_replaced_nor_holds_control_characters(tmp_path: Path, name: str) -> None:
+    assert "expected a plain folder name" in refusal(tmp_path, f'name = "{name}"\n{PAIR}')
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    assert read_recipe(recipe(tmp_path, f"\ufeff{PAIR}")).target.checkpoint == "t"
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 20_000, "{a=" * 20_000, "9" * 5000], ids=["lists", "tables", "digits"]
+)
+def test_what_the_parser_cannot_hold_is_refused(tmp_path: Path, value: str) -> None:
+    assert "cannot be read as TOML" in refusal(tmp_path, f"x = {value}")
 
 
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:

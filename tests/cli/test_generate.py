@@ -16,7 +16,7 @@ from specrt.errors import RequestError
 
 PROMPT = "def fibonacci(n):\n"
 STATISTICS = re.compile(
-    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| gamma 3: \d+ rounds, "
+    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| gamma 2: \d+ rounds, "
     r"\d\.\d\d tokens per round, acceptance rate [01]\.\d\d \| length\]\n"
 )
 
@@ -55,7 +55,7 @@ def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Pa
     }
     assert found["seed"] == 5
     assert len(found["token_ids"]) == 20
-    assert counts["gamma"] == 3
+    assert counts["gamma"] == 2
     assert counts["emitted"] == 19  # all but the prefill's
     assert counts["accepted"] <= counts["evaluated"] <= counts["drafted"] <= 3 * counts["rounds"]
     assert counts["emitted"] == counts["accepted"] + counts["rounds"]
@@ -114,7 +114,7 @@ def test_the_models_end_stops_unless_ignored(
     whole = ids_of(cli, codelet, "--prompt", PROMPT)
     opened = Generator(generator.models, generator.tokenizer, [whole[4]])
     monkeypatch.setattr(opened, "close", lambda: None)
-    monkeypatch.setattr("specrt.cli.generate.load", lambda bundle, threads: opened)
+    monkeypatch.setattr("specrt.cli.generate.load", lambda bundle, **_: opened)
     ran = cli("generate", codelet, "--prompt", PROMPT, "--json")
     assert json.loads(ran.out)["token_ids"] == whole[: whole.index(whole[4]) + 1]
     assert json.loads(ran.out)["finish_reason"] == "stop"

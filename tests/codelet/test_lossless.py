@@ -211,13 +211,13 @@ def chance_that_it_is_the_target(
 def test_rejection_draws_from_the_target(
     remembered: tuple[Remembered, Remembered], prompts: list[list[int]]
 ) -> None:
-    assert chance_that_it_is_the_target(remembered, prompts[0], wrong=False) > 1e-3
+    assert chance_that_it_is_the_target(remembered, prompts[1], wrong=False) > 1e-3
 
 
 def test_a_drafter_that_misstates_its_distribution_is_seen(
     remembered: tuple[Remembered, Remembered], prompts: list[list[int]]
 ) -> None:
-    assert chance_that_it_is_the_target(remembered, prompts[0], wrong=True) < 1e-6
+    assert chance_that_it_is_the_target(remembered, prompts[1], wrong=True) < 1e-6
 
 
 class Replay:

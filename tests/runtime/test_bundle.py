@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,7 @@ def test_what_was_written_is_read(bundle: Path) -> None:
 
 
 def test_a_bundle_without_a_draft_is_read(bundle: Path) -> None:
-    edit(bundle, lambda m: m.update(draft=None))
+    edit(bundle, lambda m: m.update(draft=None, gamma=0))
     assert Bundle.open(bundle).manifest.draft is None
 
 
@@ -106,7 +109,12 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", "null", '{"name": "pair"}', '{"format": 1', "\xff{}"]
+    "text",
+    [
+        *("", "{", "[]", "3", "null", '{"name": "pair"}', '{"format": 1', "\xff{}"),
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param('{"format": ' + "1" * 5000 + "}", id="long number"),
+    ],
 )
 def test_a_manifest_that_cannot_be_read_is_named(bundle: Path, text: str) -> None:
     (bundle / "manifest.json").write_bytes(text.encode("latin-1"))
@@ -115,7 +123,7 @@ def test_a_manifest_that_cannot_be_read_is_named(bundle: Path, text: str) -> Non
     assert "specrt build RECIPE" in said
 
 
-@pytest.mark.parametrize("written", [FORMAT + 1, 99, "1", None])
+@pytest.mark.parametrize("written", [FORMAT + 1, 99])
 def test_a_newer_format_is_refused_with_both_numbers(bundle: Path, written: object) -> None:
     edit(bundle, lambda m: m.update(format=written))
     said = refusal(bundle)
@@ -148,7 +156,7 @@ def test_a_missing_key_is_named(bundle: Path, key: str) -> None:
         (lambda m: m["draft"].update(shape=1), "shape"),
         (lambda m: m["files"]["tokenizer.json"].pop("sha256"), "sha256"),
         (lambda m: m.update(gammas=["four"]), "four"),
-        (lambda m: m.update(files=[]), "list"),
+        (lambda m: m.update(files=[]), "files is []; expected an object"),
     ],
 )
 def test_a_key_missing_or_wrong_further_in_is_named(
@@ -193,12 +201,156 @@ def test_one_altered_byte_is_found(bundle: Path, name: str, place: str) -> None:
     assert "specrt build RECIPE" in said
 
 
-@pytest.mark.parametrize("machine", ["aarch64-elsewhere", None])
-def test_another_machine_is_named_with_this_one(bundle: Path, machine: str | None) -> None:
-    edit(bundle, lambda m: m.update(device={"machine": machine}))
+@pytest.mark.parametrize(
+    ("device", "machine"), [({"machine": "aarch64-elsewhere"}, "aarch64-elsewhere"), ({}, None)]
+)
+def test_another_machine_is_named_with_this_one(
+    bundle: Path, device: dict[str, str], machine: str | None
+) -> None:
+    edit(bundle, lambda m: m.update(device=device))
     said = refusal(bundle)
     assert f"was built for {machine}, and this machine is {platform.machine()}" in said
     assert "specrt build RECIPE" in said
+
+
+ANYTHING: tuple[object, ...] = (
+    *(None, True, False, 0, -1, 1.5, 1.0, float("nan"), 10**30, "", "x", "a\0b", "\ud800", "\n"),
+    *([], [[]], [None], [-1], [1.5], [True], ["x"], {}, {"x": 1}, {"x": None}, {"x": []}),
+    {"\n": "x"},
+    "9" * 10_000,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inside in items:
+        yield (*path, key)
+        if isinstance(inside, dict | list):
+            yield from places(inside, (*path, key))
+
+
+def outcome(folder: Path) -> str:
+    try:
+        Bundle.open(folder)
+    except BundleError as error:
+        return str(error)
+    return ""
+
+
+def test_every_field_is_held_to_its_type(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    text = path.read_text()
+    refused = 0
+    for *outer, last in places(json.loads(text)):
+        for value in ANYTHING:
+            data = holder = json.loads(text)
+            for key in outer:
+                holder = holder[key]
+            kinds = (int, type(None)) if last == "bos_token_id" else (type(holder[last]),)
+            holder[last] = value
+            path.write_text(json.dumps(data))
+            said = outcome(bundle)
+            place = f"{[*outer, last]}: {value!r}"[:200]
+            assert said or type(value) in kinds, place
+            assert "\n" not in said, place
+            assert len(said) < len(str(bundle)) + 500, place
+            refused += bool(said)
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("written", [0, -1, True, "1", None, 1.0, [1]])
+def test_a_format_is_a_number_from_one_on(bundle: Path, written: object) -> None:
+    edit(bundle, lambda m: m.update(format=written))
+    assert f"(format is {written!r}; expected a whole number from 1 to {FORMAT})" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda m: m.update(batch=0), "batch is 0; expected a whole number from 1 to 1000000000"),
+        (lambda m: m.update(batch=True), "batch is True; expected a whole number"),
+        (lambda m: m["target"]["geometry"].update(layers=10**9),
+         "target.geometry.layers is 1000000000; expected a whole number from 1 to 10000"),
+        (lambda m: m.update(gammas=[2, 4]), "gammas is (2, 4); expected 0 among them"),
+        (lambda m: m.update(gamma=3), "gamma is 3; expected one of (0, 2, 4)"),
+        (lambda m: m.update(draft=None), "gamma is 4 without a draft; expected 0"),
+        (lambda m: m.update(prefill=65), "asks for passes of 65; expected up to 64"),
+        (lambda m: m["target"]["geometry"].update(windows=[0]),
+         "target.geometry.windows has 1 entries; expected one for each of 2 layers"),
+        (lambda m: m["draft"]["geometry"].update(kv_heads=3),
+         "draft.geometry.kv_heads is 3; expected a divisor of heads, 4"),
+        (lambda m: m.update(eos_token_ids=[2, 300]), "eos_token_ids is (2, 300); expected ids bel"),
+        (lambda m: m.update(bos_token_id=300), "bos_token_id is 300; expected an id below 300"),
+        (lambda m: m["files"].pop("tokenizer.json"), "files lacks 'tokenizer.json'; expected it"),
+        (lambda m: m["draft"].update(engine="tokenizer"), "files lacks 'tokenizer'; expected it"),
+        (lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}),
+         "files names '/etc/passwd'; expected a place inside the bundle"),
+        (lambda m: m["files"].update({"a/../../b": {"bytes": 1, "sha256": ""}}),
+         "files names 'a/../../b'; expected a place inside the bundle"),
+        (lambda m: m["files"].update({"": {"bytes": 1, "sha256": ""}}),
+         "files names ''; expected a place inside the bundle"),
+        (lambda m: m["files"].update({"a\0": {"bytes": 1, "sha256": ""}}),
+         "a key of files is 'a\\x00'; expected up to 255 printable characters"),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_told_with_what_was_expected(
+    bundle: Path, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    edit(bundle, change)
+    said = refusal(bundle)
+    assert told in said
+    assert said.endswith("; build the bundle again with `specrt build RECIPE`")
+
+
+def built_with(folder: Path, version: str) -> Path:
+    edit(folder, lambda m: m.update(versions={"onnxruntime": version}))
+    return folder
+
+
+@pytest.mark.parametrize("version", ["1.30.0", "2.0.0", "1.9"])
+def test_an_older_library_than_the_one_that_built_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    installed = "1.8.2" if version == "1.9" else "1.29.9"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+    said = refusal(built_with(bundle, version))
+    assert f"was built with onnxruntime {version}, and {installed} is installed here" in said
+    least = ".".join(version.split(".")[:2])
+    assert f"pip install 'onnxruntime>={least}'" in said
+    assert "specrt build RECIPE" in said
+
+
+@pytest.mark.parametrize("installed", ["1.30.1", "1.30.0+cu13", "1.31.0.dev1", "2.0", "unknown"])
+def test_the_same_or_a_newer_library_is_fine(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+    Bundle.open(built_with(bundle, "1.30.2"))
+
+
+def test_a_library_installed_under_another_name_is_not_asked_for_its_version(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    Bundle.open(built_with(bundle, "1.30.2"))
+
+
+@pytest.mark.parametrize("version", ["newest", "", "1.x", "9" * 9])
+def test_a_library_version_that_is_none_is_refused(bundle: Path, version: str) -> None:
+    said = refusal(built_with(bundle, version))
+    assert f"names {version!r} as its version of onnxruntime" in said
+
+
+def test_opening_does_not_import_the_library(bundle: Path) -> None:
+    code = (
+        "import sys; from specrt.bundle import Bundle; Bundle.open(sys.argv[1]); "
+        "assert 'onnxruntime' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(bundle)], check=True)
 
 
 def test_files_larger_than_one_read_are_hashed_whole(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specrt.chat import ChatTemplate, read_template
-from specrt.errors import RequestError
+from specrt.errors import CapacityError, RequestError
 
 CHATML = """
 {%- for message in messages %}
@@ -97,9 +97,93 @@ def test_a_template_that_fails_is_one_clear_error(source: str) -> None:
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
 
 
-def test_a_template_that_is_not_jinja_is_refused() -> None:
-    with pytest.raises(RequestError, match="is not valid Jinja"):
-        ChatTemplate("{% for %}", {})
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ [1, 'a'] | sort }}",
+        "{{ 'x' | int('y', 99) | tojson(indent='z', sort_keys=3) | indent(none) }}",
+        "{{ strftime_now(5) }}",
+        "{{ '%d' % 'x' }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% set d = {} %}{{ d['x'].y.z }}",
+        "{{ raise_exception(5 / 0) }}",
+        "{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}",
+        "{{ raise_exception({}) }}",
+    ],
+)
+def test_whatever_a_template_raises_is_one_short_line(source: str) -> None:
+    with pytest.raises(RequestError, match=r"the chat template refused the messages: .") as refused:
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
+
+
+def test_an_error_of_ours_passes_through_a_template() -> None:
+    class Role(str):
+        def __str__(self) -> str:
+            raise CapacityError("too long")
+
+    with pytest.raises(CapacityError, match="too long"):
+        ChatTemplate("{{ messages[0].role }}", {}).render([{"role": Role("user")}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ a",
+        pytest.param("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", id="parentheses"),
+        pytest.param("{% if a %}" * 500 + "{% endif %}" * 500, id="blocks"),
+    ],
+)
+def test_a_template_that_is_not_jinja_is_refused(source: str) -> None:
+    with pytest.raises(RequestError, match=r"is not valid Jinja: .") as refused:
+        ChatTemplate(source, {})
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "holds []; expected an object"),
+        ('{"chat_template": 5}', "has the chat_template 5; expected a string"),
+        ('{"chat_template": {}}', "has the chat_template {}; expected a string"),
+        ('{"chat_template": [{"name": "default", "template": [1]}]}', "has the chat_template [1]"),
+        ("\xff", "cannot be read as UTF-8"),
+    ],
+    ids=range(7),
+)
+def test_a_damaged_config_is_named(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(RequestError) as refused:
+        read_template(tmp_path)
+    assert f"{path} {told}" in str(refused.value)
+    assert "build the bundle again" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("named", [[{"name": "default"}], [5], [], ["default"]])
+def test_a_list_without_a_default_template_is_no_template(tmp_path: Path, named: object) -> None:
+    with pytest.raises(RequestError, match="has no chat template"):
+        read_template(bundle(tmp_path, chat_template=named))
+
+
+def test_a_template_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(RequestError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        read_template(bundle(tmp_path))
+
+
+def test_a_special_token_without_content_is_not_known(tmp_path: Path) -> None:
+    folder = bundle(tmp_path, chat_template="<{{ bos_token }}>", bos_token={"content": 5})
+    assert read_template(folder).render([]) == "<>"
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox() -> None:

@@ -36,6 +36,7 @@ def test_only_newlines_end_a_line(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("{", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="deep"),
         ("[1]", "is list; expected an object with `prompt`"),
         ('{"text": "a"}', "has neither a string `prompt` nor a list of `turns`"),
         ('{"prompt": 5}', "has neither a string `prompt`"),
@@ -55,6 +56,13 @@ def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: st
 def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
         read_prompts(lines(tmp_path, text))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = lines(tmp_path, '\ufeff{"prompt": "\ufeffa"}\n')
+    assert read_prompts(path) == [Prompt("\ufeffa")]
+    with pytest.raises(RequestError, match="byte 0xe9 at offset 4"):
+        decode_utf8(b"\xef\xbb\xbfa\xe9", "here")
 
 
 def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import models
 
 from runtime.toy import BOS, EOS, SPECIAL, byte_fallback
 from specrt.errors import BundleError, RequestError
@@ -154,6 +156,12 @@ def test_an_empty_prompt_is_the_bos_token_or_refused(tmp_path: Path) -> None:
 def test_a_prompt_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="not valid Unicode at character 2"):
         tokenizer.encode("ab\udcff")
+
+
+def test_a_size_is_that_of_the_largest_id(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    HubTokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
+    assert Tokenizer(path).size == 8
 
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:

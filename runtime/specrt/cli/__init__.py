@@ -48,7 +48,7 @@ def main() -> None:
     _fill_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # a completion has characters no old locale has
-    status = run(sys.argv[1:])
+    status = run(sys.argv[1:], owns_process=True)
     try:
         sys.stdout.flush()
     except OSError:
@@ -57,11 +57,11 @@ def main() -> None:
     sys.exit(status)
 
 
-def run(args: list[str]) -> int:
-    """Run one command and return its exit status."""
+def run(args: list[str], *, owns_process: bool = False) -> int:
+    """Run one command and return its exit status; `owns_process` as in `specrt.load`."""
     try:
         # Not through click's own main, which ends the line and the process in ways of its own.
-        with specrt.make_context("specrt", args or ["--help"]) as context:
+        with specrt.make_context("specrt", args or ["--help"], obj=owns_process) as context:
             status = specrt.invoke(context)
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as done:

@@ -29,7 +29,9 @@ from specrt.prompts import read_prompts
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object.")
+@click.pass_obj
 def command(
+    owns_process: bool,
     bundle: Path,
     prompts: Path,
     gammas: str | None,
@@ -46,7 +48,7 @@ def command(
     """
     texts = [p.text for p in read_prompts(prompts)][:limit]
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0, temperature=temperature)
-    with load(bundle, threads=threads) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process) as generator:
         asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
         for gamma in asked:
             generator.check_gamma(gamma)
@@ -86,17 +88,32 @@ def _progress(done: float) -> None:
         print(f"\rmeasuring {done:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
+_COLUMNS = (
+    "gamma",
+    "tokens/s",
+    "speedup",
+    "spread",
+    "acceptance",
+    "yield",
+    "tokens/round",
+    "TTFT ms",
+    "ITL ms",
+    "draft ms",
+    "verify ms",
+    "outside us",
+)
+
+
 def _table(result: BenchResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
-    for name in ("gamma", "tokens/s", "speedup", "spread", "acceptance", "yield", "tokens/round",
-                 "TTFT ms", "ITL ms", "draft ms", "verify ms", "outside us"):  # fmt: skip
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in result.gammas.values():
         table.add_row(*_row(row, result.gammas[0]))
-    Console(width=max(110, Console().width)).print(table)
+    Console(width=max(120, Console().width)).print(table)
 
 
 def _row(row: GammaResult, plain: GammaResult) -> list[str]:

@@ -49,7 +49,10 @@ from specrt.prompts import decode_utf8, read_text
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.pass_obj
 def command(
+    owns_process: bool,
+    /,
     bundle: Path,
     prompt: str | None,
     prompt_file: Path | None,
@@ -67,7 +70,7 @@ def command(
     """
     params = SamplingParams.of(**options)
     source = read_prompt(prompt, prompt_file, prompt_ids)
-    with load(bundle, threads=threads) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process) as generator:
         text = source
         if chat:
             from specrt.chat import read_template

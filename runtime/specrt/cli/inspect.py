@@ -66,10 +66,11 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
 def _facts(*rows: tuple[str, str]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows:
-        table.add_row(f"[bold]{name}" if not value else name, value)
+        table.add_row(Text(name, style="" if value else "bold"), Text(value))
     return table
 
 
@@ -92,11 +93,12 @@ def _list(values: tuple[int, ...]) -> str:
 
 def _files(manifest: Manifest) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     table.add_column("file")
     table.add_column("bytes", justify="right")
     table.add_column("sha256")
     for name, record in manifest.files.items():
-        table.add_row(name, f"{record.bytes:,}", record.sha256[:16])
+        table.add_row(Text(name), f"{record.bytes:,}", record.sha256[:16])
     return table

@@ -25,7 +25,9 @@ from specrt.prompts import read_prompts
               help="Margin, in logits, up to which a divergence counts as a near-tie.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
 def command(
+    owns_process: bool,
     bundle: Path,
     prompts: Path,
     max_tokens: int,
@@ -39,7 +41,7 @@ def command(
     Exit status 1 when a divergence is larger than rounding explains.
     """
     texts = [p.text for p in read_prompts(prompts)]
-    with load(bundle, threads=threads) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process) as generator:
         asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
         compared = [g for g in asked if g]
         if not compared:

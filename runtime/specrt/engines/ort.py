@@ -60,6 +60,11 @@ class OrtEngine:
                     f"the engine has no input {name!r}, expected for a model of {g.layers} layers; "
                     "the bundle does not match its manifest: build it again"
                 )
+            if tuple(inputs[name].shape) != shape:
+                raise EngineError(
+                    f"the engine's {name} has shape {inputs[name].shape}, and the manifest says "
+                    f"{list(shape)}; they do not belong together: build the bundle again"
+                )
             caches[name] = np.zeros(shape, _NUMPY_TYPES[inputs[name].type])
         return caches
 
@@ -117,9 +122,12 @@ class OrtEngine:
 def _open_session(path: Path, threads: int) -> Any:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if _pool:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = _own_threads(path, threads)
+        options.inter_op_num_threads = 1
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
@@ -128,6 +136,35 @@ def _open_session(path: Path, threads: int) -> Any:
             f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
             "build the bundle again with the version installed here"
         ) from error
+
+
+def share_pool(threads: int) -> bool:
+    """Make the one thread pool that every session of this process will run on.
+
+    Two pools of spinning threads on the same cores make a target three times slower, so without
+    a shared pool the draft has one thread. With it, target and draft use all of them in turn.
+    Only the owner of a process may ask for it: afterwards ONNX Runtime refuses every session,
+    whoever makes it, that wants threads of its own.
+    """
+    if not _pool:
+        try:
+            ort.set_global_thread_pool_sizes(threads, 1)
+        except Exception:  # somebody made the pool, of a size that nothing tells
+            return False
+        _pool.append(threads)
+    return True
+
+
+_pool: list[int] = []
+"""Threads of the shared pool once it is made: what the library itself keeps and does not tell."""
+
+_SMALL_BYTES = 64 << 20
+
+
+def _own_threads(path: Path, threads: int) -> int:
+    """Return the threads of a pool of its own: one for an engine as small as a draft."""
+    size = sum(file.stat().st_size for file in path.parent.iterdir())
+    return 1 if size < _SMALL_BYTES else threads
 
 
 def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
