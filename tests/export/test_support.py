@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from export.zoo import MODELS
 from specrt.errors import ExportError
+
+pytest.importorskip("onnx_ir", reason="exporting needs more: make setup-export")
+
+from export.zoo import MODELS
 
 pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch", reason="needs the export extra")
