@@ -6,7 +6,7 @@ PAIR    ?=
 BACKEND ?=
 PROMPT  ?= def fibonacci(n):
 ARGS    ?=
-# Greedy decoding of a model this small soon repeats itself; `ARGS=--temperature=0` shows it.
+# Greedy decoding of a model this small soon repeats itself: ARGS='--temperature 0' shows it.
 SAMPLING := --temperature 0.7 --top-p 0.95 --seed 1
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
@@ -47,7 +47,7 @@ engines: $(VENV)/.runtime ## build every bundle that is missing or stale
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
-	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet) --prompt "$$PROMPT" $(or $(ARGS),$(SAMPLING))
+	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
 
 test: $(VENV)/.test ## run the tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -30,6 +30,7 @@ _LIBRARIES = (
     ("torch", "exports checkpoints", _EXPORT),
     ("transformers", "exports checkpoints", _EXPORT),
     ("onnxscript", "exports checkpoints", _EXPORT),
+    ("onnx_ir", "exports checkpoints", _EXPORT),
     ("huggingface_hub", "fetches checkpoints by name", _EXPORT),
 )
 
@@ -56,7 +57,7 @@ def abilities() -> list[Finding]:
     have = {f.name for f in libraries() if f.works}
     runs = {"onnxruntime", "tokenizers"} <= have
     builds = runs and "onnx" in have
-    exports = builds and {"torch", "transformers", "onnxscript"} <= have
+    exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
     return [
         Finding("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
         Finding("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),

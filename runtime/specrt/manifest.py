@@ -114,8 +114,9 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError(f"it holds {short(data)}; expected an object with `format`")
-    except FileNotFoundError:
-        what = "is not a bundle: it has no manifest.json" if folder.is_dir() else "does not exist"
+    except (FileNotFoundError, NotADirectoryError):
+        there = "is not a bundle: it has no manifest.json"
+        what = there if folder.exists() else "does not exist"
         raise BundleError(
             f"{folder} {what}; build one with `make engines` or `specrt build RECIPE`"
         ) from None
