@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _open_session(path: Path, threads: int) -> Any:
         ) from error
 
 
-def share_pool(threads: int) -> bool:
+def share_pool(threads: int) -> None:
     """Make the one thread pool that every session of this process will run on.
 
     Two pools of spinning threads on the same cores make a target three times slower, so without
@@ -147,16 +148,13 @@ def share_pool(threads: int) -> bool:
     whoever makes it, that wants threads of its own.
     """
     if not _pool:
-        try:
+        with suppress(Exception):  # the application made it already: then that is the pool
             ort.set_global_thread_pool_sizes(threads, 1)
-        except Exception:  # somebody made the pool, of a size that nothing tells
-            return False
         _pool.append(threads)
-    return True
 
 
 _pool: list[int] = []
-"""Threads of the shared pool once it is made: what the library itself keeps and does not tell."""
+"""Threads asked of the shared pool, once there is one: the library itself does not tell."""
 
 _SMALL_BYTES = 64 << 20
 
