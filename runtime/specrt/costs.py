@@ -1,0 +1,84 @@
+"""What passes cost on one machine, and what a round of them does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from specrt.errors import BundleError
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What target and draft passes cost on one machine.
+
+    Units: nanoseconds.
+    Raises: BundleError for costs that no machine has.
+    """
+
+    verify_ns: tuple[float, ...]
+    """At index g, a target pass of width g + 1; at 0 a plain step."""
+    draft_ns: tuple[float, ...]
+    """At index g, drafting g tokens in a row; at 0 nothing."""
+    outside_ns: float = 0.0
+    """Per round, outside the engines."""
+
+    def __post_init__(self) -> None:
+        known = (*self.verify_ns, *self.draft_ns, self.outside_ns)
+        sound = self.verify_ns and self.draft_ns and all(map(math.isfinite, known))
+        if not sound or min(self.verify_ns) <= 0 or min(known) < 0 or self.draft_ns[0] != 0:
+            raise BundleError(
+                f"the costs are verify {self.verify_ns}, draft {self.draft_ns}, outside "
+                f"{self.outside_ns}; expected nanoseconds from gamma 0 on, drafting none of which "
+                "costs nothing; run `specrt tune` again"
+            )
+
+    @property
+    def plain_ns(self) -> float:
+        """A round that drafts nothing."""
+        return self.round_ns(0)
+
+    def verify(self, gamma: int) -> float:
+        """Return what verifying `gamma` drafted tokens costs, measured or on the line through."""
+        return _along(self.verify_ns, gamma)
+
+    def draft(self, gamma: int) -> float:
+        """Return what drafting `gamma` tokens costs, measured or on the line through."""
+        return _along(self.draft_ns, gamma)
+
+    def round_ns(self, gamma: int) -> float:
+        """Return what a round that drafts `gamma` tokens costs."""
+        return self.draft(gamma) + self.verify(gamma) + self.outside_ns
+
+    def scaled(self, verify: float = 1.0, draft: float = 1.0) -> Costs:
+        """Return the costs of engines that take so many times as long."""
+        return replace(
+            self,
+            verify_ns=tuple(ns * verify for ns in self.verify_ns),
+            draft_ns=tuple(ns * draft for ns in self.draft_ns),
+        )
+
+    @staticmethod
+    def between(measured: Sequence[tuple[int, float]], most: int) -> tuple[float, ...]:
+        """Return a cost for each gamma from 0 to `most`, on lines through those measured.
+
+        `measured` holds (gamma, ns) in rising gamma, the first one's gamma being 0.
+        """
+        if not measured or measured[0][0] != 0:
+            raise ValueError(f"the first cost measured is that of gamma 0; got {measured}")
+        table: list[float] = [measured[0][1]]
+        for (low, before), (high, after) in pairwise(measured):
+            slope = (after - before) / (high - low)
+            table += [before + slope * i for i in range(1, high - low + 1)]
+        return tuple(_along(table, g) for g in range(most + 1))
+
+
+def _along(table: Sequence[float], gamma: int) -> float:
+    """Return an entry of a table, continued beyond its end along its mean slope."""
+    last = len(table) - 1
+    if gamma <= last:
+        return table[gamma]
+    slope = max(0.0, (table[-1] - table[0]) / last) if last else 0.0
+    return table[-1] + slope * (gamma - last)
