@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import SpecrtError
-    from specrt.generate import Generator, load
+    from specrt.generate import Generator
     from specrt.llm import LLM
+    from specrt.loading import load
     from specrt.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -34,7 +35,7 @@ _HOMES = {
     "SamplingParams": "params",
     "SpecrtError": "errors",
     "Stream": "completion",
-    "load": "generate",
+    "load": "loading",
 }
 
 

@@ -6,31 +6,36 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specrt.engine import Engine, Output
+from specrt.gamma import GammaPolicy, Weight
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
+from specrt.round import Round
 from specrt.sampling import Distribution, process
 from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
+
+UNKNOWN = 1.0
+"""The confidence of a drafter that has none to give."""
 
 
 class Drafter(Protocol):
     """A source of proposals. It may be wrong; it may not be slow."""
 
-    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
-        """Propose at most gamma tokens to follow the committed ones."""
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+        """Propose at most `room` tokens to follow the committed ones."""
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Learn what was committed after a round."""
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
+        """Learn what was committed, all of it, after a round, and what the round came to."""
 
 
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
-    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
         """Return the empty proposal."""
         return NOTHING
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Learn nothing."""
 
 
@@ -41,54 +46,85 @@ class ModelDrafter:
     distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
     Under `rejection` its draws must be independent of the target's.
 
+    `gamma` says how far to draft, token by token. What it is told of a token, its confidence, is
+    the largest probability of the draft's distribution: known before the token is drawn, so that
+    leaving tokens out on its word is lossless under both rules.
+
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
     beyond it are never proposed, and once one was committed that the draft does not know, it is
     silent.
     """
+
+    SOURCE = "model"
 
     def __init__(
         self,
         engine: Engine,
         params: SamplingParams,
         noise: Noise,
+        gamma: GammaPolicy,
         vocabulary: int | None = None,
     ) -> None:
         self._cache = CachedTokens(engine)
         self._vocabulary = vocabulary or engine.geometry.vocab_size
         self._params = params
         self._noise = noise
+        self._gamma = gamma
         self._keeps = params.verifier == "rejection" and not params.greedy
         self._purpose = Purpose.DRAFT if self._keeps else Purpose.TOKEN
 
-    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
         """Feed what the cache lacks, then one drafted token at a time.
 
-        After a round in which every token was kept the cache lacks two tokens, else one. The last
-        drafted token is not fed: whether it stays is not known yet.
+        After a round in which every token was kept the cache lacks two tokens, else one; after
+        rounds without this drafter it lacks theirs too, and one wider pass makes up for them. The
+        last drafted token is not fed: whether it stays is not known yet.
         """
-        pending = tokens[self._cache.length :]
-        if gamma == 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
+        most = min(self._gamma.choose(), room)
+        pending: Sequence[int] = tokens[self._cache.length :]
+        if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
+        choose = self._likeliest if self._params.greedy else self._draw
+        weigh = self._gamma.weigh
         drafted: list[int] = []
+        confidences: list[float] = []
         distributions: list[Distribution] = []
         while True:
             output = self._cache.feed(pending, 1)
-            drafted.append(self._choose(output, len(tokens) + len(drafted), distributions))
-            if len(drafted) == gamma:
-                return Proposal(drafted, distributions if self._keeps else None)
-            pending = drafted[-1:]
+            token, confidence = choose(output, len(tokens) + len(drafted), distributions)
+            weight = weigh(len(drafted) + 1, confidence)
+            if weight is Weight.DROP:
+                break
+            drafted.append(token)
+            confidences.append(confidence)
+            if weight is Weight.LAST or len(drafted) == most:
+                break
+            pending = (token,)
+        if not drafted:
+            return NOTHING
+        kept = distributions[: len(drafted)] if self._keeps else None
+        return Proposal(drafted, kept, self.SOURCE, confidences)
 
-    def _choose(self, output: Output, position: int, distributions: list[Distribution]) -> int:
-        if self._params.greedy:
-            best = int(output.argmax.item())
-            if 0 <= best < self._vocabulary:
-                return best
-            return int(output.logits[0, 0, : self._vocabulary].argmax())
+    def _likeliest(
+        self, output: Output, position: int, distributions: list[Distribution]
+    ) -> tuple[int, float]:
+        known = output.confidence
+        confidence = UNKNOWN if known is None else known.item()
+        best = output.argmax.item()
+        if not 0 <= best < self._vocabulary:
+            best = int(output.logits[0, 0, : self._vocabulary].argmax())
+        return best, confidence
+
+    def _draw(
+        self, output: Output, position: int, distributions: list[Distribution]
+    ) -> tuple[int, float]:
         distribution = process(output.logits[0, 0, : self._vocabulary], self._params)
         if self._keeps:
             distributions.append(distribution)
-        return distribution.draw(self._noise, self._purpose, position)
+        token = distribution.draw(self._noise, self._purpose, position)
+        return token, float(distribution.probs.max())
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Forget drafted tokens that were not committed."""
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
+        """Forget drafted tokens that were not committed, and let the policy learn."""
         self._cache.length = min(self._cache.length, len(tokens) - 1)
+        self._gamma.observe(round_)

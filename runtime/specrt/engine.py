@@ -13,6 +13,7 @@ from specrt.geometry import Geometry
 
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
+Confidence = NDArray[np.float32]
 
 
 class Output(Protocol):
@@ -25,6 +26,10 @@ class Output(Protocol):
     @property
     def logits(self) -> Logits:
         """Unnormalised scores of the next token after each row, [B, R, V] f32."""
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """Probability of each row's likeliest token, [B, R] f32; None where not computed."""
 
 
 class Engine(Protocol):

@@ -1,39 +1,30 @@
-"""The generator: a pair of engines opened for use, and the streams it makes of prompts."""
+"""The generator: engines ready to complete prompts, and the streams it makes of them."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator as Rounding
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from operator import index
-from pathlib import Path
 from time import perf_counter_ns
 from typing import SupportsIndex
 
-from specrt.bundle import Bundle
 from specrt.completion import Completion, Stream
-from specrt.draft import Drafter, ModelDrafter, NoDrafter
-from specrt.engine import Engine, open_engine, share_threads
-from specrt.errors import BundleError, CapacityError, RequestError
-from specrt.manifest import Manifest, ModelRecord
+from specrt.drafters import Drafters
+from specrt.errors import CapacityError, RequestError
+from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.reader import Reader
-from specrt.speculate import Round, speculate
+from specrt.round import Round
+from specrt.speculate import speculate
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import EngineTarget
 from specrt.text import Tokenizer
 
-
-@dataclass(frozen=True)
-class Models:
-    """The engines of a bundle and the sizes the round needs to know."""
-
-    target: Engine
-    draft: Engine | None
-    gammas: tuple[int, ...]
-    gamma: int
+Rounds = Rounding[Round, None, None]
 
 
 class Generator:
@@ -44,10 +35,17 @@ class Generator:
     """
 
     def __init__(
-        self, models: Models, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
+        self,
+        models: Models,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int] = (),
+        notices: Sequence[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.models = models
+        self.notices = tuple(notices)
+        """What the opener of the bundle should know, a line each."""
+        self._drafters = Drafters(models)
         self._eos = frozenset(eos_token_ids)
         self._closed = False
         self._turn = threading.Lock()
@@ -59,21 +57,23 @@ class Generator:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
-        gamma: int | None = None,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
     ) -> Stream:
         """Complete a prompt, yielding chunks as rounds commit.
 
-        `prompt` is text or token ids; `gamma` overrides the bundle's default.
+        `prompt` is text or token ids. `gamma` is how many tokens to draft each round, or `auto`;
+        `drafter` is `model`, `ngram`, `cascade` or `none`. Without them the bundle's defaults.
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
         self._require_open()
         params = params or SamplingParams()
-        gamma = self.check_gamma(gamma)
+        counts = SpeculationStats(self.check_gamma(gamma), self.check_drafter(drafter))
         began = perf_counter_ns()
         tokens = self._encode(prompt)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        completion = Completion(len(tokens), seed, SpeculationStats(gamma), Timings(began))
-        rounds = self._rounds(tokens, params, gamma, Noise(seed))
+        completion = Completion(len(tokens), seed, counts, Timings(began))
+        rounds = self._rounds(tokens, params, counts, Noise(seed))
         reader = Reader(completion, params, self._eos, self.tokenizer)
         return Stream(completion, reader.read(self._guarded(rounds)))
 
@@ -82,14 +82,15 @@ class Generator:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
-        gamma: int | None = None,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
     ) -> Completion:
         """Complete a prompt and return the whole of it; see `stream`.
 
         Threads: calls from several threads wait for each other.
         """
         with self._whole:
-            return self.stream(prompt, params, gamma=gamma).finish()
+            return self.stream(prompt, params, gamma=gamma, drafter=drafter).finish()
 
     def close(self) -> None:
         """Close both engines, after the pass that may be running."""
@@ -109,21 +110,13 @@ class Generator:
         if self._closed:
             raise RequestError("this generator was closed; load the bundle again")
 
-    def check_gamma(self, gamma: int | None) -> int:
-        """Return the gamma to use: the one asked for, or the bundle's default.
+    def check_gamma(self, gamma: Gamma | None) -> Gamma:
+        """Return the gamma to use; raises RequestError for one that was not built."""
+        return self._drafters.check_gamma(gamma)
 
-        Raises: RequestError for one that no verify pass was built for.
-        """
-        models = self.models
-        if gamma is None:
-            return models.gamma
-        if gamma not in models.gammas:
-            built = ", ".join(map(str, models.gammas))
-            raise RequestError(
-                f"gamma {gamma} is not among those this bundle was built for: {built}; "
-                "choose one of them, or add it to `gammas` in the recipe and build again"
-            )
-        return gamma
+    def check_drafter(self, drafter: str | None) -> str:
+        """Return the drafter to use; raises RequestError for one that cannot be had."""
+        return self._drafters.check_drafter(drafter)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         vocab = self.models.target.geometry.vocab_size
@@ -144,34 +137,35 @@ class Generator:
         return tokens
 
     def _rounds(
-        self, tokens: list[int], params: SamplingParams, gamma: int, noise: Noise
-    ) -> Iterator[Round]:
+        self, tokens: list[int], params: SamplingParams, counts: SpeculationStats, noise: Noise
+    ) -> Rounds:
+        # Made only now, when it is this stream's turn: making it may measure passes.
+        drafter = self._drafters.make(counts.drafter, counts.gamma, params, noise)
+        target = EngineTarget(self.models.target, params, noise)
         # The last token is never fed, so one more than fits the buffers can be committed.
         limit = min(len(tokens) + params.max_tokens, self.models.target.max_length + 1)
-        target = EngineTarget(self.models.target, params, noise)
-        drafter: Drafter = NoDrafter()
-        draft = self.models.draft
-        if draft is not None and gamma:
-            sizes = (self.models.target.geometry.vocab_size, draft.geometry.vocab_size)
-            drafter = ModelDrafter(draft, params, noise, min(sizes))
-        return speculate(target, drafter, tokens, lambda: gamma, limit)
+        try:
+            yield from speculate(target, drafter, tokens, limit)
+        finally:
+            counts.fallback = self._drafters.fallback(counts.drafter, params.greedy)
 
-    def _guarded(self, rounds: Iterator[Round]) -> Iterator[Round]:
+    def _guarded(self, rounds: Rounds) -> Rounds:
         """Run rounds one at a time, and refuse to go on once another stream has begun."""
         owner = object()
         self._owner = owner
-        while True:
-            with self._turn:
-                self._require_open()
-                if self._owner is not owner:
-                    raise RequestError(
-                        "this stream was overtaken by a later one on the same generator; "
-                        "finish one stream before the next, or load the bundle twice"
-                    )
-                round_ = next(rounds, None)
-            if round_ is None:
-                return
-            yield round_
+        with closing(rounds):
+            while True:
+                with self._turn:
+                    self._require_open()
+                    if self._owner is not owner:
+                        raise RequestError(
+                            "this stream was overtaken by a later one on the same generator; "
+                            "finish one stream before the next, or load the bundle twice"
+                        )
+                    round_ = next(rounds, None)
+                if round_ is None:
+                    return
+                yield round_
 
 
 def _token_id(token: object, vocab: int) -> int:
@@ -181,61 +175,3 @@ def _token_id(token: object, vocab: int) -> int:
     if not 0 <= number < vocab:
         raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
     return number
-
-
-def load(
-    bundle: str | Path, *, threads: int | None = None, owns_process: bool = False
-) -> Generator:
-    """Open a bundle for generation.
-
-    `threads` is the number of cores to use for the pair; every one this process may run on when
-    None. `owns_process` says that nothing else in this process uses the engine library: target
-    and draft then share one thread pool, which makes the draft faster; see `share_pool`.
-    Raises: BundleError, EngineError, RequestError.
-    """
-    opened = Bundle.open(bundle)
-    manifest = opened.manifest
-    tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
-    _check_vocabulary(tokenizer, manifest)
-    cores = _cores(threads)
-    if owns_process:
-        share_threads(manifest.backend, cores)
-    target = _open_model(opened, manifest.target, cores)
-    draft = manifest.draft and _open_model(opened, manifest.draft, cores)
-    models = Models(target, draft or None, manifest.gammas, manifest.gamma)
-    return Generator(models, tokenizer, manifest.eos_token_ids)
-
-
-def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
-    manifest = bundle.manifest
-    return open_engine(
-        manifest.backend,
-        bundle.file(model.engine),
-        model.geometry,
-        batch=manifest.batch,
-        max_length=manifest.max_length,
-        max_width=manifest.max_width,
-        threads=threads,
-    )
-
-
-def _cores(threads: int | None) -> int:
-    """Return how many cores to use; more than there are only get in each other's way."""
-    there = len(os.sched_getaffinity(0))
-    if threads is None:
-        return there
-    if not isinstance(threads, int) or not 1 <= threads <= there:
-        raise RequestError(
-            f"threads is {threads!r}; expected a whole number from 1 to {there}, the cores this "
-            "process may use"
-        )
-    return threads
-
-
-def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
-    known, scored = tokenizer.size, manifest.target.geometry.vocab_size
-    if known > scored:
-        raise BundleError(
-            f"the tokenizer has ids up to {known - 1}, and the model scores {scored}; they do not "
-            "belong together: build the bundle again from one checkpoint"
-        )

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 
 from specrt.completion import Completion
 from specrt.errors import RequestError
-from specrt.generate import load
+from specrt.loading import load
 from specrt.params import SamplingParams
 
 Prompt = str | Sequence[int]

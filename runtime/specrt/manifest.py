@@ -55,8 +55,8 @@ class Manifest:
     """Widest prefill pass, in tokens."""
     gammas: tuple[int, ...]
     """Every gamma a verify pass was built for, 0 included."""
-    gamma: int
-    """The gamma used when none is asked for."""
+    gamma: int | None
+    """The gamma used when none is asked for; None leaves it to be chosen round by round."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     target: ModelRecord
@@ -78,6 +78,10 @@ class Manifest:
         return sum(
             m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes) for m in models
         )
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of all weights."""
+        return sum(m.weight_bytes for m in (self.target, self.draft) if m)
 
     def to_json(self) -> str:
         """Return the manifest as JSON text."""
@@ -132,10 +136,10 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     vocab = m.target.geometry.vocab_size
     checks = [
         (0 not in m.gammas, f"gammas is {short(m.gammas)}; expected 0 among them"),
-        (m.gamma not in m.gammas, f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
+        (m.gamma is not None and m.gamma not in m.gammas,
+         f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
          f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
-        (m.draft is None and m.gamma > 0, f"gamma is {m.gamma} without a draft; expected 0"),
         (max(ends, default=0) >= vocab,
          f"eos_token_ids is {short(ends)}; expected ids below {vocab}"),
         ((m.bos_token_id or 0) >= vocab,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from time import perf_counter_ns
 
 from specrt.completion import Chunk, Completion
 from specrt.params import SamplingParams
-from specrt.speculate import Round
+from specrt.round import Round
 from specrt.text import Detokenizer, StopStrings, Tokenizer
 
 
@@ -28,8 +29,12 @@ class Reader:
         self._stops = StopStrings(params.stop)
         self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
 
-    def read(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
+    def read(self, rounds: Generator[Round, None, None]) -> Iterator[Chunk]:
         """Yield a chunk per round until an end, a stop string, or the last round."""
+        with closing(rounds):
+            yield from self._chunks(rounds)
+
+    def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
         done, waited_ns = self._completion, 0
         for number, round_ in enumerate(rounds):
             kept, text = self._take(round_.tokens)

@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specrt.speculate import Round
+from specrt.models import Gamma
+from specrt.round import Round
 
 
 @dataclass
 class SpeculationStats:
     """The rounds of one completion or many, and what follows from them. The prefill is not one."""
 
-    gamma: int
+    gamma: Gamma
+    drafter: str = ""
+    fallback: str | None = None
+    """Why speculation went off, where a limit was crossed."""
     log: list[Round] = field(default_factory=list)
     """Every round, as it was; adding one is all that happens while tokens are awaited."""
     emitted: int = 0
@@ -75,10 +79,22 @@ class SpeculationStats:
         """τ = emitted / rounds; 0 where no round ran."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
+    @property
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Per drafter that proposed, the tokens it drafted and those kept."""
+        found: dict[str, tuple[int, int]] = {}
+        for r in self.log:
+            if r.drafted:
+                drafted, accepted = found.get(r.source, (0, 0))
+                found[r.source] = (drafted + r.drafted, accepted + r.accepted)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return counts and rates under their public names."""
         return {
             "gamma": self.gamma,
+            "drafter": self.drafter,
+            "fallback": self.fallback,
             "rounds": self.rounds,
             "drafted": self.drafted,
             "evaluated": self.evaluated,
@@ -87,6 +103,10 @@ class SpeculationStats:
             "acceptance_rate": round(self.acceptance_rate, 4),
             "draft_yield": round(self.draft_yield, 4),
             "tokens_per_round": round(self.tokens_per_round, 4),
+            "sources": {
+                name: {"drafted": drafted, "accepted": accepted}
+                for name, (drafted, accepted) in self.sources.items()
+            },
         }
 
 

@@ -13,11 +13,14 @@ class Proposal(NamedTuple):
     """What a drafter proposes.
 
     `distributions` are those the tokens were drawn from, one each; None where every token was
-    certain (an n-gram) or where the rule does not ask.
+    certain (an n-gram) or where the rule does not ask. `source` names the drafter, `confidences`
+    are what it thought of each token, where it was asked.
     """
 
     tokens: Sequence[int]
     distributions: Sequence[Distribution] | None = None
+    source: str = ""
+    confidences: Sequence[float] = ()
 
 
 NOTHING = Proposal(())

@@ -23,7 +23,8 @@ from specrt.manifest import ModelRecord
 from specrt.noise import Noise
 from specrt.prompts import read_prompts
 from specrt.sampling import Distribution, process
-from specrt.speculate import Round, speculate
+from specrt.round import Round
+from specrt.speculate import speculate
 from specrt.stats import SpeculationStats
 from specrt.target import CachedTokens, EngineTarget
 from specrt.verify import Proposal
@@ -168,16 +169,16 @@ class Overconfident:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
-    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
-        proposal = self._drafter.propose(tokens, gamma)
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+        proposal = self._drafter.propose(tokens, room)
         flat = [
             Distribution(d.ids, np.full(len(d.ids), 1 / len(d.ids)))
             for d in proposal.distributions or ()
         ]
         return Proposal(proposal.tokens, flat)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        self._drafter.observe(tokens)
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
+        self._drafter.observe(tokens, round_)
 
 
 def chance_that_it_is_the_target(
@@ -189,13 +190,11 @@ def chance_that_it_is_the_target(
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(DRAWS):
         noise = Noise(seed)
-        drafter: Drafter = ModelDrafter(draft, FEW, noise)
+        drafter: Drafter = ModelDrafter(draft, FEW, noise, FixedGamma(2))
         if wrong:
             drafter = Overconfident(drafter)
         tokens = list(prompt)
-        for _ in speculate(
-            EngineTarget(target, FEW, noise), drafter, tokens, lambda: 2, len(prompt) + 3
-        ):
+        for _ in speculate(EngineTarget(target, FEW, noise), drafter, tokens, len(prompt) + 3):
             pass
         seen[tuple(tokens[len(prompt) :])] += 1
     assert set(seen) <= set(expected)
@@ -221,17 +220,17 @@ def test_a_drafter_that_misstates_its_distribution_is_seen(
 
 
 class Replay:
-    """Drafts a known continuation, shifted by `wrong` in the vocabulary."""
+    """Drafts four tokens of a known continuation, shifted by `wrong` in the vocabulary."""
 
     def __init__(self, tokens: list[int], wrong: int = 0) -> None:
         self._tokens = tokens
         self._wrong = wrong
 
-    def propose(self, tokens: Sequence[int], gamma: int) -> Proposal:
-        ahead = self._tokens[len(tokens) : len(tokens) + gamma]
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+        ahead = self._tokens[len(tokens) : len(tokens) + min(4, room)]
         return Proposal([(t + self._wrong) % 8192 for t in ahead])
 
-    def observe(self, tokens: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
         pass
 
 
@@ -241,7 +240,7 @@ def run_drafter(
     params = greedy(count)
     target = EngineTarget(generator.models.target, params, Noise(0))
     tokens = list(prompt)
-    rounds = list(speculate(target, drafter, tokens, lambda: 4, len(prompt) + count))
+    rounds = list(speculate(target, drafter, tokens, len(prompt) + count))
     return tokens[len(prompt) :], rounds
 
 

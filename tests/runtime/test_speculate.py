@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from runtime.toy import Call, TableEngine, generator, near, plain, run
 from specrt.errors import CapacityError, EngineError
+from specrt.gamma import Weight
 from specrt.params import SamplingParams
-from specrt.speculate import Round
+from specrt.round import Round
 from specrt.stats import SpeculationStats
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
@@ -44,12 +47,42 @@ def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
     assert kept == set(range(gamma + 1))
 
 
-def test_gamma_may_change_every_round() -> None:
-    target, draft = pair(5)
-    asked = iter(np.random.default_rng(0).integers(0, 9, 1000).tolist())
-    done = run(target, draft, PROMPT, gamma=lambda: next(asked), new=100)
-    assert done.tokens == plain(target, PROMPT, 100)
-    assert {r.drafted for r in done.rounds} == set(GAMMAS)
+class Whim:
+    """A policy without reason: any gamma, and any weight for any token."""
+
+    def __init__(self, seed: int, weights: Sequence[Weight]) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._weights = weights
+        self.seen: list[Round] = []
+
+    def choose(self) -> int:
+        return int(self._rng.integers(0, 9))
+
+    def weigh(self, drafted: int, confidence: float) -> Weight:
+        assert 0.0 < confidence <= 1.0
+        return self._weights[int(self._rng.integers(len(self._weights)))]
+
+    def observe(self, round_: Round) -> None:
+        self.seen.append(round_)
+
+
+@pytest.mark.parametrize("weights", [(Weight.MORE,), tuple(Weight)], ids=len)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
+def test_no_policy_changes_the_output(
+    weights: tuple[Weight, ...], options: dict[str, float]
+) -> None:
+    drafted: set[int] = set()
+    for seed in range(10):
+        target, draft = pair(seed, closeness=0.7)
+        params, policy = SamplingParams(**options), Whim(seed, weights)  # type: ignore[arg-type]
+        done = run(target, draft, PROMPT, gamma=policy, new=100, params=params)
+        assert done.tokens == run(target, None, PROMPT, new=100, params=params).tokens
+        drafted |= {r.drafted for r in done.rounds}
+        # The policy learns of every round but the prefill, and the confidence of every token.
+        assert policy.seen == done.rounds[1:]
+        assert all(len(r.confidences) == r.drafted for r in policy.seen)
+        assert {r.source for r in policy.seen if r.drafted} == {"model"}
+    assert drafted >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))

@@ -13,11 +13,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.engine import check_bounds
-from specrt.generate import Generator, Models
+from specrt.gamma import FixedGamma, GammaPolicy
+from specrt.generate import Generator
 from specrt.geometry import Geometry
+from specrt.models import Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.speculate import Round, speculate
+from specrt.round import Round
+from specrt.speculate import speculate
 from specrt.target import EngineTarget
 from specrt.text import Tokenizer as BundleTokenizer
 
@@ -39,6 +42,7 @@ class TableOutput:
 
     logits: NDArray[np.float32]
     argmax: NDArray[np.int64]
+    confidence: NDArray[np.float32]
 
 
 class TableEngine:
@@ -96,6 +100,8 @@ class TableEngine:
                 output.logits[b, r] = self.row(self.buffer[b, : first + width - wanted + r + 1])
         if self.corrupt is not None:
             self.corrupt(len(self.calls), output.logits)
+        shifted = output.logits - output.logits.max(-1, keepdims=True)
+        output.confidence[:] = 1 / np.exp(shifted).sum(-1)
         broken = np.isnan(output.logits).any(-1)
         output.argmax[:] = np.where(broken, -1, output.logits.argmax(-1))
         return output
@@ -126,7 +132,9 @@ class TableEngine:
         if (width, rows) not in self._outputs:
             shape = (self.batch, rows)
             logits = np.empty((*shape, self.geometry.vocab_size), np.float32)
-            self._outputs[width, rows] = TableOutput(logits, np.empty(shape, np.int64))
+            self._outputs[width, rows] = TableOutput(
+                logits, np.empty(shape, np.int64), np.empty(shape, np.float32)
+            )
         return self._outputs[width, rows]
 
 
@@ -156,7 +164,7 @@ def run(
     draft: TableEngine | None,
     prompt: Sequence[int],
     *,
-    gamma: int | Callable[[], int] = 0,
+    gamma: int | GammaPolicy = 0,
     new: int = 40,
     params: SamplingParams | None = None,
     seed: int = 0,
@@ -164,11 +172,11 @@ def run(
     """Run the loop itself, without generator or text."""
     params = params or SamplingParams()
     noise = Noise(seed)
-    drafter: Drafter = ModelDrafter(draft, params, noise) if draft else NoDrafter()
+    policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
+    drafter: Drafter = ModelDrafter(draft, params, noise, policy) if draft else NoDrafter()
     tokens = list(prompt)
     limit = min(len(prompt) + new, target.max_length + 1)
-    ask = gamma if callable(gamma) else lambda: gamma
-    rounds = list(speculate(EngineTarget(target, params, noise), drafter, tokens, ask, limit))
+    rounds = list(speculate(EngineTarget(target, params, noise), drafter, tokens, limit))
     return Run(tokens[len(prompt) :], rounds)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.gamma import GammaType
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError, SpecrtError
-from specrt.generate import load
+from specrt.loading import load
+from specrt.models import DRAFTERS, Gamma
 from specrt.params import VERIFIERS, SamplingParams
 from specrt.prompts import decode_utf8, read_text
 
@@ -27,8 +29,15 @@ from specrt.prompts import decode_utf8, read_text
 @click.option(
     "--gamma",
     "--num-speculative-tokens",
-    type=int,
-    help="Tokens drafted per round; 0 decodes plainly.  [default: the bundle's]",
+    type=GammaType(),
+    help="Tokens drafted per round: a number, 0 for plain decoding, or auto to draft what pays.  "
+    "[default: the bundle's, or auto]",
+)
+@click.option(
+    "--drafter",
+    type=click.Choice(DRAFTERS),
+    help="What drafts: the draft model, n-gram lookup in the text so far, lookup and then the "
+    "model, or nothing.  [default: the bundle's]",
 )
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
@@ -48,6 +57,12 @@ from specrt.prompts import decode_utf8, read_text
     help="match: same seed, same text at every gamma. rejection: accepts more when sampling.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
+@click.option(
+    "--memory",
+    type=click.IntRange(min=1),
+    help="MiB that weights and caches may take; without room the draft model stays closed.  "
+    "[default: what is available]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -58,8 +73,10 @@ def command(
     prompt_file: Path | None,
     prompt_ids: str | None,
     chat: bool,
-    gamma: int | None,
+    gamma: Gamma | None,
+    drafter: str | None,
     threads: int | None,
+    memory: int | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -70,7 +87,12 @@ def command(
     """
     params = SamplingParams.of(**options)
     source = read_prompt(prompt, prompt_file, prompt_ids)
-    with load(bundle, threads=threads, owns_process=owns_process) as generator:
+    memory_bytes = memory << 20 if memory is not None else None
+    with load(
+        bundle, threads=threads, owns_process=owns_process, memory_bytes=memory_bytes
+    ) as generator:
+        for notice in generator.notices:
+            print(f"note: {notice}", file=sys.stderr)
         text = source
         if chat:
             from specrt.chat import read_template
@@ -79,7 +101,7 @@ def command(
                 raise RequestError("--chat needs a text prompt, not --prompt-ids")
             rendered = read_template(bundle).render([{"role": "user", "content": source}])
             text = generator.tokenizer.encode(rendered, special=False)
-        stream = generator.stream(text, params, gamma=gamma)
+        stream = generator.stream(text, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
     report(stream.completion, as_json)
     return 130 if interrupted else 0
@@ -146,8 +168,10 @@ def summary(completion: Completion) -> str:
     line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
     if counts.drafted:
         line += (
-            f" | gamma {counts.gamma}: {counts.rounds} rounds, "
+            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
             f"{counts.tokens_per_round:.2f} tokens per round, "
             f"acceptance rate {counts.acceptance_rate:.2f}"
         )
+    if counts.fallback:
+        line += f" | speculation is off: {counts.fallback}"
     return f"[{line} | {completion.finish_reason or 'interrupted'}]"

@@ -11,7 +11,7 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError
-from specrt.generate import load
+from specrt.loading import load
 from specrt.lossless import FP32_TOLERANCE, Report, compare
 from specrt.prompts import read_prompts
 

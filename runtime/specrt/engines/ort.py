@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine import Logits, Tokens, check_bounds
+from specrt.engine import Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
@@ -27,6 +27,7 @@ class _Pass:
     rows: Tokens
     argmax: Tokens
     logits: Logits
+    confidence: Confidence | None
 
 
 class OrtEngine:
@@ -45,6 +46,7 @@ class OrtEngine:
         self.max_length = max_length
         self.max_width = max_width
         self._session = _open_session(path, threads)
+        self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate()
         self._passes: dict[tuple[int, int], _Pass] = {}
@@ -101,12 +103,15 @@ class OrtEngine:
             rows=np.arange(width - rows, width, dtype=np.int64),
             argmax=np.zeros((batch, rows), np.int64),
             logits=np.zeros((batch, rows, vocab), np.float32),
+            confidence=np.zeros((batch, rows), np.float32) if self._is_confident else None,
         )
         _bind_input(binding, "input_ids", bound.tokens)
         _bind_input(binding, "start", self._start)
         _bind_input(binding, "rows", bound.rows)
         _bind_output(binding, "argmax", bound.argmax)
         _bind_output(binding, "logits", bound.logits)
+        if bound.confidence is not None:
+            _bind_output(binding, "confidence", bound.confidence)
         for name, cache in self._caches.items():
             _bind_input(binding, name, cache)
             _bind_output(binding, f"present_{name}", cache)

@@ -1,0 +1,112 @@
+"""Which drafter a completion gets, and the gamma policies that outlive it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from specrt.costs import Costs
+from specrt.draft import Drafter, ModelDrafter, NoDrafter
+from specrt.errors import RequestError, did_you_mean
+from specrt.gamma import FixedGamma, GammaPolicy
+from specrt.models import AUTO, DRAFTERS, Gamma, Models
+from specrt.noise import Noise
+from specrt.params import SamplingParams
+
+
+class Drafters:
+    """Makes the drafter of each completion.
+
+    What the policies behind gamma `auto` learned is kept from one completion to the next, apart
+    for greedy decoding and sampling, whose acceptance differs.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._policies: dict[tuple[str, bool], Any] = {}
+        self._costs: Costs | None = None
+
+    def check_gamma(self, gamma: Gamma | None) -> Gamma:
+        """Return the gamma to use: the one asked for, or the bundle's default.
+
+        Raises: RequestError for one that no verify pass was built for.
+        """
+        models = self._models
+        if gamma is None:
+            return models.gamma
+        if gamma == AUTO or (type(gamma) is int and gamma in models.gammas):
+            return gamma
+        built = ", ".join(map(str, models.gammas))
+        raise RequestError(
+            f"gamma {gamma!r} is not among those this bundle was built for: {built}; choose one "
+            "of them or 'auto', or add it to `gammas` in the recipe and build again"
+        )
+
+    def check_drafter(self, drafter: str | None) -> str:
+        """Return the drafter to use: the one asked for, or the bundle's default.
+
+        Raises: RequestError for one that is unknown, or needs a draft model that is not there.
+        """
+        models = self._models
+        if drafter is None:
+            if models.absent is not None:
+                return "none"
+            return models.drafter or ("model" if models.draft else "ngram")
+        if drafter not in DRAFTERS:
+            raise RequestError(
+                f"drafter {drafter!r} is unknown{did_you_mean(drafter, DRAFTERS)}; known: "
+                f"{', '.join(DRAFTERS)}"
+            )
+        if drafter in ("model", "cascade") and models.draft is None:
+            why = models.absent or "this bundle has no draft model"
+            raise RequestError(
+                f"drafter {drafter!r} needs a draft model: {why}; use 'ngram' or 'none'"
+            )
+        return drafter
+
+    def make(self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise) -> Drafter:
+        """Return a drafter for one completion."""
+        if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
+            return NoDrafter()
+        if drafter == "model":
+            return self._model(gamma, params, noise)
+        from specrt.cascade import CascadeDrafter
+        from specrt.ngram import NgramDrafter
+
+        if drafter == "ngram":
+            return NgramDrafter(self._policy("ngram", gamma, params))
+        return CascadeDrafter(
+            NgramDrafter(self._policy("ngram", gamma, params)), self._model(gamma, params, noise)
+        )
+
+    def fallback(self, drafter: str, greedy: bool) -> str | None:
+        """Say why speculation is off, where a limit was crossed."""
+        sources = {"cascade": ("ngram", "model")}.get(drafter, (drafter,))
+        policies = [self._policies.get((source, greedy)) for source in sources]
+        reasons = [p.fallback if p is not None else None for p in policies]
+        return "; ".join(r for r in reasons if r) if all(reasons) else self._models.absent
+
+    def _model(self, gamma: Gamma, params: SamplingParams, noise: Noise) -> ModelDrafter:
+        draft = self._models.draft
+        assert draft is not None, "check_drafter refuses a model drafter without a draft"
+        both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
+        return ModelDrafter(draft, params, noise, self._policy("model", gamma, params), both)
+
+    def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
+        if gamma != AUTO:
+            return FixedGamma(gamma)
+        from specrt.adaptive import AutoGamma
+
+        key = (source, params.greedy)
+        if key not in self._policies:
+            costs = self._measured()
+            if source == "ngram":
+                costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
+            self._policies[key] = AutoGamma(costs, max(self._models.gammas))
+        return self._policies[key]
+
+    def _measured(self) -> Costs:
+        if self._costs is None:
+            assert self._models.measure is not None, "nothing was given to measure costs with"
+            self._costs = self._models.measure(self._models)
+        return self._costs

@@ -1,0 +1,102 @@
+"""Open a bundle: engines, tokenizer and what was measured about them, held to this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from specrt.bundle import Bundle
+from specrt.engine import Engine, open_engine, share_threads
+from specrt.errors import BundleError, RequestError
+from specrt.generate import Generator
+from specrt.manifest import Manifest, ModelRecord
+from specrt.memory import available_bytes
+from specrt.models import AUTO, Models
+from specrt.text import Tokenizer
+
+
+def load(
+    bundle: str | Path,
+    *,
+    threads: int | None = None,
+    owns_process: bool = False,
+    memory_bytes: int | None = None,
+) -> Generator:
+    """Open a bundle for generation.
+
+    `threads` is the number of cores to use for the pair; every one this process may run on when
+    None. `owns_process` says that nothing else in this process uses the engine library: target
+    and draft then share one thread pool, which makes the draft faster; see `share_pool`.
+    `memory_bytes` is the most the weights and full KV buffers may take, what is available when
+    None: where the draft model does not fit beside the target, it is not opened.
+    Raises: BundleError, EngineError, RequestError.
+    """
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
+    tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
+    _check_vocabulary(tokenizer, manifest)
+    cores = _cores(threads)
+    absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
+    if owns_process:
+        share_threads(manifest.backend, cores)
+    target = _open_model(opened, manifest.target, cores)
+    draft = None
+    if manifest.draft is not None and absent is None:
+        draft = _open_model(opened, manifest.draft, cores)
+    models = Models(
+        target,
+        draft,
+        manifest.gammas,
+        gamma=AUTO if manifest.gamma is None else manifest.gamma,
+        absent=absent,
+    )
+    notices = [notice for notice in (absent,) if notice]
+    return Generator(models, tokenizer, manifest.eos_token_ids, notices)
+
+
+def _no_room(manifest: Manifest, most: int | None) -> str | None:
+    """Say why the draft must stay closed, where target and draft do not fit together."""
+    if manifest.draft is None or most is None:
+        return None
+    both = manifest.weight_bytes() + manifest.kv_bytes()
+    if both <= most:
+        return None
+    return (
+        f"the draft model is not opened: target and draft take {both >> 20} MiB with their KV "
+        f"buffers full, and {most >> 20} MiB may be used"
+    )
+
+
+def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
+    manifest = bundle.manifest
+    return open_engine(
+        manifest.backend,
+        bundle.file(model.engine),
+        model.geometry,
+        batch=manifest.batch,
+        max_length=manifest.max_length,
+        max_width=manifest.max_width,
+        threads=threads,
+    )
+
+
+def _cores(threads: int | None) -> int:
+    """Return how many cores to use; more than there are only get in each other's way."""
+    there = len(os.sched_getaffinity(0))
+    if threads is None:
+        return there
+    if not isinstance(threads, int) or not 1 <= threads <= there:
+        raise RequestError(
+            f"threads is {threads!r}; expected a whole number from 1 to {there}, the cores this "
+            "process may use"
+        )
+    return threads
+
+
+def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
+    known, scored = tokenizer.size, manifest.target.geometry.vocab_size
+    if known > scored:
+        raise BundleError(
+            f"the tokenizer has ids up to {known - 1}, and the model scores {scored}; they do not "
+            "belong together: build the bundle again from one checkpoint"
+        )
