@@ -1,0 +1,1 @@
+"""Function-preserving growth of a Llama-family checkpoint, one noun per file."""

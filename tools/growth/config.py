@@ -1,0 +1,76 @@
+"""The config.json of a grown checkpoint, and which configs cannot be grown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from growth.shape import CONFIG_KEYS, Shape
+from specrt.errors import CheckpointError, did_you_mean
+
+FAMILY = ("llama", "mistral", "qwen2")
+"""Models that differ from each other in nothing a growth touches."""
+
+NOTE = "specrt_inflated_from"
+ROTARIES = ("default", "linear", "llama3")
+"""Scalings that look at an angle alone, not at which dimension has it."""
+
+
+def check_config(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model whose outputs a growth would change.
+
+    Raises: CheckpointError naming what it is.
+    """
+    model = str(config.get("model_type"))
+    if model not in FAMILY:
+        raise CheckpointError(
+            f"{name} is of model_type {model!r}; only {', '.join(FAMILY)} are known to keep their "
+            f"outputs when grown{did_you_mean(model, FAMILY)}"
+        )
+    if config.get("quantization_config"):
+        raise CheckpointError(f"{name} is quantised; grow the checkpoint it was quantised from")
+    eps = config.get("rms_norm_eps")
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or eps < 0:
+        raise CheckpointError(f"{name}: rms_norm_eps is {eps!r}; expected a number of 0 or more")
+
+
+def check_rotary(config: Mapping[str, Any], old: Shape, new: Shape) -> None:
+    """Refuse wider heads where the angles depend on more than theta and position.
+
+    Raises: CheckpointError naming the setting.
+    """
+    if new.head_dim == old.head_dim:
+        return
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if kind not in ROTARIES:
+        raise CheckpointError(
+            f"head_dim cannot grow from {old.head_dim} to {new.head_dim} with rope_type {kind!r}; "
+            f"keep head_dim {old.head_dim} (angles carry over with {', '.join(ROTARIES)})"
+        )
+    for place in (rotary, config):
+        share = place.get("partial_rotary_factor", 1.0)
+        if share != 1.0:
+            raise CheckpointError(
+                f"head_dim cannot grow from {old.head_dim} to {new.head_dim} with "
+                f"partial_rotary_factor {share}; keep head_dim {old.head_dim}"
+            )
+
+
+def grown_config(
+    config: Mapping[str, Any], old: Shape, new: Shape, dtype: str, note: str
+) -> dict[str, Any]:
+    """Return the config of the grown model."""
+    grown = dict(config)
+    for name, value in asdict(new).items():
+        grown[CONFIG_KEYS[name]] = value
+    # rsqrt(mean + eps) of the longer vector is sqrt(new/old) of what it was only if eps shrinks
+    # with the mean.
+    grown["rms_norm_eps"] = config["rms_norm_eps"] * old.hidden_size / new.hidden_size
+    grown["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    kinds = config.get("layer_types")
+    if kinds:
+        grown["layer_types"] = [*kinds, *[kinds[-1]] * (new.layers - old.layers)]
+    grown[NOTE] = note
+    return dict(sorted(grown.items()))

@@ -1,0 +1,108 @@
+"""The six numbers that make a Llama-family model big, and the shapes with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from specrt.errors import CheckpointError
+
+CONFIG_KEYS = {
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+}
+"""What config.json calls each number of a shape."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How wide and how deep a model is."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 1:
+                raise CheckpointError(f"{field.name} is {value!r}; expected a positive number")
+        if self.heads % self.kv_heads:
+            raise CheckpointError(
+                f"{self.heads} heads are no multiple of {self.kv_heads} kv heads; change one of "
+                "them, so that every key and value serves as many queries"
+            )
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """Read the shape out of a config.json.
+
+        Raises: CheckpointError for a number that is missing or out of range.
+        """
+        found = {name: config.get(key) for name, key in CONFIG_KEYS.items()}
+        if found["kv_heads"] is None:
+            found["kv_heads"] = found["heads"]
+        if found["head_dim"] is None and found["hidden_size"] and found["heads"]:
+            found["head_dim"] = found["hidden_size"] // found["heads"]
+        return cls(**found)  # type: ignore[arg-type]
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one kv head."""
+        return self.heads // self.kv_heads
+
+    def __str__(self) -> str:
+        return (
+            f"hidden_size {self.hidden_size}, {self.layers} layers, {self.heads} heads "
+            f"({self.kv_heads} for keys and values) of {self.head_dim}, "
+            f"intermediate_size {self.intermediate_size}"
+        )
+
+
+PRESETS = {
+    "200M": Shape(1024, 16, 16, 8, 64, 2816),
+    "1B": Shape(2048, 16, 32, 8, 64, 8192),
+    "8B": Shape(4096, 32, 32, 8, 128, 14336),
+}
+"""The last two are the shapes of Llama 3.2 1B and Llama 3.1 8B, whatever the vocabulary."""
+
+
+def check_growth(old: Shape, new: Shape) -> None:
+    """Hold a growth to what can be done without changing what the model computes.
+
+    Raises: CheckpointError naming the number that stands in the way.
+    """
+    if old == new:
+        raise CheckpointError(f"nothing grows: the checkpoint has {old}; ask for a larger shape")
+    for name, was in asdict(old).items():
+        wanted = getattr(new, name)
+        if wanted < was:
+            raise CheckpointError(
+                f"{name} {wanted} is below the checkpoint's {was}; growth keeps every weight, so "
+                f"ask for {was} or more"
+            )
+    if new.head_dim % old.head_dim:
+        raise CheckpointError(
+            f"head_dim {new.head_dim} is no multiple of the checkpoint's {old.head_dim}; rotary "
+            "angles of the old dimensions are found again only in a multiple"
+        )
+    needed = old.kv_heads * kv_copies(old, new)
+    if new.kv_heads < needed:
+        raise CheckpointError(
+            f"{new.heads} heads over {new.kv_heads} kv heads put {new.group} queries on each; the "
+            f"checkpoint puts {old.group} on each of {old.kv_heads}, which then takes "
+            f"{needed} kv heads; ask for so many, or for more heads"
+        )
+
+
+def kv_copies(old: Shape, new: Shape) -> int:
+    """Return how many copies of each kv head serve its queries where groups became smaller."""
+    return -(-old.group // new.group)

@@ -1,0 +1,168 @@
+"""Grow a Llama-family checkpoint without changing what it computes.
+
+    inflate.py CHECKPOINT --out FOLDER --to 200M|1B|8B [--dtype float32|bfloat16|float16]
+    inflate.py CHECKPOINT --out FOLDER --layers 12 --intermediate-size 4096
+
+THE GROWN MODEL HAS THE SMALL ONE'S OUTPUTS AND THE BIG ONE'S COST. It is for one thing: to measure
+what a real pair's acceptance is worth at the cost of a larger target. It knows no more than the
+small one, and every figure made with it has to say that its target was inflated.
+
+How outputs stay. Added layers come behind the old ones and write zeros into the residual stream;
+added columns of the stream are zero, and scale and epsilon of each RMSNorm make up for the longer
+mean; added heads and intermediate units are multiplied by zero columns; where queries per kv head
+become fewer, kv heads are copied; in wider heads every rotary angle keeps its dimension. Weights
+whose value does not matter are random and as spread as the old ones, so that kernels and quantisers
+meet ordinary numbers. What writes into the residual stream cannot be: zeros, which cost a CPU what
+others do, but let a GPU draw less power. Old input columns stay side by side, so that quantising by
+blocks that fill a head and divide the old widths gives them what it gave them before.
+
+How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
+written in its own type keeps its numbers bit for bit, except that norms are written in float32 (a
+program that rounds them to bfloat16 gets a slightly different model) and that a wider head_dim (8B)
+multiplies queries by sqrt(2), which rounds them in bfloat16 and float16. The vocabulary stays as it
+is, so presets come to fewer parameters than their namesakes. config.json says what it was made
+from under "specrt_inflated_from". The work is done in growth/, with NumPy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from growth.axes import grown_axes
+from growth.config import check_config, check_rotary, grown_config
+from growth.layout import Plan, plan_weights
+from growth.shape import PRESETS, Shape, check_growth
+from growth.shards import SHARD_BYTES, Entry, write_shards
+from growth.tensor import DTYPES, encode, grow, stored_dtype
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt_export.aside import aside
+from specrt_export.checkpoint import Checkpoint
+
+BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""Files that a grown model shares with the small one."""
+
+
+def inflate(
+    checkpoint: Checkpoint,
+    out: Path,
+    new: Shape,
+    dtype: str,
+    shard_bytes: int = SHARD_BYTES,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Write a grown copy of a checkpoint.
+
+    Raises: SpecrtError for what cannot be grown or written; then nothing is at `out` that was not.
+    """
+    config, name = checkpoint.config, checkpoint.folder.resolve().name
+    check_config(config, name)
+    old = Shape.of(config)
+    check_growth(old, new)
+    check_rotary(config, old, new)
+    tied = bool(config.get("tie_word_embeddings", False))
+    axes = grown_axes(old, new, int(config["vocab_size"]))
+    entries = [_entry(p, dtype) for p in plan_weights(checkpoint, axes, old, new, tied)]
+    _check_out(out, sum(entry.bytes for entry in entries))
+    say(_summary(new, entries, dtype))
+    note = f"{name}: {old}. It has that model's outputs at this one's cost."
+    with aside(out) as folder:
+        write_shards(folder, entries, shard_bytes)
+        text = json.dumps(grown_config(config, old, new, dtype, note), indent=2)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        for beside in BESIDE:
+            if (checkpoint.folder / beside).is_file():
+                shutil.copyfile(checkpoint.folder / beside, folder / beside)
+
+
+def _entry(plan: Plan, dtype: str) -> Entry:
+    stored = stored_dtype(plan, dtype)
+    code, item = DTYPES[stored]
+    make = partial(_make, plan, stored)
+    return Entry(plan.name, code, plan.shape, int(np.prod(plan.shape)) * item, make)
+
+
+def _make(plan: Plan, dtype: str) -> NDArray[Any]:
+    return encode(plan.name, grow(plan), dtype)
+
+
+def _summary(new: Shape, entries: list[Entry], dtype: str) -> str:
+    parameters = sum(entry.parameters for entry in entries)
+    size = sum(entry.bytes for entry in entries) / 1e9
+    return f"{new}\n{parameters:,} parameters, {dtype}, {size:.2f} GB"
+
+
+def _check_out(out: Path, size: int) -> None:
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise BuildError(f"{out} is there already; give a new folder, or remove that one first")
+    parent = next(folder for folder in out.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise BuildError(
+            f"the grown weights take {size / 1e9:.1f} GB, and {parent} has {free / 1e9:.1f} GB "
+            "free; use a shorter --dtype or another disk"
+        )
+
+
+def wanted_shape(config: Mapping[str, Any], to: str | None, numbers: Mapping[str, Any]) -> Shape:
+    """Return the preset, or the checkpoint's own shape, with the numbers given put in."""
+    start = PRESETS[to] if to else Shape.of(config)
+    return replace(start, **{name: n for name, n in numbers.items() if n is not None})
+
+
+def _number(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(name, type=click.IntRange(1), help="In place of the preset's, or kept.")
+
+
+SHAPES = "\b\n" + "\n".join(f"{name:6}{shape}" for name, shape in PRESETS.items())
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=SHAPES)
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
+@click.option("--to", type=click.Choice(list(PRESETS)), help="Shape with a name.")
+@_number("--hidden-size")
+@_number("--layers")
+@_number("--heads")
+@_number("--kv-heads")
+@_number("--head-dim")
+@_number("--intermediate-size")
+@click.option(
+    "--dtype", default="float32", show_default=True, type=click.Choice(list(DTYPES)), help="Stored."
+)
+def main(checkpoint: Path, out: Path, to: str | None, dtype: str, **numbers: int | None) -> None:
+    """Grow CHECKPOINT without changing its outputs: the small model's text at a big one's cost.
+
+    Every figure made with the result has to say that its target was inflated.
+    """
+    try:
+        if not checkpoint.is_dir():
+            raise CheckpointError(f"no folder {checkpoint}; give the one that holds config.json")
+        opened = Checkpoint.open(checkpoint)
+        inflate(opened, out, wanted_shape(opened.config, to, numbers), dtype, say=click.echo)
+    except SpecrtError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{out} has the outputs of {checkpoint} at the cost above; say so beside figures.")
+
+
+if __name__ == "__main__":
+    main()
