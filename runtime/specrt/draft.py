@@ -18,6 +18,11 @@ UNKNOWN = 1.0
 """The confidence of a drafter that has none to give."""
 
 
+REACH = 7.0
+"""A draft looks at tokens down to exp(-7), a thousandth, of the likeliest: whatever distribution
+it draws from is as lossless, and the whole of a large vocabulary costs more than the draft."""
+
+
 class Drafter(Protocol):
     """A source of proposals. It may be wrong; it may not be slow."""
 
@@ -118,7 +123,8 @@ class ModelDrafter:
     def _draw(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float]:
-        distribution = process(output.logits[0, 0, : self._vocabulary], self._params)
+        logits = output.logits[0, 0, : self._vocabulary]
+        distribution = process(logits, self._params, reach=REACH)
         if self._keeps:
             distributions.append(distribution)
         token = distribution.draw(self._noise, self._purpose, position)

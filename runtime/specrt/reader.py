@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from specrt.completion import Chunk, Completion
 from specrt.params import SamplingParams
 from specrt.round import Round
-from specrt.text import Detokenizer, StopStrings, Tokenizer
+from specrt.text import StopStrings, Tokenizer
 
 
 class Reader:
@@ -25,7 +25,7 @@ class Reader:
         self._completion = completion
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
         self._eos = eos
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = tokenizer.detokenizer()
         self._stops = StopStrings(params.stop)
         self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
 

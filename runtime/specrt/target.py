@@ -9,7 +9,7 @@ from specrt.engine import Engine, Output
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.sampling import Distribution, process, require_number
-from specrt.verify import Proposal, Verdict, match, rejection
+from specrt.verify import Proposal, Verdict, agree, match, rejection
 
 
 class Target(Protocol):
@@ -35,16 +35,14 @@ class CachedTokens:
 
         The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
         """
-        widest = self.engine.max_width
-        while len(tokens) > widest:
-            chunk = min(widest, len(tokens) - rows)
-            self._pass(tokens[:chunk], 1)
+        engine, length = self.engine, self.length
+        while len(tokens) > engine.max_width:
+            chunk = min(engine.max_width, len(tokens) - rows)
+            engine.forward((tokens[:chunk],), length, 1)
+            self.length = length = length + chunk
             tokens = tokens[chunk:]
-        return self._pass(tokens, rows)
-
-    def _pass(self, tokens: Sequence[int], rows: int) -> Output:
-        output = self.engine.forward((tokens,), self.length, rows)
-        self.length += len(tokens)
+        output = engine.forward((tokens,), length, rows)
+        self.length = length + len(tokens)
         return output
 
 
@@ -70,13 +68,10 @@ class EngineTarget:
         rows = output.logits[0]
         if params.greedy:
             best = output.argmax[0].tolist()
-
-            def likeliest(i: int) -> int:
-                token = int(best[i])
-                require_number(token, rows.item(i, token))
-                return token
-
-            return match(proposal.tokens, likeliest)
+            verdict = agree(proposal.tokens, best)
+            for i in range(verdict.accepted + 1):
+                require_number(best[i], rows.item(i, best[i]))
+            return verdict
 
         def distribution(i: int) -> Distribution:
             return process(rows[i], params)

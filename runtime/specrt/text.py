@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
 
+from specrt.bytelevel import ByteDetokenizer, byte_symbols, token_bytes
 from specrt.errors import BundleError, RequestError
 
 _INCOMPLETE = "\ufffd"
@@ -28,8 +29,8 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         decoder = repr(self._tokenizer.decoder)
         self.falls_back_to_bytes = "ByteFallback" in decoder
-        self.joins_bytes = decoder.startswith("ByteLevel")
-        """Whether the text of tokens is that of their bytes, whatever stands beside them."""
+        self._joins_bytes = decoder.startswith("ByteLevel")
+        self._bytes: dict[int, bytes] = {}
 
     @cached_property
     def size(self) -> int:
@@ -60,13 +61,32 @@ class Tokenizer:
             )
         return [self.bos_token_id]
 
+    def detokenizer(self) -> ByteDetokenizer | Detokenizer:
+        """Return what turns the tokens of one completion into text."""
+        return (
+            ByteDetokenizer(self._bytes_of, self._bytes) if self._joins_bytes else Detokenizer(self)
+        )
+
+    def _bytes_of(self, token: int) -> bytes:
+        name = self._tokenizer.id_to_token(token)
+        return b"" if name is None or token in self._special else token_bytes(name, self._symbols)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
+
+    @cached_property
+    def _symbols(self) -> dict[str, int]:
+        return byte_symbols()
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of some ids, special tokens left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class Detokenizer:
-    """Turns tokens into text as they come.
+    """Turns tokens into text as they come, by asking the tokenizer.
 
     What it gave out, joined, is always a prefix of the whole text: a character split over tokens
     is held back until it is whole, and decoders that look at their neighbours see a few of them.
@@ -95,9 +115,6 @@ class Detokenizer:
 
     def _give(self, text: str) -> str:
         fresh = text[len(self._given_text) :]
-        if self._tokenizer.joins_bytes:
-            self._ids = []
-            return fresh
         # The next window starts at the tokens just given, so that a decoder has their context.
         self._ids = self._ids[self._given :]
         self._given = len(self._ids)

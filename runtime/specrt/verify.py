@@ -36,12 +36,23 @@ class Verdict(NamedTuple):
     next: int
 
 
+def agree(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
+    """Accept drafted tokens while they are the target's likeliest: `match` at temperature 0.
+
+    `best[i]` is the target's argmax after i drafted tokens.
+    Source: Stern et al. 2018, arXiv:1811.03115.
+    """
+    for i, token in enumerate(drafted):
+        if best[i] != token:
+            return Verdict(i, best[i])
+    return Verdict(len(drafted), best[len(drafted)])
+
+
 def match(drafted: Sequence[int], choose: Callable[[int], int]) -> Verdict:
     """Accept drafted tokens while they are what the target itself chooses.
 
-    `choose(i)` is the target's choice after i drafted tokens: its argmax, or its draw with noise
-    keyed by position. The output is therefore the plain output, token for token.
-    Source: the greedy case is Stern et al. 2018, arXiv:1811.03115.
+    `choose(i)` is the target's choice after i drafted tokens: its draw, with noise keyed by
+    position. The output is therefore the plain output, token for token.
     """
     for i, token in enumerate(drafted):
         chosen = choose(i)
