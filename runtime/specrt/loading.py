@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from specrt.bundle import Bundle
+from specrt.costs import Costs
 from specrt.engine import Engine, open_engine, share_threads
 from specrt.errors import BundleError, RequestError
 from specrt.generate import Generator
 from specrt.manifest import Manifest, ModelRecord
 from specrt.memory import available_bytes
-from specrt.models import AUTO, Models
+from specrt.models import AUTO, Gamma, Models
 from specrt.text import Tokenizer
+from specrt.tune import measure_costs
+from specrt.tuning import Tuning, read_tuning
 
 
 def load(
@@ -43,15 +47,39 @@ def load(
     draft = None
     if manifest.draft is not None and absent is None:
         draft = _open_model(opened, manifest.draft, cores)
+    tuning, ignored = read_tuning(opened, cores, pools=1 if owns_process else 2)
     models = Models(
         target,
         draft,
         manifest.gammas,
-        gamma=AUTO if manifest.gamma is None else manifest.gamma,
+        gamma=_default_gamma(manifest, tuning),
+        drafter=_default_drafter(draft, tuning),
+        measure=_costs(tuning, tokenizer),
         absent=absent,
     )
-    notices = [notice for notice in (absent,) if notice]
+    notices = [notice for notice in (ignored, absent) if notice]
     return Generator(models, tokenizer, manifest.eos_token_ids, notices)
+
+
+def _costs(tuning: Tuning | None, tokenizer: Tokenizer) -> Callable[[Models], Costs]:
+    """Return where costs come from: what was tuned here, else measured when first needed."""
+    if tuning is not None:
+        known = tuning.costs
+        return lambda models: known
+    return lambda models: measure_costs(models, tokenizer)
+
+
+def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:
+    """Return the recipe's gamma where it names one, else what tuning found best, else auto."""
+    if manifest.gamma is not None:
+        return manifest.gamma
+    return tuning.gamma if tuning else AUTO
+
+
+def _default_drafter(draft: Engine | None, tuning: Tuning | None) -> str:
+    """Return the drafter that tuning found best, where it can be had."""
+    best = tuning.drafter if tuning else ""
+    return "" if draft is None and best in ("model", "cascade") else best
 
 
 def _no_room(manifest: Manifest, most: int | None) -> str | None:
