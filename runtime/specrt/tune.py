@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from specrt.costs import Costs
 from specrt.errors import EngineError
 from specrt.models import Models
 from specrt.rehearsal import Rehearsal, Timed
 from specrt.text import Tokenizer
+from specrt.tuning import FILE_NAME, Tuning, read_record
+
+T = TypeVar("T")
 
 BUDGET_S = 0.5
 """What measuring may take before the first token of a bundle that was not tuned."""
+_PATIENCE_S = 600
 _FEWEST_LAPS = 3
 _MOST_LAPS = 40
 
@@ -66,8 +72,8 @@ def measure_costs(
     return _medians(timed, models.gammas)
 
 
-def turned(order: Sequence[int], lap: int) -> list[int]:
-    """Return the same numbers, beginning with another one each lap."""
+def turned(order: Sequence[T], lap: int) -> list[T]:
+    """Return the same items, beginning with another one each lap."""
     first = lap % len(order)
     return [*order[first:], *order[:first]]
 
@@ -98,11 +104,49 @@ def _medians(timed: Sequence[Timed], gammas: Sequence[int]) -> Costs:
             "the draft model proposed nothing while its cost was measured; name a gamma instead "
             "of auto, or another drafter"
         )
-    verify = [(g, max(1.0, median(t.verify_ns for t in timed if t.drafted == g))) for g in drafted]
-    draft = [(g, float(median(t.draft_ns for t in timed if t.drafted == g))) for g in drafted]
     most = max(gammas)
+    verify = [max(1.0, median(t.verify_ns for t in timed if t.drafted == g)) for g in drafted]
+    draft = [float(median(t.draft_ns for t in timed if t.drafted == g)) for g in drafted]
+    draft[0] = 0.0  # what a drafter takes to draft nothing is no cost of drafting
     return Costs(
-        Costs.between(verify, most),
-        Costs.between([(0, 0.0), *draft[1:]], most),
+        Costs.between(list(zip(drafted, rising(verify), strict=True)), most),
+        Costs.between(list(zip(drafted, rising(draft), strict=True)), most),
         max(0.0, median(t.outside_ns for t in timed)),
     )
+
+
+def rising(costs: Sequence[float]) -> list[float]:
+    """Return the nearest costs that never fall: a wider pass that looks cheaper is noise.
+
+    A policy weighs the next token by the difference of two costs, which noise would turn round.
+    Source: pool adjacent violators, Ayer et al. 1955.
+    """
+    pools: list[tuple[float, int]] = []
+    for cost in costs:
+        pools.append((cost, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, few), (high, many) = pools.pop(), pools.pop()
+            pools.append(((low * few + high * many) / (few + many), few + many))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:
+    """Tune a bundle in a process of its own, and return the tuning, or why there is none.
+
+    In its own process the engines have their threads as they will have them for a user, and
+    nothing that goes wrong there is the caller's. Never raises; leaves no half-written file.
+    """
+    import subprocess  # only builds need it
+
+    command = [sys.executable, "-m", "specrt", "tune", "--quick", "--json", "--", str(bundle)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+        if done.returncode == 0:
+            return read_record(bundle / FILE_NAME), None
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        reason = "".join(said).removeprefix("specrt: ")
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    return None, f"{bundle} is not tuned: {reason or 'tuning ended without a word'}"

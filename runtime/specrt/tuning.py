@@ -121,7 +121,7 @@ def read_tuning(
         return None, None
     again = f"run `specrt tune {bundle.path}`"
     try:
-        tuning = _load(path)
+        tuning = read_record(path)
         for problem in _problems(tuning, bundle):
             raise ValueError(problem)
     except (OSError, ValueError, RecursionError, SpecrtError) as error:
@@ -170,8 +170,11 @@ def _put(folder: Path, text: str | None) -> Path:
     return place
 
 
-def _load(path: Path) -> Tuning:
-    """Read a record from a file that may hold anything."""
+def read_record(path: Path) -> Tuning:
+    """Read a record from a file that may hold anything, whatever machine it is of.
+
+    Raises: OSError, ValueError.
+    """
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is no file")
     if path.stat().st_size > _MOST_BYTES:
@@ -213,7 +216,8 @@ def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> s
         return f"it was measured on another machine ({differs})"
     if tuning.threads != threads:
         return f"it was measured with {tuning.threads} threads, and {threads} are used"
-    if pools not in (None, tuning.pools):
+    several = bundle.manifest.draft is not None and threads > 1
+    if several and pools not in (None, tuning.pools):
         ways = {1: "one thread pool for both engines", 2: "a thread pool for each engine"}
         return f"it was measured with {ways[tuning.pools]}"
     return None

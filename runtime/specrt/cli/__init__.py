@@ -12,7 +12,7 @@ import click
 
 from specrt.errors import SpecrtError, did_you_mean
 
-COMMANDS = ("generate", "build", "export", "inspect", "verify", "bench", "doctor")
+COMMANDS = ("generate", "build", "export", "inspect", "verify", "bench", "tune", "doctor")
 INTERRUPTED = 130
 
 
