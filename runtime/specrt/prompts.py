@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrt.errors import RequestError
+from specrt.errors import RequestError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Prompt:
 
     text: str
     category: str = ""
+    place: str = field(default="", compare=False)
+    """File and line it came from, for whoever has to refuse it."""
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -31,6 +34,29 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not prompts:
         raise RequestError(f"{path} holds no prompts; expected JSON lines with `prompt` or `turns`")
     return prompts
+
+
+def of_categories(prompts: Sequence[Prompt], wanted: Iterable[str]) -> list[Prompt]:
+    """Return the prompts of the categories wanted, all of them when none is named.
+
+    Raises: RequestError for a category without a prompt.
+    """
+    there = {p.category for p in prompts}
+    names = set(wanted)
+    for name in sorted(names - there):
+        raise RequestError(f"no prompt is of category {name!r}{did_you_mean(name, there)}")
+    return [p for p in prompts if p.category in (names or there)]
+
+
+def first_of_each(prompts: Iterable[Prompt], most: int) -> list[Prompt]:
+    """Return the first so many prompts of each category, in the order they came."""
+    taken: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        if taken[prompt.category] <= most:
+            kept.append(prompt)
+    return kept
 
 
 def read_text(path: Path) -> str:
@@ -69,4 +95,4 @@ def _parse(place: str, line: str) -> Prompt:
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
         raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
-    return Prompt(text, str(data.get("category", "")))
+    return Prompt(text, str(data.get("category", "")), place)

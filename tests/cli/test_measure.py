@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cli.ran import Run
+from specrt.bandwidth import measure_bandwidth
+from specrt.manifest import Manifest, read_manifest
 from specrt.verify import Verdict
 
-RATES = ("tokens_per_second", "ttft_ms", "itl_ms", "round_ms", "draft_ms", "verify_ms",
-         "outside_us")  # fmt: skip
-COUNTS = ("gamma", "rounds", "drafted", "evaluated", "accepted", "emitted", "acceptance_rate",
-          "draft_yield", "tokens_per_round")  # fmt: skip
+
+@pytest.fixture(autouse=True)
+def _read_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = partial(measure_bandwidth, array_bytes=1 << 20, reads=2)
+    monkeypatch.setattr("specrt.cli.bench.measure_bandwidth", little)
 
 
 @pytest.fixture
@@ -25,6 +30,9 @@ def believe_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         return Verdict(len(drafted), choose(len(drafted)))
 
     monkeypatch.setattr("specrt.target.match", accept)
+    monkeypatch.setattr(
+        "specrt.target.agree", lambda drafted, best: accept(drafted, best.__getitem__)
+    )
 
 
 def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Path) -> None:
@@ -66,31 +74,25 @@ def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: 
     options = ("--prompts", two_prompts, "--max-tokens", 8, "--gammas", "2", "--repeats", 2)
     ran = cli("bench", codelet, *options)
     assert (ran.status, ran.err) == (0, "")
-    lines = ran.out.splitlines()
     assert "speedup" in ran.out
-    assert "Outputs identical" in ran.out
-    found = json.loads(lines[-1])
-    assert set(found) == {
-        "bundle", "machine", "threads", "prompts", "max_tokens", "repeats", "outputs_identical",
-        "repetition", "results",
-    }  # fmt: skip
-    assert (found["prompts"], found["max_tokens"], found["repeats"]) == (2, 8, 2)
-    assert found["outputs_identical"] is True
-    plain, drafting = found["results"]
+    assert "outputs identical: 4 compared with plain decoding" in ran.out
+    found = json.loads(ran.out.splitlines()[-1])
+    assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
+    assert found["sampling"]["max_tokens"] == 8
+    assert found["outputs"] == {"compared": 4, "differing": 0, "differences": []}
+    (task,) = found["tasks"]
+    assert (task["category"], task["prompts"]) == (two_prompts.stem, 2)
+    plain, drafting = task["results"]
     for row in (plain, drafting):
-        assert set(row) == {
-            *COUNTS,
-            *RATES,
-            "acceptance_by_position",
-            "speedup",
-            "speedup_spread",
-        }
-        assert row["tokens_per_second"] > 0
+        assert row["tokens_per_second"]["median"] > 0
         assert row["emitted"] == 2 * 2 * 7  # prompts, repeats, tokens after the prefill's
-    assert (plain["gamma"], plain["drafted"], plain["speedup"]) == (0, 0, 1.0)
-    assert drafting["gamma"] == 2
-    low, high = drafting["speedup_spread"]
-    assert low <= drafting["speedup"] <= high
+        assert row["speedup"]["low"] <= row["speedup"]["median"] <= row["speedup"]["high"]
+        assert row["itl_ms"]["p50"] <= row["itl_ms"]["p95"]
+    assert (plain["gamma"], plain["drafted"], plain["speedup"]["median"]) == (0, 0, 1.0)
+    assert (drafting["gamma"], drafting["drafter"]) == (2, "model")
+    assert drafting["drafted"] > 0
+    assert found["memory"]["peak_bytes"] > found["memory"]["weight_bytes"] > 0
+    assert found["bandwidth"]["threads"] == found["threads"]
 
 
 def test_bench_prints_nothing_but_json_on_request(
@@ -99,19 +101,79 @@ def test_bench_prints_nothing_but_json_on_request(
     options = ("--max-tokens", 4, "--gammas", "1", "--repeats", 1, "--limit", 1, "--json")
     ran = cli("bench", codelet, "--prompts", two_prompts, *options)
     assert ran.out.count("\n") == 1
-    assert json.loads(ran.out)["prompts"] == 1
+    (task,) = json.loads(ran.out)["tasks"]
+    assert task["prompts"] == 1
+
+
+def test_bench_tells_classes_and_drafters_apart(
+    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
+) -> None:
+    prose = tmp_path / "more.jsonl"
+    prose.write_text('{"prompt": "Once", "category": "prose"}\n' * 3, encoding="utf-8")
+    files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 2)
+    ran = cli("bench", codelet, *files, "--max-tokens", 4, "--gammas", "2,0", "--repeats", 1,
+              "--drafter", "model,none", "--drafter", "none", "--markdown")  # fmt: skip
+    assert (ran.status, ran.err) == (0, "")
+    assert "**prose**, 2 prompts" in ran.out
+    assert "| gamma | drafter |" in ran.out
+    found = json.loads(ran.out.splitlines()[-1])
+    assert [(t["category"], t["prompts"]) for t in found["tasks"]] == [
+        (two_prompts.stem, 2), ("prose", 2), ("all", 4),
+    ]  # fmt: skip
+    for task in found["tasks"]:
+        assert [(r["gamma"], r["drafter"]) for r in task["results"]] == [(0, "none"), (2, "model")]
+    only = cli("bench", codelet, *files, "--category", "prose", "--max-tokens", 4, "--gammas", "0",
+               "--repeats", 1, "--json")  # fmt: skip
+    assert [t["category"] for t in json.loads(only.out)["tasks"]] == ["prose"]
+
+
+def test_bench_chooses_gammas_itself(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    options = ("--max-tokens", 4, "--repeats", 1, "--limit", 1, "--json")
+    ran = cli("bench", codelet, "--prompts", two_prompts, *options)
+    (task,) = json.loads(ran.out)["tasks"]
+    assert [row["gamma"] for row in task["results"]] == [0, 2, 4, "auto"]
+
+
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+def test_bench_samples(cli: Run, codelet: Path, two_prompts: Path, verifier: str) -> None:
+    options = ("--max-tokens", 12, "--gammas", "3", "--repeats", 1, "--temperature", 0.9,
+               "--top-p", 0.95, "--seed", 3, "--verifier", verifier)  # fmt: skip
+    ran = cli("bench", codelet, "--prompts", two_prompts, *options)
+    assert (ran.status, ran.err) == (0, "")
+    found = json.loads(ran.out.splitlines()[-1])
+    assert (found["sampling"]["top_p"], found["sampling"]["verifier"]) == (0.95, verifier)
+    assert found["outputs"]["compared"] == (4 if verifier == "match" else 0)
+    assert ("outputs not compared" in ran.out) == (verifier == "rejection")
 
 
 @pytest.mark.usefixtures("believe_everything")
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--json",), ("--temperature", "0.9")])
 def test_bench_gives_no_speed_when_outputs_differ(
     cli: Run, codelet: Path, two_prompts: Path, options: tuple[str, ...]
 ) -> None:
     ran = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4",
               "--repeats", 1, *options)  # fmt: skip
     assert (ran.status, ran.out) == (1, "")
-    assert "outputs differ from plain decoding, so no speed is reported" in ran.err
+    assert "outputs differ from plain decoding" in ran.err
+    assert "so no speed is reported" in ran.err
     assert f"specrt verify {codelet} --prompts {two_prompts}" in ran.err
+
+
+@pytest.mark.usefixtures("believe_everything")
+def test_bench_below_fp32_tells_how_many_outputs_differ(
+    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def int8(folder: Path) -> Manifest:
+        return replace(read_manifest(folder), precision="int8")
+
+    monkeypatch.setattr("specrt.cli.bench.read_manifest", int8)
+    ran = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4",
+              "--repeats", 1)  # fmt: skip
+    assert ran.status == 0
+    assert "of 4 outputs differ from plain decoding, where the plain pass's best two" in ran.out
+    found = json.loads(ran.out.splitlines()[-1])["outputs"]
+    assert found["differing"] == len(found["differences"]) > 0
+    assert all(d["margin"] > 0 for d in found["differences"])
 
 
 @pytest.mark.parametrize("verb", ["verify", "bench"])
@@ -128,8 +190,44 @@ def test_wrong_requests_are_refused(
     assert "holds no prompts" in cli(verb, codelet, "--prompts", empty).refusal
 
 
-def test_bench_refuses_what_does_not_fit_the_context(
-    cli: Run, codelet: Path, two_prompts: Path
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--max-tokens", 2048), "prompts.jsonl:1: a prompt of 9 tokens and 2048 more do not fit"),
+        (("--max-tokens", 1), "Invalid value for '--max-tokens'"),
+        (("--repeats", 0), "Invalid value for '--repeats'"),
+        (("--limit", 0), "Invalid value for '--limit'"),
+        (("--gammas", "2,autos"), "expected numbers and auto, as 0,2,4,auto"),
+        (("--drafter", "modle"), "--drafter is 'modle'; did you mean 'model'?"),
+        (("--category", "poetry"), "no prompt is of category 'poetry'"),
+        (("--temperature", -1), "temperature is -1.0; expected a number of 0 or more"),
+        (("--plot", "none/out.png"), "none/out.png cannot be written"),
+        (("--plot", "out.gif"), "expected a name ending in .png, .svg or .pdf"),
+        (("--json", "--markdown"), "--json and --markdown"),
+    ],
+)
+def test_bench_refuses_before_it_measures(
+    cli: Run, codelet: Path, two_prompts: Path, options: tuple[object, ...], told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr("specrt.cli.bench.measure", measured)
+    assert told in cli("bench", codelet, "--prompts", two_prompts, *options).refusal
+
+
+def test_bench_names_a_prompt_without_tokens(
+    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 2048).refusal
-    assert "do not fit the context of 2048" in said
+    monkeypatch.setattr("specrt.text.Tokenizer.encode", lambda self, text, special=True: [])
+    said = cli("bench", codelet, "--prompts", two_prompts).refusal
+    assert "prompts.jsonl:1 has a prompt of no tokens" in said
+
+
+def test_bench_draws(cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plot extra")
+    path = tmp_path / "out.png"
+    options = ("--max-tokens", 4, "--gammas", "2", "--repeats", 1, "--plot", path)
+    assert cli("bench", codelet, "--prompts", two_prompts, *options).status == 0
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import RequestError
-from specrt.prompts import Prompt, decode_utf8, read_prompts, read_text
+from specrt.prompts import (
+    Prompt,
+    decode_utf8,
+    first_of_each,
+    of_categories,
+    read_prompts,
+    read_text,
+)
 
 
 def lines(folder: Path, text: str) -> Path:
@@ -24,6 +31,21 @@ def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
         '{"prompt": ""}',
     )
     assert read_prompts(path) == [Prompt("a", "code"), Prompt("b\n", "qa"), Prompt("")]
+
+
+def test_a_prompt_knows_its_place(tmp_path: Path) -> None:
+    path = lines(tmp_path, '{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    assert [p.place for p in read_prompts(path)] == [f"{path}:1", f"{path}:3"]
+
+
+def test_prompts_are_chosen_by_category() -> None:
+    prompts = [Prompt(str(i), c) for i, c in enumerate(["code", "prose", "code", "copy", "code"])]
+    assert of_categories(prompts, []) == prompts
+    assert [p.text for p in of_categories(prompts, ["code", "copy"])] == ["0", "2", "3", "4"]
+    with pytest.raises(RequestError, match=r"no prompt is of category 'cod'; did you mean 'code'"):
+        of_categories(prompts, ["cod", "copy"])
+    assert [p.text for p in first_of_each(prompts, 1)] == ["0", "1", "3"]
+    assert [p.text for p in first_of_each(prompts, 2)] == ["0", "1", "2", "3"]
 
 
 def test_only_newlines_end_a_line(tmp_path: Path) -> None:

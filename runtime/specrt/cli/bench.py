@@ -1,156 +1,193 @@
-"""`specrt bench`: tokens per second at each gamma, against plain decoding in the same run."""
+"""`specrt bench`: tokens per second of each gamma and drafter, against plain decoding."""
 
 from __future__ import annotations
 
 import json
-import platform
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import click
 
-from specrt.bench import BenchResult, GammaResult, run_bench
+from specrt.bandwidth import measure_bandwidth
+from specrt.bench.configuration import Configuration, configurations
+from specrt.bench.footprint import footprint, resident_bytes
+from specrt.bench.measure import Samples, measure
+from specrt.bench.outputs import Comparison, compare_outputs
+from specrt.bench.plot import check_plot, draw
+from specrt.bench.report import report
+from specrt.bench.setting import Setting
+from specrt.bench.summary import Summary
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.gammas import parse_gammas
-from specrt.errors import RequestError
-from specrt.generate import Generator, load
-from specrt.params import SamplingParams
-from specrt.prompts import read_prompts
+from specrt.cli.gammas import parse_gammas_or_auto
+from specrt.errors import RequestError, did_you_mean
+from specrt.generate import Generator
+from specrt.loading import load
+from specrt.lossless import plain_margin
+from specrt.manifest import read_manifest
+from specrt.models import AUTO, DRAFTERS, Gamma
+from specrt.params import VERIFIERS, SamplingParams
+from specrt.prompts import Prompt, first_of_each, of_categories, read_prompts
+
+SHARED_PROMPTS = 24
+"""Prompts measured where no limit is given, shared by the classes: about a minute for codelet."""
+FEW_GAMMAS = (2, 4)
+"""Fixed gammas measured beside plain decoding and auto where none are named."""
 
 
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSONL file.")
-@click.option("--gammas", help="Gammas to measure, as 0,2,4.  [default: all built]")
+@click.option("--prompts", "files", type=click.Path(path_type=Path), required=True, multiple=True,
+              help="JSONL file; may be repeated.")  # fmt: skip
+@click.option("--category", "categories", multiple=True,
+              help="Measure only prompts of this category; may be repeated.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Most prompts of each category.  "
+              f"[default: {SHARED_PROMPTS} in all]")  # fmt: skip
+@click.option("--gammas", help="Gammas to measure, as 0,2,4,auto.  [default: 0,2,4,auto]")
+@click.option("--drafter", "drafters", multiple=True,
+              help=f"Who drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
+              "[default: the bundle's]")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--limit", type=click.IntRange(min=1), help="Use the first so many prompts.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
+@click.option("--top-p", default=1.0, help="Keep the fewest tokens that reach this probability.")
+@click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same text.")
+@click.option("--verifier", type=click.Choice(VERIFIERS), default="match", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw tokens/s over gamma here.")
+@click.option("--markdown", is_flag=True, help="Print Markdown tables, as for a README.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object.")
 @click.pass_obj
 def command(
-    owns_process: bool,
-    bundle: Path,
-    prompts: Path,
-    gammas: str | None,
-    max_tokens: int,
-    repeats: int,
-    limit: int | None,
-    temperature: float,
-    threads: int | None,
-    as_json: bool,
-) -> int:
-    """Measure BUNDLE on a file of prompts; the last line is JSON.
+    owns_process: bool, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
+    limit: int | None, gammas: str | None, drafters: Sequence[str], repeats: int,
+    threads: int | None, plot: Path | None, markdown: bool, as_json: bool, **sampling: Any,
+) -> int:  # fmt: skip
+    """Measure BUNDLE on files of prompts; the last line is JSON.
 
-    Exit status 1 when outputs differ from plain decoding: no speed is reported then.
+    Every prompt is completed at every gamma by every drafter back to back, plain decoding among
+    them, so that a machine that slows down slows them alike. Exit status 1 when outputs differ
+    from plain decoding and rounding does not explain it: no speed is reported then.
     """
-    texts = [p.text for p in read_prompts(prompts)][:limit]
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0, temperature=temperature)
+    if as_json and markdown:
+        raise RequestError("--json and --markdown are two forms of one answer; give one of them")
+    if plot is not None:
+        check_plot(plot)
+    params = SamplingParams.of(ignore_eos=True, **sampling)
+    asked = parse_gammas_or_auto(gammas) if gammas is not None else None
+    names = parse_drafters(drafters)
+    prompts = choose(files, categories, limit)
+    before = resident_bytes()
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
-        asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
-        for gamma in asked:
-            generator.check_gamma(gamma)
-        ids = [generator.tokenizer.encode(t) for t in texts]
-        _check_room(generator, ids, max_tokens)
-        result = run_bench(
-            generator, ids, asked, max_tokens=max_tokens, repeats=repeats, params=params,
-            progress=_progress,
-        )  # fmt: skip
-    facts = {"bundle": str(bundle), "machine": platform.machine(), "threads": threads}
-    if not as_json and result.identical:
-        _table(result)
-        print(verdict(result))
-    if not result.identical:
-        print(
-            "specrt: outputs differ from plain decoding, so no speed is reported; "
-            f"run `specrt verify {bundle} --prompts {prompts}`",
-            file=sys.stderr,
-        )
+        for notice in generator.notices:
+            print(f"note: {notice}", file=sys.stderr)
+        compared = resolve(generator, asked, names)
+        ids = encode(generator, prompts, params)
+        manifest = read_manifest(bundle)
+        samples = measure(generator, ids, compared, params, repeats=repeats, progress=_progress)
+        taken = footprint(manifest, before, generator.models.draft is not None)
+        outputs = compared_outputs(generator, ids, samples, params, manifest.precision)
+    if outputs.unexplained:
+        remedy = f"run `specrt verify {bundle} --prompts {files[0]}`"
+        print(f"specrt: {outputs}, so no speed is reported; {remedy}", file=sys.stderr)
         return 1
-    print(json.dumps({**facts, **result.to_json()}))
+    cores = threads or len(os.sched_getaffinity(0))
+    found = report(samples, [p.category for p in prompts], outputs, manifest.target.weight_bytes)
+    summary = Summary(
+        Setting.of(bundle, manifest, params, cores, repeats), found, taken, measure_bandwidth(cores)
+    )
+    if not as_json:
+        print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
+    print(json.dumps(summary.to_json()))
+    if plot is not None:
+        draw(found, plot, str(summary.setting))
     return 0
 
 
-def _check_room(generator: Generator, prompts: list[list[int]], max_tokens: int) -> None:
-    longest, context = max(map(len, prompts)), generator.models.target.max_length
-    if longest + max_tokens > context + 1:
-        raise RequestError(
-            f"a prompt of {longest} tokens and {max_tokens} more do not fit the context of "
-            f"{context}; lower --max-tokens or shorten the prompt"
-        )
+def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
+    """Return the prompts to measure; one without a category takes the name of its file."""
+    read = [(file, prompt) for file in files for prompt in read_prompts(file)]
+    named = [replace(p, category=p.category or file.stem) for file, p in read]
+    wanted = of_categories(named, categories)
+    each = limit or max(1, SHARED_PROMPTS // len({p.category for p in wanted}))
+    return first_of_each(wanted, each)
+
+
+def parse_drafters(given: Sequence[str]) -> list[str]:
+    """Read names of drafters, several in one separated by commas.
+
+    Raises: RequestError for an unknown one.
+    """
+    names = [name.strip() for text in given for name in text.split(",")]
+    for name in names:
+        if name not in DRAFTERS:
+            raise RequestError(f"--drafter is {name!r}{did_you_mean(name, DRAFTERS)}")
+    return list(dict.fromkeys(names))
+
+
+def resolve(
+    generator: Generator, gammas: Sequence[Gamma] | None, drafters: Sequence[str]
+) -> list[Configuration]:
+    """Return what to compare, every configuration one that this bundle can run.
+
+    Raises: RequestError for a gamma that was not built, or a drafter that is not there.
+    """
+    if gammas is None:
+        built = generator.models.gammas
+        gammas = [0, *(g for g in FEW_GAMMAS if g in built), AUTO]
+    if not drafters:
+        drafters = [generator.stream([0]).completion.speculation.drafter]
+    for gamma in gammas:
+        for drafter in drafters:
+            generator.stream([0], gamma=gamma, drafter=drafter)  # refuses; nothing runs yet
+    return configurations(gammas, drafters)
+
+
+def encode(
+    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams
+) -> list[list[int]]:
+    """Return the token ids of every prompt.
+
+    Raises: RequestError naming a prompt that is empty, or too long for what is to follow it.
+    """
+    context = generator.models.target.max_length
+    encoded = []
+    for prompt in prompts:
+        ids = generator.tokenizer.encode(prompt.text)
+        if not ids:
+            raise RequestError(f"{prompt.place} has a prompt of no tokens; give it some text")
+        if len(ids) + params.max_tokens > context + 1:
+            raise RequestError(
+                f"{prompt.place}: a prompt of {len(ids)} tokens and {params.max_tokens} more do "
+                f"not fit the context of {context}; lower --max-tokens or shorten the prompt"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def compared_outputs(
+    generator: Generator,
+    prompts: Sequence[list[int]],
+    samples: Samples,
+    params: SamplingParams,
+    precision: str,
+) -> Comparison:
+    """Hold every output to plain decoding, before any figure is shown."""
+    if params.verifier == "rejection" and not params.greedy:
+        return Comparison(0)
+
+    def margin(number: int, plain: Sequence[int]) -> float:
+        return plain_margin(generator, [*prompts[number], *plain])
+
+    return compare_outputs(samples, margin if params.greedy else None, precision)
 
 
 def _progress(done: float) -> None:
     if sys.stderr.isatty():
         end = "\n" if done >= 1 else ""
         print(f"\rmeasuring {done:4.0%}", end=end, file=sys.stderr, flush=True)
-
-
-_COLUMNS = (
-    "gamma",
-    "tokens/s",
-    "speedup",
-    "spread",
-    "acceptance",
-    "yield",
-    "tokens/round",
-    "TTFT ms",
-    "ITL ms",
-    "draft ms",
-    "verify ms",
-    "outside us",
-)
-
-
-def _table(result: BenchResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result.gammas.values():
-        table.add_row(*_row(row, result.gammas[0]))
-    Console(width=max(120, Console().width)).print(table)
-
-
-def _row(row: GammaResult, plain: GammaResult) -> list[str]:
-    counts, ratios = row.counts, row.speedups(plain)
-    drafted = counts.drafted > 0
-    return [
-        str(row.gamma),
-        f"{median(row.tokens_per_second):.0f}",
-        f"{median(ratios):.2f}",
-        f"{min(ratios):.2f}-{max(ratios):.2f}",
-        f"{counts.acceptance_rate:.3f}" if drafted else "",
-        f"{counts.draft_yield:.3f}" if drafted else "",
-        f"{counts.tokens_per_round:.2f}",
-        f"{median(row.ttft_ms):.1f}",
-        f"{median(row.itl_ms):.2f}",
-        f"{median(row.draft_ms):.2f}" if drafted else "",
-        f"{median(row.verify_ms):.2f}",
-        f"{median(row.outside_us):.0f}",
-    ]
-
-
-def verdict(result: BenchResult) -> str:
-    """Say in words what was found."""
-    plain = result.gammas[0]
-    drafting = [r for r in result.gammas.values() if r.gamma]
-    text = f"{result.repetition:.0%} of the plain output repeats an earlier run of 16 tokens"
-    if not drafting:
-        return text
-    best = max(drafting, key=lambda r: median(r.speedups(plain)))
-    gain = median(best.speedups(plain))
-    plain_ms = median(plain.verify_ms)
-    share = median(best.draft_ms) / best.gamma / plain_ms
-    cost = median(best.verify_ms) / plain_ms
-    said = f"gamma {best.gamma} is {gain:.2f}x plain decoding" if gain > 1 else (
-        f"speculation does not pay here: the best, gamma {best.gamma}, is {gain:.2f}x plain"
-    )  # fmt: skip
-    return (
-        f"{said}; a drafted token costs {share:.0%} of a plain step and verifying "
-        f"{best.gamma + 1} tokens {cost:.2f} steps. Outputs identical; {text}."
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specrt.errors import RequestError
+from specrt.models import AUTO, Gamma
 
 
 def parse_gammas(text: str) -> list[int]:
@@ -14,3 +15,17 @@ def parse_gammas(text: str) -> list[int]:
         return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise RequestError(f"--gammas is {text!r}; expected numbers, as 0,2,4") from None
+
+
+def parse_gammas_or_auto(text: str) -> list[Gamma]:
+    """Read a list of gammas that `auto` may be among, as 0,2,4,auto.
+
+    Raises: RequestError for anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return list(dict.fromkeys(AUTO if part == AUTO else int(part) for part in parts))
+    except ValueError:
+        raise RequestError(
+            f"--gammas is {text!r}; expected numbers and auto, as 0,2,4,auto"
+        ) from None

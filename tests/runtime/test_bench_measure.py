@@ -1,0 +1,129 @@
+"""How prompts are run: in turn, warm, each configuration for itself, and timed apart."""
+
+from __future__ import annotations
+
+from time import sleep
+from typing import Any
+
+import pytest
+
+from runtime.toy import TableEngine, generator, near
+from specrt.bench.clock import TimedEngine
+from specrt.bench.configuration import PLAIN, Configuration, configurations
+from specrt.bench.measure import WARM_UP_TOKENS, Samples, measure
+from specrt.bench.outputs import compare_outputs
+from specrt.errors import RequestError
+from specrt.generate import Generator
+from specrt.params import SamplingParams
+from specrt.text import Tokenizer
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+@pytest.fixture
+def target() -> TableEngine:
+    return TableEngine(vocab=270, memory=3)
+
+
+@pytest.fixture
+def opened(target: TableEngine, tokenizer: Tokenizer) -> Generator:
+    return generator(target, near(target, 1, 0.8), tokenizer)
+
+
+def run(opened: Generator, compared: list[Configuration], **options: Any) -> Samples:
+    params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, "seed": 0, **options})
+    return measure(opened, PROMPTS, compared, params, repeats=2)
+
+
+def test_every_prompt_runs_at_every_configuration_in_each_repeat(opened: Generator) -> None:
+    compared = configurations([2, 4], ["model"])
+    samples = run(opened, compared)
+    assert list(samples) == compared
+    for found in samples.values():
+        assert [s.pair for s in found] == [(p, r) for r in range(2) for p in range(3)]
+        assert all(len(s.tokens) == 20 for s in found)
+        assert all(s.counts.emitted == len(s.gaps_ns) == 19 for s in found)
+        assert all(s.target.passes == s.counts.rounds for s in found)
+        assert all(sum(s.stages) * s.counts.rounds * 1e3 == pytest.approx(s.decode_ns)
+                   for s in found)  # fmt: skip
+        assert all(min(s.stages) >= 0 for s in found)
+    assert all(s.draft.passes == 0 for s in samples[PLAIN])
+    assert all(s.counts.drafted > 0 for s in samples[compared[1]])
+    assert compare_outputs(samples, None, "fp32").differences == ()
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.8}])
+def test_sampled_outputs_are_the_plain_ones_too(
+    opened: Generator, options: dict[str, float]
+) -> None:
+    samples = run(opened, configurations([3], ["model"]), **options)
+    assert compare_outputs(samples, None, "fp32").differences == ()
+    assert len({s.tokens for s in samples[PLAIN]}) == len(PROMPTS)
+
+
+def test_configurations_of_one_prompt_run_back_to_back(
+    opened: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[tuple[int, ...], object, int]] = []
+    stream = Generator.stream
+
+    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
+        begun.append((tuple(prompt), how["gamma"], params.max_tokens))
+        return stream(self, prompt, params, **how)
+
+    monkeypatch.setattr(Generator, "stream", noted)
+    run(opened, configurations([2, 4], ["model"]))
+    warm, timed = begun[:9], begun[9:]
+    assert [tokens for _, _, tokens in warm] == [20] * 3 + [WARM_UP_TOKENS] * 6
+    assert {(prompt, gamma) for prompt, gamma, _ in warm} == {
+        (tuple(p), g) for p in PROMPTS for g in (0, 2, 4)
+    }
+    assert [prompt for prompt, _, _ in timed] == [tuple(p) for p in PROMPTS * 2 for _ in range(3)]
+    orders = [tuple(gamma for _, gamma, _ in timed[i : i + 3]) for i in range(0, 18, 3)]
+    assert all(sorted(order) == [0, 2, 4] for order in orders)
+    assert len(set(orders)) == 6
+
+
+def test_a_slow_stage_shows_in_its_own_place(target: TableEngine, tokenizer: Tokenizer) -> None:
+    draft = near(target, 1, 0.9)
+
+    def slowed(_: int, __: object) -> None:
+        sleep(2e-3)
+
+    draft.corrupt = slowed
+    opened = generator(target, draft, tokenizer)
+    found = run(opened, configurations([2], ["model"]), max_tokens=8)
+    for sample in found[Configuration(2, "model")]:
+        drafted = sample.counts.drafted
+        assert sample.stages.draft * sample.counts.rounds >= 2000 * drafted
+        assert sample.draft.ns >= 2e6 * drafted
+        assert sample.drafted_token_ns is not None
+        assert sample.drafted_token_ns >= 2e6
+
+
+def test_progress_ends_at_one(opened: Generator) -> None:
+    told: list[float] = []
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    measure(opened, PROMPTS, [PLAIN], params, repeats=1, progress=told.append)
+    assert told == sorted(told)
+    assert (len(told), told[-1]) == (6, 1.0)
+
+
+@pytest.mark.parametrize(("prompts", "repeats"), [([], 3), (PROMPTS, 0)])
+def test_nothing_to_measure_is_refused(
+    opened: Generator, prompts: list[list[int]], repeats: int
+) -> None:
+    with pytest.raises(RequestError, match="is nothing to measure"):
+        measure(opened, prompts, [PLAIN], SamplingParams(), repeats=repeats)
+
+
+def test_a_timed_engine_is_the_engine(target: TableEngine) -> None:
+    timed = TimedEngine(target)
+    assert (timed.max_length, timed.max_width) == (target.max_length, target.max_width)
+    assert (timed.geometry, timed.batch) == (target.geometry, target.batch)
+    output = timed.forward([[1, 2]], 0, 1)
+    assert output.argmax.shape == (1, 1)
+    assert timed.busy.passes == 1
+    assert timed.busy.ns > 0
+    timed.close()
+    assert target.closed
