@@ -1,0 +1,112 @@
+"""Which drafter a completion gets, what is refused, and what policies keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.toy import TableEngine, generator, near
+from specrt.costs import Costs
+from specrt.drafters import Drafters
+from specrt.errors import RequestError
+from specrt.generate import Generator
+from specrt.models import Models
+from specrt.params import SamplingParams
+from specrt.text import Tokenizer
+
+COSTS = Costs(tuple(100.0 + 5 * g for g in range(9)), tuple(4.0 * g for g in range(9)))
+PARAMS = SamplingParams(max_tokens=60, ignore_eos=True)
+GAMMAS = tuple(range(9))
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def models(draft: bool = True, closeness: float = 0.9) -> Models:
+    target = TableEngine(3)
+    found = near(target, 4, closeness) if draft else None
+    return Models(target, found, GAMMAS, measure=lambda _: COSTS)
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "cascade", "none"])
+@pytest.mark.parametrize("gamma", [0, 1, 4, "auto"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_no_drafter_changes_the_output(
+    tokenizer: Tokenizer, drafter: str, gamma: int, options: dict[str, float]
+) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, **options)  # type: ignore[arg-type]
+    made = Generator(models(), tokenizer)
+    plain = made.generate(PROMPT, params, gamma=0)
+    found = made.generate(PROMPT, params, gamma=gamma, drafter=drafter)
+    assert found.token_ids == plain.token_ids
+    counts = found.speculation
+    assert (counts.gamma, counts.drafter) == (gamma, drafter)
+    allowed = {"model": {"model"}, "ngram": {"ngram"}, "cascade": {"model", "ngram"}, "none": set()}
+    assert set(counts.sources) <= allowed[drafter]
+    if drafter == "model" and gamma:
+        assert counts.sources["model"][0] > 0
+
+
+def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: Tokenizer) -> None:
+    asked: list[Models] = []
+
+    def measure(given: Models) -> Costs:
+        asked.append(given)
+        return COSTS
+
+    given = replace(models(), measure=measure)
+    made = Generator(given, tokenizer)
+    made.generate(PROMPT, PARAMS, gamma=3)
+    assert not asked
+    for temperature in (0.0, 1.0):
+        made.generate(PROMPT, SamplingParams(max_tokens=9, temperature=temperature), gamma="auto")
+    assert asked == [given]
+
+
+def test_what_a_policy_learned_is_kept_for_the_next_completion(tokenizer: Tokenizer) -> None:
+    hopeless = models(closeness=0.0)
+    made = Generator(hopeless, tokenizer)
+    first, later = (made.generate(PROMPT, PARAMS, gamma="auto").speculation for _ in range(2))
+    assert later.drafted < first.drafted
+
+
+def test_a_hopeless_draft_is_said_to_be_off_in_the_statistics(tokenizer: Tokenizer) -> None:
+    made = Generator(models(closeness=0.0), tokenizer)
+    for _ in range(30):
+        counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
+    assert counts.fallback is not None
+    assert "acceptance" in counts.fallback
+    assert made.generate(PROMPT, PARAMS, gamma=2).speculation.drafted > 0
+
+
+def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
+    made = Drafters(models(draft=False))
+    assert made.check_drafter(None) == "ngram"
+    for name in ("model", "cascade"):
+        with pytest.raises(RequestError, match="needs a draft model: this bundle has no draft"):
+            made.check_drafter(name)
+
+
+def test_a_draft_without_room_is_off_and_says_why(tokenizer: Tokenizer) -> None:
+    why = "the draft model is not opened: too large"
+    given = replace(models(draft=False), absent=why)
+    assert Drafters(given).check_drafter(None) == "none"
+    with pytest.raises(RequestError, match="too large"):
+        Drafters(given).check_drafter("model")
+    done = Generator(given, tokenizer).generate(PROMPT, PARAMS)
+    assert (done.speculation.drafted, done.speculation.fallback) == (0, why)
+
+
+def test_an_unknown_drafter_names_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"drafter 'modle' is unknown.*'model'"):
+        Drafters(models()).check_drafter("modle")
+
+
+@pytest.mark.parametrize("gamma", ["fast", 1.0, True, -1, 9])
+def test_a_gamma_that_is_none_is_refused(gamma: object) -> None:
+    with pytest.raises(RequestError, match="choose one of them or 'auto'"):
+        Drafters(models()).check_gamma(gamma)  # type: ignore[arg-type]
+
+
+def test_a_gamma_of_the_recipe_is_the_default(tokenizer: Tokenizer) -> None:
+    made = generator(TableEngine(3), near(TableEngine(3), 4, 0.9), tokenizer, gamma=5)
+    assert made.generate(PROMPT, PARAMS).speculation.gamma == 5
