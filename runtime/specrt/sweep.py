@@ -13,6 +13,7 @@ from specrt.generate import Generator
 from specrt.models import AUTO, Gamma, Models
 from specrt.params import SamplingParams
 from specrt.stats import SpeculationStats
+from specrt.text import Tokenizer
 from specrt.tune import thinned, turned
 from specrt.tuning import Setting
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 FEWEST_PROMPTS = 4
 FEWEST_TOKENS = 256
 _MOST_TOKENS = 96
+_THOROUGH_S, _QUICK_S = 90, 10
+_QUICK = 3
+"""The first effort that a quick sweep may make."""
 CLEARLY = 1.03
 """How much faster than `auto` a fixed gamma must be, over all prompts, to become the default."""
 _MOST_OF_THEM = 0.75
@@ -105,13 +109,14 @@ def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> E
     every, ladder = _contenders(models, models.gammas), _contenders(models, thinned(models.gammas))
     efforts = [
         Effort(every, 16, _MOST_TOKENS, 3),
-        Effort(every, 12, _MOST_TOKENS, 1),
+        Effort(every, 12, 64, 2),
+        Effort(ladder, 8, 64, 2),
         Effort(ladder, 8, 64, 1),
         Effort(ladder, 6, 48, 1),
         Effort(_contenders(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
     ]
-    fits = [_fitted(effort, prompts) for effort in efforts[2 if quick else 0 :]]
-    budget_s = 10 if quick else 90
+    fits = [_fitted(effort, prompts) for effort in efforts[_QUICK if quick else 0 :]]
+    budget_s = _QUICK_S if quick else _THOROUGH_S
     return next((e for e in fits if e.price_s(costs.plain_ns) <= budget_s), fits[-1])
 
 
@@ -153,24 +158,27 @@ def spread(prompts: Sequence[T], number: int) -> list[T]:
 
 
 def sweep(
-    generator: Generator,
+    models: Models,
+    tokenizer: Tokenizer,
     prompts: Sequence[list[int]],
     effort: Effort,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Contest:
     """Complete each prompt with every contender in turn, each prompt beginning with another.
 
-    One short completion of each comes first, uncounted.
+    Contenders learn from their own completions alone. One short completion of each comes first,
+    uncounted.
     """
     order = effort.contenders
+    each = {who: Generator(models, tokenizer) for who in order}
     for who in order:
-        _complete(generator, prompts[0], who, 2 + max(generator.models.gammas))
+        _complete(each[who], prompts[0], who, 2 + max(models.gammas))
     contest = Contest({who: [[] for _ in prompts] for who in order})
     for repeat in range(effort.repeats):
         contest.counts = {who: SpeculationStats(who.gamma, who.drafter) for who in order}
         for number, prompt in enumerate(prompts):
             for who in turned(order, repeat + number):
-                took, counts = _complete(generator, prompt, who, effort.tokens)
+                took, counts = _complete(each[who], prompt, who, effort.tokens)
                 contest.decode_ns[who][number].append(took)
                 contest.counts[who].merge(counts)
             progress((repeat + (number + 1) / len(prompts)) / effort.repeats)

@@ -110,8 +110,9 @@ def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool
     if not prompts or len(models.gammas) < 2:
         return tuning
     effort = plan_effort(models, costs, len(prompts), quick=quick)
-    settled = Generator(replace(models, measure=lambda _: costs), tokenizer)
-    contest = sweep(settled, spread(prompts, effort.prompts), effort, _progress("settings"))
+    settled = replace(models, measure=lambda _: costs)
+    used = spread(prompts, effort.prompts)
+    contest = sweep(settled, tokenizer, used, effort, _progress("settings"))
     best = contest.best()
     gamma = None if best.gamma == AUTO else best.gamma
     settings = contest.settings()

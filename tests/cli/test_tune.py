@@ -1,0 +1,229 @@
+"""`specrt tune`: what it keeps is used where it was measured, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specrt
+from cli.ran import Run
+from specrt.bundle import Bundle, hash_file
+from specrt.cli.bars import bar, chart
+from specrt.models import AUTO
+from specrt.sweep import PLAIN, Contender, Effort
+from specrt.tune import tune_quickly
+from specrt.tuning import FILE_NAME, read_tuning
+
+ENTRIES = {
+    "format", "date", "source", "machine", "threads", "pools", "verify_ns", "draft_ns",
+    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings",
+}  # fmt: skip
+
+
+@pytest.fixture
+def bundle(codelet: Path, tmp_path: Path) -> Path:
+    """A copy of codelet that may be tuned."""
+    return Path(shutil.copytree(codelet, tmp_path / "codelet"))
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure as little as can be measured: no test looks at what comes out."""
+    contenders = (PLAIN, Contender("model", 2), Contender("model", AUTO))
+    effort = Effort(contenders, 4, 6, 1)
+    monkeypatch.setattr("specrt.cli.tune.plan_effort", lambda *_, **__: effort)
+    for name in ("_QUICK_S", "_THOROUGH_S"):
+        monkeypatch.setattr(f"specrt.cli.tune.{name}", 0.01)
+
+
+@pytest.fixture
+def four_prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "four.jsonl"
+    lines = [json.dumps({"prompt": f"def number_{i}(x):\n"}) for i in range(4)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def without_tuning(bundle: Path) -> None:
+    assert not list(bundle.glob(f"*{FILE_NAME}*"))
+
+
+def test_costs_alone_are_measured_without_prompts(cli: Run, bundle: Path) -> None:
+    ran = cli("tune", bundle, "--threads", 1)
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert "1 threads, onnxruntime" in lines[0]
+    assert lines[1].split() == [
+        "gamma",
+        "draft",
+        "ms",
+        "verify",
+        "ms",
+        "round",
+        "ms",
+        "plain",
+        "steps",
+    ]
+    assert [line.split()[0] for line in lines[2:11]] == [str(g) for g in range(9)]
+    assert "costs alone" in ran.out
+    assert lines[-1] == f"written to {bundle / FILE_NAME}"
+    opened = Bundle.open(bundle)
+    tuning, notice = read_tuning(opened, 1, pools=2)
+    assert notice is None
+    assert tuning is not None
+    assert (tuning.gamma, tuning.drafter, tuning.settings) == (AUTO, "", ())
+    assert tuning.source == opened.manifest.source
+
+
+def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Path) -> None:
+    ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
+    assert (ran.status, ran.err) == (0, "")
+    tuning, _ = read_tuning(Bundle.open(bundle), 1)
+    assert tuning is not None
+    assert [(s.drafter, s.gamma) for s in tuning.settings] == [
+        ("none", 0), ("model", 2), ("model", AUTO),
+    ]  # fmt: skip
+    assert all(s.emitted == 4 * 5 for s in tuning.settings)
+    assert f"best: drafter {tuning.drafter}, gamma {tuning.gamma}" in ran.out
+    assert "█" in ran.out
+    recipe = Bundle.open(bundle).manifest.gamma
+    named = f"the recipe names gamma {recipe}, which stays the default"
+    assert (named in ran.out) == (recipe not in (None, tuning.gamma))
+
+
+def test_json_is_one_object_and_all_there_is(cli: Run, bundle: Path, four_prompts: Path) -> None:
+    ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--json")
+    assert (ran.status, ran.err, ran.out.count("\n")) == (0, "", 1)
+    found = json.loads(ran.out)
+    assert set(found) == ENTRIES
+    assert len(found["verify_ns"]) == len(found["draft_ns"]) == 9
+    assert [row["gamma"] for row in found["settings"]] == [0, 2, "auto"]
+    assert all(row["tokens_per_second"] > 0 for row in found["settings"])
+    kept = json.loads((bundle / FILE_NAME).read_text())
+    assert kept["verify_ns"] == found["verify_ns"]
+
+
+def test_the_bundles_own_prompts_are_the_default(
+    cli: Run, bundle: Path, four_prompts: Path
+) -> None:
+    own = bundle / "prompts.jsonl"
+    shutil.copyfile(four_prompts, own)
+    assert json.loads(cli("tune", bundle, "--threads", 1, "--json").out)["settings"] == []
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"]["prompts.jsonl"] = vars(hash_file(own))
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    assert len(json.loads(cli("tune", bundle, "--threads", 1, "--json").out)["settings"]) == 3
+
+
+def test_a_tuned_bundle_opens_with_what_was_found(
+    cli: Run, bundle: Path, four_prompts: Path
+) -> None:
+    cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
+    tuning, _ = read_tuning(Bundle.open(bundle), 1)
+    assert tuning is not None
+    with specrt.load(bundle, threads=1) as generator:
+        assert generator.notices == ()
+        assert generator.models.drafter == tuning.drafter
+        assert generator.models.measure is not None
+        assert generator.models.measure(generator.models) == tuning.costs
+
+
+def test_a_tuned_bundle_moved_elsewhere_says_so_and_works(cli: Run, bundle: Path) -> None:
+    cli("tune", bundle, "--threads", 1)
+    place = bundle / FILE_NAME
+    record: dict[str, Any] = json.loads(place.read_text())
+    record["machine"]["cpu"] = "Abacus"
+    place.write_text(json.dumps(record))
+    ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
+    assert ran.status == 0
+    assert "is ignored: it was measured on another machine (cpu Abacus, not " in ran.err
+    place.write_text("{")
+    ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
+    assert ran.status == 0
+    assert "it is damaged" in ran.err
+    assert cli("tune", bundle, "--threads", 1).status == 0  # the remedy works
+    assert read_tuning(Bundle.open(bundle), 1)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (3, "3 prompts with room for 288 tokens are too few to tune on"),
+        (0, "holds no prompts"),
+    ],
+)
+def test_prompts_too_few_are_refused_and_nothing_is_written(
+    cli: Run, bundle: Path, tmp_path: Path, lines: int, reason: str
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "x"}\n' * lines)
+    assert reason in cli("tune", bundle, "--prompts", few, "--threads", 1).refusal
+    without_tuning(bundle)
+
+
+def test_wrong_requests_are_refused(cli: Run, bundle: Path, tmp_path: Path) -> None:
+    assert "does not exist" in cli("tune", tmp_path / "none").refusal
+    assert "cannot be read" in cli("tune", bundle, "--prompts", tmp_path / "none").refusal
+    assert "threads is 999" in cli("tune", bundle, "--threads", 999).refusal
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "x = 1\n" * 3000}))
+    assert "does not fit the context" in cli("tune", bundle, "--prompts", long).refusal
+    without_tuning(bundle)
+
+
+def test_a_bundle_that_cannot_be_written_is_refused_at_once(
+    cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured what cannot be kept")
+
+    (bundle / FILE_NAME).mkdir()
+    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
+    assert "copy the bundle to a place" in cli("tune", bundle).refusal
+
+
+def test_an_interrupted_tuning_keeps_the_old_one(
+    cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("tune", bundle, "--threads", 1)
+    before = (bundle / FILE_NAME).read_bytes()
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specrt.cli.tune.sweep", stop)
+    ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
+    assert (ran.status, ran.err) == (130, "specrt: interrupted\n")
+    assert (bundle / FILE_NAME).read_bytes() == before
+    assert len(list(bundle.glob(f"*{FILE_NAME}*"))) == 1
+
+
+def test_without_room_for_the_draft_nothing_is_tuned(
+    cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
+    assert "free memory, and tune again" in cli("tune", bundle).refusal
+    without_tuning(bundle)
+
+
+def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
+    tuning, reason = tune_quickly(bundle)
+    assert reason is None
+    assert tuning is not None
+    assert tuning.pools == 1
+    assert read_tuning(Bundle.open(bundle), tuning.threads, pools=1) == (tuning, None)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    assert bar(1, 4) == "████"
+    assert bar(0.5, 4) == "██"
+    assert bar(9 / 32, 4) == "█▏"
+    assert bar(0, 4) == ""
+    assert bar(7, 4) == "████"
+    drawn = chart([("a", "0", 50.0), ("a", "auto", 100.0), ("long", "1", 0.0)], width=4)
+    assert drawn.splitlines() == ["a        0 ██   50", "      auto ████ 100", "long     1      0"]
+    assert chart([]) == ""

@@ -1,0 +1,320 @@
+"""Costs are those of the engines: toy engines that move a clock by what they say they cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+
+from runtime.toy import TableEngine, TableOutput
+from specrt import tune
+from specrt.costs import Costs
+from specrt.errors import EngineError
+from specrt.models import Models
+from specrt.reader import Reader
+from specrt.rehearsal import CONTEXT, Rehearsal, Timed
+from specrt.text import Tokenizer
+from specrt.tune import measure_costs, rising, thinned, tune_quickly, turned
+from specrt.tuning import FILE_NAME
+
+GAMMAS = tuple(range(9))
+
+
+class Clock:
+    """A clock that only stands where it was put."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Priced(TableEngine):
+    """An engine whose passes take what they are said to cost."""
+
+    def __init__(self, clock: Clock, price: Callable[[int], int], **options: Any) -> None:
+        super().__init__(memory=1, max_length=options.pop("max_length", 512), **options)
+        self._clock, self._price = clock, price
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
+        self._clock.now += self._price(np.shape(tokens)[1])
+        return super().forward(tokens, start, rows)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("specrt.speculate.perf_counter_ns", made)
+    return made
+
+
+def target_price(width: int) -> int:
+    return 1_000_000 + 70_000 * width
+
+
+def draft_price(width: int) -> int:
+    return 90_000 + 1_000 * width
+
+
+def measured(models: Models, clock: Clock, **options: Any) -> Costs:
+    return measure_costs(models, clock=clock, **options)
+
+
+def test_costs_are_those_of_the_engines(clock: Clock) -> None:
+    target = Priced(clock, target_price)
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    costs = measured(Models(target, draft, GAMMAS), clock)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+    assert costs.draft_ns == tuple(90_000 * g for g in GAMMAS)
+    assert costs.outside_ns == 0
+
+
+def test_a_draft_that_is_always_right_begins_each_round_with_two_tokens(clock: Clock) -> None:
+    target, draft = Priced(clock, target_price), Priced(clock, draft_price)
+    costs = measured(Models(target, draft, GAMMAS), clock)
+    steps = [draft_price(2) + draft_price(1) * (g - 1) for g in GAMMAS[1:]]
+    assert costs.draft_ns == (0, *steps)
+
+
+def test_without_a_draft_every_width_is_measured_and_drafting_is_free(clock: Clock) -> None:
+    costs = measured(Models(Priced(clock, target_price), None, GAMMAS), clock)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+    assert costs.draft_ns == (0,) * 9
+
+
+def test_gammas_that_were_not_built_lie_between_those_that_were(clock: Clock) -> None:
+    target = Priced(clock, target_price)
+    costs = measured(Models(target, None, (0, 2, 6)), clock)
+    assert costs.verify_ns == pytest.approx([target_price(g + 1) for g in range(7)])
+    assert {call.width for call in target.calls if call.rows > 1} == {3, 7}
+
+
+def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock) -> None:
+    passes = iter(range(10**9))
+
+    def price(width: int) -> int:
+        return target_price(width) * (40 if next(passes) % 5 == 0 else 1)
+
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    costs = measured(Models(Priced(clock, price), draft, GAMMAS), clock, budget_s=20.0)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+
+
+def test_time_outside_the_engines_is_counted_once_a_round(
+    clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Reader.read
+
+    def slow(self: Reader, rounds: Any) -> Any:
+        for chunk in read(self, rounds):
+            clock.now += 7_000
+            yield chunk
+
+    monkeypatch.setattr(Reader, "read", slow)
+    target = Priced(clock, target_price)
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    models = Models(target, draft, GAMMAS)
+    assert measured(models, clock, tokenizer=tokenizer).outside_ns == 7_000
+    assert measured(models, clock).outside_ns == 0
+
+
+def test_rounds_are_timed_at_a_filled_context(clock: Clock) -> None:
+    target, draft = Priced(clock, target_price), Priced(clock, draft_price, seed=1)
+    measured(Models(target, draft, GAMMAS), clock)
+    for engine in (target, draft):
+        assert (engine.buffer[0, : CONTEXT + 1] >= 0).all()
+        starts = [call.start for call in engine.calls]
+        begun = next(i for i, start in enumerate(starts) if start >= CONTEXT)
+        assert min(starts[begun:]) == CONTEXT
+        assert max(starts) < CONTEXT + 4 * 9
+
+
+def test_filling_stops_when_it_takes_too_long(clock: Clock) -> None:
+    target = Priced(clock, lambda width: 100_000_000)
+    measured(Models(target, None, GAMMAS), clock)
+    assert [call.start for call in target.calls][:4] == [0, 1, CONTEXT, CONTEXT + 1]
+
+
+class Scripted:
+    """A rehearsal that only notes what is asked of it."""
+
+    def __init__(self, clock: Clock, plain_ns: int, drafts: bool = True) -> None:
+        self.clock, self.plain_ns, self.drafts = clock, plain_ns, drafts
+        self.asked: list[tuple[int, int]] = []
+
+    def fill(self, deadline_ns: int) -> None:
+        assert deadline_ns > self.clock.now
+
+    def burst(self, gamma: int, rounds: int) -> list[Timed]:
+        self.asked.append((gamma, rounds))
+        self.clock.now += self.plain_ns * (1 + rounds)
+        drafted = gamma if self.drafts else 0
+        return [Timed(drafted, 10 * drafted, self.plain_ns + gamma, 5)] * rounds
+
+    @property
+    def laps(self) -> list[list[tuple[int, int]]]:
+        """What was asked after the plain step and the warm-up, a list for each lap."""
+        warm = self.asked[1:]
+        width = next(
+            i for i, (_, rounds) in enumerate(warm) if warm[0][0] == 0 and i and warm[i][0] == 0
+        )
+        rest = warm[width:]
+        return [rest[i : i + width] for i in range(0, len(rest), width)]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
+    def make(plain_ns: int, **options: Any) -> Scripted:
+        made = Scripted(Clock(), plain_ns, **options)
+        monkeypatch.setattr(tune, "Rehearsal", lambda models, tokenizer, clock: made)
+        return made
+
+    return make
+
+
+def models(gammas: tuple[int, ...] = GAMMAS) -> Models:
+    return Models(TableEngine(), TableEngine(), gammas)
+
+
+def test_every_gamma_has_a_turn_in_every_lap_and_each_lap_begins_with_another(
+    script: Callable[..., Scripted],
+) -> None:
+    played = script(1_000_000)
+    measured(models(), played.clock)
+    assert [gamma for gamma, _ in played.asked[1:10]] == list(GAMMAS)  # the warm-up
+    assert len(played.laps) >= 3
+    for number, lap in enumerate(played.laps):
+        assert sorted(gamma for gamma, _ in lap) == list(GAMMAS)
+        assert lap[0][0] == number % 9
+        assert {rounds for _, rounds in lap} == {3}
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "gammas"),
+    [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (7, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
+)
+def test_slow_engines_are_measured_at_fewer_gammas(
+    script: Callable[..., Scripted], plain_ms: int, gammas: set[int]
+) -> None:
+    played = script(plain_ms * 1_000_000)
+    costs = measured(models(), played.clock)
+    assert {gamma for gamma, _ in played.asked} == gammas
+    assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g for g in GAMMAS])
+    # What is asked of the slowest is a plain step, a warm-up and one lap.
+    assert played.clock.now <= max(0.6e9, 16 * plain_ms * 1e6)
+
+
+def test_more_time_gives_more_laps_up_to_a_limit(script: Callable[..., Scripted]) -> None:
+    counts = []
+    for budget_s in (0.5, 5.0, 50.0, 500.0):
+        played = script(2_000_000)
+        measured(models(), played.clock, budget_s=budget_s)
+        counts.append(len(played.laps))
+    assert counts == sorted(counts)
+    assert counts[2] == counts[3] == 40
+
+
+def test_progress_rises_to_one(script: Callable[..., Scripted]) -> None:
+    played, seen = script(1_000_000), list[float]()
+    measured(models(), played.clock, progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert seen.count(1) == 1
+
+
+def test_a_draft_that_never_drafts_is_an_error_and_no_cost(
+    script: Callable[..., Scripted],
+) -> None:
+    played = script(1_000_000, drafts=False)
+    with pytest.raises(EngineError, match="proposed nothing"):
+        measured(models(), played.clock)
+    assert measured(models((0,)), played.clock).verify_ns == (1_000_000,)
+
+
+@given(
+    max_length=st.integers(4, 300),
+    gammas=st.sets(st.integers(1, 12), max_size=5),
+    wide=st.integers(0, 40),
+    drafts=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_shape_of_engine_is_fed_beyond_its_buffers(
+    max_length: int, gammas: set[int], wide: int, drafts: bool
+) -> None:
+    # The toy engine itself refuses passes that are too wide or lie outside.
+    fitting = (0, *sorted(g for g in gammas if g < max_length - 2))
+    widest = max(fitting) + 1 + wide
+    engines = [
+        TableEngine(seed, memory=1, max_length=max_length, max_width=widest) for seed in (0, 1)
+    ]
+    built = Models(engines[0], engines[1] if drafts else None, fitting)
+    costs = measure_costs(built, budget_s=0.001)
+    assert len(costs.verify_ns) == len(costs.draft_ns) == max(fitting) + 1
+
+
+def test_engines_stay_open(clock: Clock) -> None:
+    target, draft = Priced(clock, target_price), Priced(clock, draft_price)
+    rehearsal = Rehearsal(Models(target, draft, GAMMAS), None, clock)
+    assert len(rehearsal.burst(3, 2)) == 2
+    assert not target.closed
+    assert not draft.closed
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
+def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
+    found = rising(costs)
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(found))
+    assert sum(found) == pytest.approx(sum(costs))
+    assert rising(sorted(costs)) == sorted(costs)
+    assert len(found) == len(costs)
+
+
+def test_a_dip_is_shared_by_its_neighbours() -> None:
+    assert rising([1, 5, 3, 9]) == [1, 4, 4, 9]
+    assert rising([6, 3, 3]) == [4, 4, 4]
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=9, unique=True), st.integers(0, 50))
+def test_turns_are_a_rotation(order: list[int], lap: int) -> None:
+    laps = [turned(order, lap + i) for i in range(len(order))]
+    for column in (*laps, *map(list, zip(*laps, strict=True))):
+        assert sorted(column) == sorted(order)
+
+
+def test_thinned_gammas_are_close_where_costs_bend() -> None:
+    assert thinned(range(9)) == (0, 1, 2, 4, 8)
+    assert thinned((7, 3, 0, 1)) == (0, 1, 7)
+    assert thinned((0,)) == (0,)
+
+
+def test_tuning_that_fails_is_a_reason_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, reason = tune_quickly(tmp_path / "-none")
+    assert found is None
+    assert reason is not None
+    assert "is not tuned" in reason
+    assert "does not exist" in reason
+    assert "\n" not in reason
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    found, reason = tune_quickly(tmp_path)
+    assert found is None
+    assert reason is not None
+    assert "No such file" in reason
+
+    def hang(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("specrt", 600)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert "timed out" in (tune_quickly(tmp_path)[1] or "")
+    assert not (tmp_path / FILE_NAME).exists()
