@@ -80,9 +80,10 @@ def inflate(
     check_growth(old, new)
     check_rotary(config, old, new)
     tied = bool(config.get("tie_word_embeddings", False))
-    axes = grown_axes(old, new, int(config["vocab_size"]))
+    vocab = int(config["vocab_size"])
+    _check_out(out, new.parameters(vocab, tied) * DTYPES[dtype][1])
+    axes = grown_axes(old, new, vocab)
     entries = [_entry(p, dtype) for p in plan_weights(checkpoint, axes, old, new, tied)]
-    _check_out(out, sum(entry.bytes for entry in entries))
     say(_summary(new, entries, dtype))
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
     with aside(out) as folder:

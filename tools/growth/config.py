@@ -30,6 +30,9 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
         )
     if config.get("quantization_config"):
         raise CheckpointError(f"{name} is quantised; grow the checkpoint it was quantised from")
+    vocab = config.get("vocab_size")
+    if type(vocab) is not int or vocab < 1:
+        raise CheckpointError(f"{name}: vocab_size is {vocab!r}; expected a positive number")
     eps = config.get("rms_norm_eps")
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or eps < 0:
         raise CheckpointError(f"{name}: rms_norm_eps is {eps!r}; expected a number of 0 or more")

@@ -59,6 +59,12 @@ class Shape:
         """How many query heads read one kv head."""
         return self.heads // self.kv_heads
 
+    def parameters(self, vocab: int, tied: bool) -> int:
+        """Count the numbers in all matrices; norms and biases hardly matter."""
+        attention = 2 * self.head_dim * (self.heads + self.kv_heads)
+        layer = self.hidden_size * (attention + 3 * self.intermediate_size)
+        return self.layers * layer + vocab * self.hidden_size * (1 if tied else 2)
+
     def __str__(self) -> str:
         return (
             f"hidden_size {self.hidden_size}, {self.layers} layers, {self.heads} heads "
@@ -89,6 +95,11 @@ def check_growth(old: Shape, new: Shape) -> None:
                 f"{name} {wanted} is below the checkpoint's {was}; growth keeps every weight, so "
                 f"ask for {was} or more"
             )
+    if new.hidden_size % new.heads:
+        raise CheckpointError(
+            f"hidden_size {new.hidden_size} is no multiple of {new.heads} heads, which "
+            "transformers asks for whatever head_dim is; change one of them"
+        )
     if new.head_dim % old.head_dim:
         raise CheckpointError(
             f"head_dim {new.head_dim} is no multiple of the checkpoint's {old.head_dim}; rotary "

@@ -1,0 +1,143 @@
+"""Where old numbers go when a checkpoint grows, and what is refused; no model is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growth.axes import old_kv_heads, old_query_heads
+from growth.layout import KINDS
+from growth.shape import PRESETS, Shape, check_growth
+from growth.shards import Entry, write_shards
+from growth.tensor import encode
+from inflate import main
+from specrt.errors import SpecrtError
+
+CODELET = Shape(384, 8, 6, 2, 64, 1024)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 80,
+    "vocab_size": 97,
+    "rms_norm_eps": 1e-5,
+}
+SIZES = {"hidden": 48, "vocab": 97, "units": 80, "queries": 48, "attended": 48,
+         "keys": 16, "values": 16}  # fmt: skip
+
+
+def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
+    """Write a checkpoint of 24 weights, all of them one."""
+    shapes = {}
+    for suffix, kind in KINDS.items():
+        layers = [""] if suffix.startswith(("model.", "lm_head.")) else ["0.", "1."]
+        for layer in layers:
+            name = f"model.layers.{layer}{suffix}" if layer else suffix
+            shapes[name] = np.ones([SIZES[axis] for axis in kind.axes], np.float32)
+    shapes |= extra or {}
+    folder.mkdir()
+    write_shards(
+        folder,
+        [Entry(n, "F32", a.shape, a.nbytes, lambda a=a: a) for n, a in shapes.items()],  # type: ignore[misc]
+    )
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    return folder
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
+def test_query_heads_keep_their_kv_head(kv: int, group: int, more_kv: int, new_group: int) -> None:
+    old = Shape(kv * group, 1, kv * group, kv, 8, 8)
+    new = Shape(old.hidden_size * more_kv * new_group, 1, more_kv * new_group, more_kv, 8, 9)
+    try:
+        check_growth(old, new)
+    except SpecrtError:
+        return
+    queries, held = dict(old_query_heads(old, new)), dict(old_kv_heads(old, new))
+    assert sorted(queries.values()) == list(range(old.heads))
+    assert max(queries) < new.heads
+    assert max(held) < new.kv_heads
+    assert all(held[at // new.group] == head // old.group for at, head in queries.items())
+
+
+def test_rounding_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="compared with torch")
+    bits = np.random.default_rng(0).integers(0, 0x7F000000, 20_000, dtype=np.uint32)
+    bits[:5000] = (bits[:5000] & 0xFFFF0000) | 0x8000  # ties
+    values = bits.view(np.float32)
+    expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(encode("w", values, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_codelet_can_grow_to_every_preset(name: str) -> None:
+    check_growth(CODELET, PRESETS[name])
+    assert " ".join(str(PRESETS[name]).split()) in " ".join(run("--help")[1].split())
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        ({}, [], "nothing grows"),
+        ({}, ["--layers", 1], "layers 1 is below the checkpoint's 2"),
+        (
+            {},
+            ["--to", "200M", "--head-dim", 12],
+            "head_dim 12 is no multiple of the checkpoint's 8",
+        ),
+        ({}, ["--heads", 9], "9 heads are no multiple of 2 kv heads"),
+        ({}, ["--heads", 10], "hidden_size 48 is no multiple of 10 heads"),
+        ({}, ["--heads", 6, "--kv-heads", 3], "then takes 4 kv heads"),
+        ({}, ["--layers", 10**9, "--dtype", "float16"], "free; use a shorter"),
+        ({"model_type": "gemma2"}, ["--layers", 3], "of model_type 'gemma2'; only llama"),
+        ({"hidden_size": "48"}, ["--layers", 3], "hidden_size is '48'"),
+        ({"num_hidden_layers": 1}, ["--layers", 3], "holds model.layers.1."),
+        ({"num_hidden_layers": 3}, ["--layers", 4], "holds no weight model.layers.2."),
+        ({"intermediate_size": 81}, ["--layers", 3], "has shape [80, 48], config.json calls for"),
+        ({"vocab_size": None}, ["--layers", 3], "vocab_size is None"),
+        ({"rms_norm_eps": None}, ["--layers", 3], "rms_norm_eps is None"),
+        ({"quantization_config": {"bits": 4}}, ["--layers", 3], "is quantised"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, ["--head-dim", 16], "rope_type 'yarn'"),
+        ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], "partial_rotary_factor 0.5"),
+    ],
+)
+def test_what_cannot_grow_is_refused_by_name(
+    config: dict[str, Any], arguments: list[object], message: str, tmp_path: Path
+) -> None:
+    folder = tiny(tmp_path / "small", config)
+    code, output = run(folder, "--out", tmp_path / "grown", *arguments)
+    assert code
+    assert message in output
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.layers.1.self_attn.q_norm.weight", 1.0, "for which no growth is known"),
+        ("model.layers.1.mlp.down_proj.bias", 1e6, "holds 1e+06, beyond float16"),
+    ],
+)
+def test_a_weight_that_cannot_be_kept_leaves_nothing(
+    name: str, value: float, message: str, tmp_path: Path
+) -> None:
+    folder = tiny(tmp_path / "small", {}, {name: np.full(48, value, np.float32)})
+    code, output = run(folder, "--out", tmp_path / "grown", "--layers", 3, "--dtype", "float16")
+    assert code
+    assert message in output
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
