@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from specrt.bundle import Bundle, hash_file
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt.manifest import FILE_NAME, FORMAT, Manifest, ModelRecord
+from specrt.models import AUTO
 from specrt.text import Tokenizer
 from specrt_export.aside import aside
+from specrt_export.calibration import read_calibration
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile.ort_cpu import BATCH, ENGINE, CompiledModel, compile_ort_cpu
-from specrt_export.equal import check_equal
+from specrt_export.compile.ort_cpu import BATCH
+from specrt_export.gate import Gate
 from specrt_export.inputs import (
     ModelInputs,
     begin_token,
+    calibration_path,
     check_inputs,
     end_tokens,
     find_inputs,
     fingerprint,
     versions,
 )
-from specrt_export.mapped import check_weights
-from specrt_export.portable import read_graph
+from specrt_export.model import ModelBuilder, Progress
 from specrt_export.recipe import Recipe
 
 TOKENIZER_FILES = (
@@ -34,10 +35,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
-_FP32_BYTES = 4
-
-Progress = Callable[[str, float], None]
-"""Called with the stage that begins and the fraction of the build that is done."""
 
 
 def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: None) -> None:
@@ -49,12 +46,14 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     inputs = find_inputs(recipe)
     _check_place(out, recipe, inputs)
     source = fingerprint(recipe, inputs)
-    check_inputs(inputs, out)
+    check_inputs(recipe, inputs, out)
+    gate = _gate(recipe, inputs[0].checkpoint)
     with aside(out) as folder:
+        builder = ModelBuilder(recipe, folder, gate)
         models: dict[str, ModelRecord] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
-            models[model.role] = _build_model(recipe, model, folder, part)
+            models[model.role] = builder.build(model, part)
         progress("write manifest", 0.95)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(recipe, models, inputs[0].checkpoint, source, folder)
@@ -87,52 +86,21 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
+def _gate(recipe: Recipe, target: Checkpoint) -> Gate | None:
+    """Read the calibration text before any work, where there is one and something to measure.
+
+    Raises: BuildError.
+    """
+    if not recipe.quality.calibration or not any(p.rewrites for p in recipe.precisions.values()):
+        return None
+    tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
+    pieces = read_calibration(calibration_path(recipe), tokenizer, recipe.engine.max_length)
+    return Gate(recipe.engine, recipe.quality, pieces)
+
+
 def _part(progress: Progress, number: int, parts: int) -> Progress:
     """Give one model's share of the bar; the manifest is the last twentieth."""
     return lambda stage, done: progress(stage, 0.95 * (number + done) / parts)
-
-
-def _build_model(
-    recipe: Recipe, model: ModelInputs, folder: Path, progress: Progress
-) -> ModelRecord:
-    """Export where needed, compile, and hold the engine to the portable graph."""
-    role, options, weights = model.role, recipe.engine, model.checkpoint.folder
-    graph = model.graph
-    if graph is None:
-        progress(f"export {role}", 0.0)
-        graph = _export(model.checkpoint, folder / f"{role}.onnx")
-    check_weights(graph, read_graph(graph), model.checkpoint)
-    progress(f"compile {role}", 0.3)
-    compiled = compile_ort_cpu(graph, weights, folder / role, options.max_length)
-    progress(f"check {role}", 0.7)
-    widths = sorted({1, max(options.gammas, default=0) + 1})
-    check_equal(graph, weights, folder / role, compiled.geometry, options.max_length, widths)
-    if model.graph is None:
-        graph.unlink()
-    return _record(role, compiled)
-
-
-def _export(checkpoint: Checkpoint, graph: Path) -> Path:
-    try:
-        from specrt_export.graph import export_graph
-    except ImportError as error:
-        raise BuildError(
-            f"exporting a checkpoint needs {error.name}; install it with "
-            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
-        ) from None
-    return export_graph(checkpoint, graph).path
-
-
-def _record(role: str, compiled: CompiledModel) -> ModelRecord:
-    return ModelRecord(
-        engine=f"{role}/{ENGINE}",
-        geometry=compiled.geometry,
-        model_type=compiled.model_type,
-        parameters=compiled.parameters,
-        weight_bytes=compiled.weight_bytes,
-        kv_item_bytes=_FP32_BYTES,
-        fused=compiled.fused,
-    )
 
 
 def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
@@ -165,12 +133,12 @@ def _manifest(
         format=FORMAT,
         name=recipe.name,
         backend=options.backend,
-        precision=options.precision,
+        precision=models["target"].precision,
         batch=BATCH,
         max_length=options.max_length,
         prefill=options.prefill,
-        gammas=tuple(sorted({0, *options.gammas})) if "draft" in models else (0,),
-        gamma=options.gamma,
+        gammas=tuple(sorted({0, *options.gammas})),
+        gamma=None if options.gamma == AUTO else options.gamma,
         eos_token_ids=end_tokens(checkpoint),
         bos_token_id=begin_token(checkpoint),
         target=models["target"],

@@ -6,18 +6,20 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.quantize.precision import Precision
 from specrt_export.recipe import ModelSource, Recipe
 from specrt_export.vocabulary import check_vocabulary
 
-_FP32_GROWTH = {"F32": 1, "F16": 2, "BF16": 2}
 MIB = 1 << 20
 
 
@@ -36,8 +38,7 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 
     Raises: CheckpointError, BuildError when something named is not there.
     """
-    sources = {"target": recipe.target, "draft": recipe.draft}
-    return [_find(recipe, role, source) for role, source in sources.items() if source]
+    return [_find(recipe, role, source) for role, source in recipe.sources.items()]
 
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
@@ -53,7 +54,12 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     return ModelInputs(role, checkpoint, graph)
 
 
-def check_inputs(inputs: list[ModelInputs], out: Path) -> None:
+def calibration_path(recipe: Recipe) -> Path:
+    """Return where the recipe's calibration text is."""
+    return recipe.folder / recipe.quality.calibration
+
+
+def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     """Refuse, before any work, a pair that does not fit together or a disk too small for it.
 
     Raises: CheckpointError, BuildError.
@@ -68,14 +74,25 @@ def check_inputs(inputs: list[ModelInputs], out: Path) -> None:
         check_vocabulary(target, model.checkpoint)
     end_tokens(target)
     begin_token(target)
-    weights = [w for m in inputs for w in m.checkpoint.weights.values()]
-    needed = sum(w.bytes * _FP32_GROWTH.get(w.dtype, 1) for w in weights) * 5 // 4 + 16 * MIB
+    needed = sum(_disk_bytes(m, recipe.precisions[m.role]) for m in inputs) * 5 // 4 + 16 * MIB
     free = _free(out.parent)
     if free < needed:
         raise BuildError(
             f"{out.parent} has {free // MIB} MiB free, and the build needs about "
             f"{needed // MIB} MiB; free some, or build elsewhere with --out"
         )
+
+
+def _disk_bytes(model: ModelInputs, precision: Precision) -> int:
+    """Return about what one model takes: its engine, and while quantizing also what it is from."""
+    ends = model.checkpoint.config.get("vocab_size")
+    times = 2 if precision.rewrites else 1
+    return int(
+        sum(
+            prod(weight.shape) * times * precision.item_bytes(weight.shape[:1] == (ends,))
+            for weight in model.checkpoint.weights.values()
+        )
+    )
 
 
 def _free(folder: Path) -> int:
@@ -100,6 +117,9 @@ def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
     """
     digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
     digest.update(json.dumps(versions()).encode())
+    if recipe.quality.calibration:
+        with suppress(OSError):  # a build says what is wrong with it
+            digest.update(calibration_path(recipe).read_bytes())
     for model in inputs:
         if model.graph is not None:
             digest.update(model.graph.read_bytes())

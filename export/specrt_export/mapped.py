@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +15,31 @@ from numpy.typing import NDArray
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 
-# bf16 has no NumPy type; its bits travel as uint16 together with the ONNX type.
 _TYPES = {
     "F32": onnx.TensorProto.FLOAT,
     "F16": onnx.TensorProto.FLOAT16,
     "BF16": onnx.TensorProto.BFLOAT16,
 }
-_STORAGE: dict[int, np.dtype[Any]] = {
+STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
     onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    # NumPy has no bf16; the bits travel together with the ONNX type.
     onnx.TensorProto.BFLOAT16: np.dtype(np.uint16),
+    onnx.TensorProto.INT8: np.dtype(np.int8),
+    # Two to a byte, the first in the low half.
+    onnx.TensorProto.INT4: np.dtype(np.uint8),
 }
+"""How the types of weights lie in memory."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of a checkpoint, as its stored bytes."""
+    """One tensor of a checkpoint, or of a quantized graph's folder, as its stored bytes."""
 
     name: str
     onnx_type: int
     array: NDArray[Any]
+    """Shapes: that of the tensor; of int4 [N, K] the bytes, [N, K / 2]."""
 
 
 def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
@@ -57,8 +64,8 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
             )
 
 
-def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
-    """Map every external initializer of a portable graph from the shards in a folder.
+def map_weights(model: onnx.ModelProto, *folders: Path) -> list[Weight]:
+    """Map every external initializer of a portable graph from the first folder that has its file.
 
     Raises: CheckpointError naming the shard that is missing or too short.
     """
@@ -67,25 +74,37 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
     for tensor in external_tensors(model):
         place = {entry.key: entry.value for entry in tensor.external_data}
         shard = place.get("location", "")
+        folder = _folder_of(shard, folders)
         if shard not in shards:
             shards[shard] = _map(folder, shard)
         begin = int(place.get("offset", 0))
-        dtype = _STORAGE[tensor.data_type]
-        size = int(np.prod(tensor.dims, dtype=np.int64)) * dtype.itemsize
+        dtype, shape = STORAGE[tensor.data_type], _stored_shape(tensor)
+        size = prod(shape) * dtype.itemsize
         if begin + size > len(shards[shard]):
             raise CheckpointError(
                 f"{folder / shard} ends before {tensor.name} does (byte {begin + size} of "
                 f"{len(shards[shard])}); fetch the checkpoint again, or export the graph again"
             )
         array: NDArray[Any] = shards[shard][begin : begin + size].view(dtype)
-        weights.append(Weight(tensor.name, tensor.data_type, array.reshape(tensor.dims)))
+        weights.append(Weight(tensor.name, tensor.data_type, array.reshape(shape)))
     return weights
+
+
+def _stored_shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
+    *outer, inner = tensor.dims or (1,)
+    if tensor.data_type == onnx.TensorProto.INT4:
+        inner //= 2
+    return (*outer, inner) if tensor.dims else ()
 
 
 def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
     """Return the initializers whose bytes lie in a checkpoint."""
     external = onnx.TensorProto.EXTERNAL
     return [t for t in model.graph.initializer if t.data_location == external]
+
+
+def _folder_of(shard: str, folders: Sequence[Path]) -> Path:
+    return next((folder for folder in folders if (folder / shard).is_file()), folders[0])
 
 
 def _map(folder: Path, shard: str) -> NDArray[np.uint8]:

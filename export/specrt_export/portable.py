@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,11 +14,16 @@ from numpy.typing import NDArray
 
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
-from specrt_export.mapped import map_weights
+from specrt_export.mapped import Weight, map_weights
 
 ATTACHED = "specrt.attached"
 GEOMETRY = "specrt.geometry"
 MODEL_TYPE = "specrt.model_type"
+PRECISION = "specrt.precision"
+"""What a quantized graph stores its weights as; no other graph has it."""
+
+LARGE_BYTES = 1 << 30
+"""Weights from which on no fp32 copy of all of them is made to run a graph."""
 
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
@@ -69,23 +75,29 @@ def runs_here() -> bool:
 
 
 class GraphRun:
-    """A portable graph on the CPU provider, its weights mapped from a checkpoint's folder."""
+    """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
 
-    def __init__(self, graph: Path, folder: Path) -> None:
-        model = read_graph(graph)
+    def __init__(self, graph: Path | onnx.ModelProto, *folders: Path) -> None:
+        model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
         # Held as long as the session is: it reads the mapped bytes in place.
-        self._weights = {
-            weight.name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
-                weight.array, weight.onnx_type
-            )
-            for weight in map_weights(model, folder)
-        }
+        weights = map_weights(model, *folders)
+        self._weights = _values(weights)
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        # int4 has no OrtValue over packed bytes; the library maps those from the file itself.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(folders[0])
+        )
         options.add_external_initializers(list(self._weights), list(self._weights.values()))
+        # Folding would cast and transpose every weight into memory of its own.
+        large = sum(weight.array.nbytes for weight in weights) > LARGE_BYTES
+        options.enable_cpu_mem_arena = not large
         self._session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"] if large else [],
         )
         self._buffers: dict[str, NDArray[np.float32]] = {}
 
@@ -111,3 +123,12 @@ class GraphRun:
         logits, argmax, *written = self._session.run(names, feed)
         self._buffers = dict(zip(self._buffers, written, strict=True))
         return logits, argmax
+
+
+def _values(weights: Sequence[Weight]) -> dict[str, Any]:
+    """Wrap mapped weights for ONNX Runtime, without a copy."""
+    return {
+        weight.name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.array, weight.onnx_type)
+        for weight in weights
+        if weight.onnx_type != onnx.TensorProto.INT4
+    }

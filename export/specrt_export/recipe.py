@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specrt.errors import RecipeError, did_you_mean
+from specrt.models import AUTO, Gamma
+from specrt_export.quantize.precision import BLOCKS, INTEGER, PRECISIONS, Precision
+from specrt_export.table import parse, record, table
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+_TABLES = ("target", "draft", "engine", "quality")
+BACKENDS = {"ort-cpu": PRECISIONS}
+"""Each backend, and the precisions it has engines for."""
 
-BACKENDS = ("ort-cpu",)
-PRECISIONS = ("fp32",)
+BATCHES = range(1, 65)
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class ModelSource:
     """Branch, tag or commit of a hub name."""
     graph: str = ""
     """A portable graph exported earlier, beside the recipe; exported now when empty."""
+    precision: str = ""
+    """What weights are stored as; `engine.precision` when empty."""
+    embedding: str = ""
+    """The same for the embedding table; int8 in an int4 model, else `precision`, when empty."""
+    head: str = ""
+    """The same for the last projection."""
+    block: int = 0
+    """Weights that share a scale in int8 and int4; 32 when 0."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +44,69 @@ class EngineOptions:
 
     backend: str = "ort-cpu"
     precision: str = "fp32"
+    """What the weights of both models are stored as, unless their tables say otherwise."""
+    batch: int = 1
+    """Rows of text that a pass holds at once."""
     max_length: int = 2048
     """Positions of the KV buffers: prompt and completion together."""
     prefill: int = 256
     """Widest prefill pass, in tokens; a longer prompt goes through in several."""
     gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """Every gamma a verify pass is built for; 0 always is."""
-    gamma: int = 4
-    """The gamma used when none is asked for."""
+    gamma: Gamma = AUTO
+    """The gamma used when none is asked for; `auto` chooses one each round."""
+
+
+@dataclass(frozen=True)
+class QualityOptions:
+    """What quantized models are measured on, and how far from their checkpoints they may be."""
+
+    calibration: str = ""
+    """A text, or JSON lines with `prompt`, beside the recipe; the more like real use the better."""
+    max_kl: float | None = None
+    """Most nats of KL divergence, a mean over positions."""
+    min_top1: float | None = None
+    """Smallest share of positions where the likeliest token is the checkpoint's."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One bundle: a target, a draft, and what to build for them."""
+    """One bundle: a target, a draft, and what to build for them.
+
+    Speculation is lossless with respect to the target that is built: output is identical to the
+    plain decoding of the *quantized* target. `quality` is about the step before that.
+    """
 
     path: Path
     name: str
     target: ModelSource
     draft: ModelSource | None
     engine: EngineOptions
+    quality: QualityOptions
 
     @property
     def folder(self) -> Path:
         """Return the folder that relative names are relative to."""
         return self.path.parent
+
+    @property
+    def sources(self) -> dict[str, ModelSource]:
+        """Return the models there are, the target first."""
+        both = {"target": self.target, "draft": self.draft}
+        return {role: source for role, source in both.items() if source is not None}
+
+    @property
+    def precisions(self) -> dict[str, Precision]:
+        """Return what each model's weights are stored as."""
+        return {
+            role: Precision.of(
+                source.precision or self.engine.precision,
+                source.embedding,
+                source.head,
+                source.block,
+            )
+            for role, source in self.sources.items()
+        }
 
 
 def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
@@ -67,113 +114,113 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
 
     Raises: RecipeError naming the key, the value and what was expected.
     """
-    data = _parse(path)
+    data = parse(path)
     folder = path.resolve().parent.name
     named = folder if path.stem == "recipe" else path.stem
     name = data.pop("name") if "name" in data else named
     if not isinstance(name, str):
         raise RecipeError(f"{path}: name is {name!r}; expected a string")
-    tables = {key: _table(path, key, data.pop(key, {})) for key in ("target", "draft", "engine")}
+    tables = {key: table(path, key, data.pop(key, {})) for key in _TABLES}
     for key in data:
-        known = ("name", "target", "draft", "engine")
-        raise RecipeError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
+        raise RecipeError(f"{path}: unknown key {key!r}{did_you_mean(key, ('name', *_TABLES))}")
     if not tables["target"]:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
     if backend:
         tables["engine"]["backend"] = backend
-    draft = _record(path, "draft", ModelSource, tables["draft"]) if tables["draft"] else None
+    draft = record(path, "draft", ModelSource, tables["draft"]) if tables["draft"] else None
     recipe = Recipe(
         path=path,
         name=name,
-        target=_record(path, "target", ModelSource, tables["target"]),
+        target=record(path, "target", ModelSource, tables["target"]),
         draft=draft,
-        engine=_record(path, "engine", EngineOptions, tables["engine"]),
+        engine=record(path, "engine", EngineOptions, tables["engine"]),
+        quality=record(path, "quality", QualityOptions, tables["quality"]),
     )
     _check(recipe)
     return recipe
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise RecipeError(f"{path} does not exist; a recipe is a TOML file") from None
-    except IsADirectoryError:
-        raise RecipeError(
-            f"{path} is a folder; name the recipe in it, {path}/recipe.toml"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
-    # Besides its own errors tomllib passes on those of int() and of deep nesting.
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
-
-
-def _table(path: Path, key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RecipeError(f"{path}: {key} is {value!r}; expected a table [{key}]")
-    return dict(value)
-
-
-def _record(path: Path, table: str, kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build a frozen record from a TOML table, checking names and types."""
-    known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
-    for key, value in values.items():
-        if key not in known:
-            shown = key if key.isprintable() else repr(key)
-            raise RecipeError(f"{path}: unknown key {table}.{shown}{did_you_mean(key, known)}")
-        expected = _EXPECTED[str(known[key].type)]
-        if not expected.accepts(value):
-            raise RecipeError(f"{path}: {table}.{key} is {value!r}; expected {expected.words}")
-    for name, field in known.items():
-        if field.default is MISSING and name not in values:
-            raise RecipeError(f"{path}: {table}.{name} is missing")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
-@dataclass(frozen=True)
-class _Expected:
-    kind: type
-    words: str
-    many: bool = False
-
-    def accepts(self, value: Any) -> bool:
-        items = value if self.many and isinstance(value, list) else [value]
-        fits = all(isinstance(i, self.kind) and not isinstance(i, bool) for i in items)
-        return fits and isinstance(value, list) == self.many
-
-
-_EXPECTED = {
-    "str": _Expected(str, "a string"),
-    "int": _Expected(int, "a whole number"),
-    "tuple[int, ...]": _Expected(int, "a list of whole numbers", many=True),
-}
-
-
 def _check(recipe: Recipe) -> None:
     """Refuse values that no engine can be built for."""
-    e = recipe.engine
-    widest = max(e.gammas, default=0) + 1
-    problems = [
-        (not recipe.name.isprintable() or "/" in recipe.name or recipe.name[:1] in ("", ".")
-         or len(recipe.name) > 255,
-         f"name is {recipe.name!r}; expected a plain folder name"),
-        (e.backend not in BACKENDS,
-         f"engine.backend is {e.backend!r}; this version builds {', '.join(BACKENDS)}"),
-        (e.precision not in PRECISIONS,
-         f"engine.precision is {e.precision!r}; {e.backend} builds {', '.join(PRECISIONS)}"),
-        (e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"),
-        (any(g < 0 for g in e.gammas),
-         f"engine.gammas is {list(e.gammas)}; expected 0 or more each"),
-        (e.gamma not in (0, *e.gammas),
-         f"engine.gamma is {e.gamma}; expected 0 or one of engine.gammas {list(e.gammas)}"),
-        (e.prefill < 1 or e.prefill > e.max_length,
-         f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})"),
-        (widest > e.max_length,
-         f"engine.gammas reaches {widest - 1}; a pass of {widest} does not fit {e.max_length}"),
-        (recipe.draft is None and e.gamma > 0,
-         f"engine.gamma is {e.gamma} without a [draft]; expected 0"),
-    ]  # fmt: skip
-    for wrong, message in problems:
+    for wrong, message in (*_engine(recipe), *_weights(recipe), *_quality(recipe)):
         if wrong:
             raise RecipeError(f"{recipe.path}: {message}")
+
+
+Problems = Iterator[tuple[bool, str]]
+
+
+def _engine(recipe: Recipe) -> Problems:
+    name, e = recipe.name, recipe.engine
+    widest = max(e.gammas, default=0) + 1
+    folder = name.isprintable() and "/" not in name and name[:1] not in ("", ".")
+    yield not folder or len(name) > 255, f"name is {name!r}; expected a plain folder name"
+    yield (
+        e.backend not in BACKENDS,
+        f"engine.backend is {e.backend!r}; this version builds {', '.join(BACKENDS)}",
+    )
+    yield (
+        e.batch not in BATCHES,
+        f"engine.batch is {e.batch}; expected {BATCHES[0]} to {BATCHES[-1]}",
+    )
+    yield e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"
+    yield (
+        any(g < 0 for g in e.gammas),
+        f"engine.gammas is {list(e.gammas)}; expected 0 or more each",
+    )
+    yield (
+        e.gamma not in (AUTO, 0, *e.gammas),
+        f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
+    )
+    yield (
+        not 1 <= e.prefill <= e.max_length,
+        f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})",
+    )
+    yield (
+        widest > e.max_length,
+        f"engine.gammas reaches {widest - 1}; a pass of {widest} does not fit {e.max_length}",
+    )
+
+
+def _weights(recipe: Recipe) -> Problems:
+    backend = recipe.engine.backend
+    known = BACKENDS.get(backend, ())
+    asked = {"engine.precision": recipe.engine.precision}
+    for role, source in recipe.sources.items():
+        for key in ("precision", "embedding", "head"):
+            asked[f"{role}.{key}"] = getattr(source, key)
+    for key, value in asked.items():
+        yield (
+            value not in known and (value != "" or key == "engine.precision"),
+            f"{key} is {value!r}; {backend} builds {', '.join(known)}",
+        )
+    for role, precision in recipe.precisions.items():
+        block = recipe.sources[role].block
+        yield (
+            block not in (0, *BLOCKS),
+            f"{role}.block is {block}; expected one of {', '.join(map(str, BLOCKS))}",
+        )
+        yield (
+            block > 0 and not precision.quantizes,
+            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(INTEGER)}; "
+            "remove it, or set a precision",
+        )
+
+
+def _quality(recipe: Recipe) -> Problems:
+    q = recipe.quality
+    quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
+    yield (
+        bool(quantized) and not q.calibration,
+        f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "
+        "name a text beside the recipe to measure on, of the kind the models will meet, as "
+        '`[quality]` with `calibration = "calibration.jsonl"`',
+    )
+    yield (
+        q.max_kl is not None and not q.max_kl >= 0,
+        f"quality.max_kl is {q.max_kl}; expected 0 or more nats",
+    )
+    yield (
+        q.min_top1 is not None and not 0 <= q.min_top1 <= 1,
+        f"quality.min_top1 is {q.min_top1}; expected a share from 0 to 1",
+    )

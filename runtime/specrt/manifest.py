@@ -28,6 +28,17 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Quality:
+    """How far a model is from the one its checkpoint holds, on the recipe's calibration text."""
+
+    kl: float
+    """Mean over positions of the KL divergence of its distribution from theirs, in nats."""
+    top1: float
+    """Share of positions where both find the same token the likeliest."""
+    tokens: Count
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """One compiled model: its engine, its shape, and what lowering achieved."""
 
@@ -39,6 +50,15 @@ class ModelRecord:
     kv_item_bytes: Annotated[int, Span(1, 16)]
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
+    precision: str = "fp32"
+    """What the weights of the layers are stored as."""
+    embedding: str = "fp32"
+    head: str = "fp32"
+    """What the embedding table and the last projection are stored as."""
+    block: int = 0
+    """Weights that share a scale; 0 where none are whole numbers."""
+    quality: Quality | None = None
+    """None where nothing was measured, because the weights are those of the checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from reprlib import repr as short
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,7 @@ _LONGEST = 255
 def read(kind: type[T], value: Any, name: str = "") -> T:
     """Read a dataclass, and what lies in it, from what `json.loads` returned.
 
+    What has a default may be missing: records written before the field came to be.
     Raises: ValueError naming the first field that is missing, unknown or of another type.
     """
     found: T = _read(kind, value, name)
@@ -43,6 +45,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return _whole(value, name, _PLAIN)
     if kind is str:
         return _text(value, name)
+    if kind is float:
+        return _number(value, name)
     if origin in (Union, types.UnionType):  # the only union is that with None
         return None if value is None else _read(inner[0], value, name)
     if origin is tuple:
@@ -60,16 +64,17 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
-    known = [field.name for field in fields(kind)]
+    known = {field.name: field.default is MISSING for field in fields(kind)}
     for key in values:
         if key not in known:
             raise ValueError(f"{name} has an unknown key {short(key)}; known: {', '.join(known)}")
     found = {}
-    for key in known:
+    for key, needed in known.items():
         inside = f"{name}.{key}" if name else key
-        if key not in values:
+        if key in values:
+            found[key] = _read(hints[key], values[key], inside)
+        elif needed:
             raise ValueError(f"{inside} is missing")
-        found[key] = _read(hints[key], values[key], inside)
     return kind(**found)
 
 
@@ -79,6 +84,12 @@ def _whole(value: Any, name: str, span: Span) -> int:
     raise ValueError(
         f"{name} is {short(value)}; expected a whole number from {span.first} to {span.last}"
     )
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) in (int, float) and 0 <= value <= sys.float_info.max:
+        return float(value)
+    raise ValueError(f"{name} is {short(value)}; expected a finite number, 0 or more")
 
 
 def _text(value: Any, name: str) -> str:

@@ -262,14 +262,14 @@ def test_a_tokenizer_larger_than_a_lone_model_is_refused(draftless: Recipe, out:
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path, small: Path) -> None:
     build(draftless, out)
     manifest = Bundle.open(out).manifest
-    assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0,), 0, None)
+    assert (manifest.gammas, manifest.gamma, manifest.draft) == (tuple(range(9)), 0, None)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
     with (
         specrt.load(out) as generator,
-        pytest.raises(RequestError, match=r"gamma 3 .*built for: 0"),
+        pytest.raises(RequestError, match=r"gamma 9 .*built for: 0"),
     ):
-        generator.generate("x", gamma=3)
+        generator.generate("x", gamma=9)
 
 
 def test_truncated_weights_are_refused(small: Path, out: Path) -> None:

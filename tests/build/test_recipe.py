@@ -33,7 +33,11 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert found.name == tmp_path.name
     assert (found.engine.backend, found.engine.precision) == ("ort-cpu", "fp32")
     assert found.engine.gammas == (1, 2, 3, 4, 5, 6, 7, 8)
-    assert (found.engine.max_length, found.engine.prefill, found.engine.gamma) == (2048, 256, 4)
+    assert (found.engine.max_length, found.engine.prefill, found.engine.gamma) == (
+        2048,
+        256,
+        "auto",
+    )
     assert found.target.revision == found.target.graph == ""
 
 
@@ -67,7 +71,7 @@ def test_the_backend_may_be_replaced(tmp_path: Path) -> None:
         (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
         (PAIR + "[engine]\ngama = 3\n", "unknown key engine.gama; did you mean 'gamma"),
         (PAIR + '[engine]\n"a\\nb" = 3\n', "unknown key engine.'a\\nb'; known: backend"),
-        (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, gamma, gammas"),
+        (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, batch, gamma, gammas"),
         ('[target]\ncheckpont = "t"\n', "unknown key target.checkpont; did you mean 'checkpoint'"),
         ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
         ("", "[target] is missing"),
@@ -93,8 +97,15 @@ def test_a_wrong_key_is_named(tmp_path: Path, text: str, told: str) -> None:
         ("precision = 'fp8'", "engine.precision is 'fp8'; ort-cpu builds fp32"),
         ("max_length = 1\nprefill = 1", "engine.max_length is 1; expected 2 or more"),
         ("gammas = [-1, 4]", "engine.gammas is [-1, 4]; expected 0 or more each"),
-        ("gamma = 9", "engine.gamma is 9; expected 0 or one of engine.gammas"),
-        ("gammas = [1, 2]", "engine.gamma is 4; expected 0 or one of engine.gammas [1, 2]"),
+        ("gamma = 9", "engine.gamma is 9; expected 'auto', 0 or one of engine.gammas"),
+        (
+            "gammas = [1, 2]\ngamma = 4",
+            "engine.gamma is 4; expected 'auto', 0 or one of engine.gammas [1, 2]",
+        ),
+        ("gamma = 'fast'", "engine.gamma is 'fast'; expected a whole number or 'auto'"),
+        ("gamma = true", "engine.gamma is True; expected a whole number or 'auto'"),
+        ("batch = 0", "engine.batch is 0; expected 1 to 64"),
+        ("batch = 65", "engine.batch is 65; expected 1 to 64"),
         ("prefill = 0", "engine.prefill is 0; expected 1 to max_length (2048)"),
         ("prefill = 4096", "engine.prefill is 4096; expected 1 to max_length (2048)"),
         ("max_length = 4\nprefill = 4", "engine.gammas reaches 8; a pass of 9 does not fit 4"),
@@ -104,9 +115,9 @@ def test_a_wrong_value_is_named(tmp_path: Path, line: str, told: str) -> None:
     assert told in refusal(tmp_path, f"{PAIR}[engine]\n{line}\n")
 
 
-def test_a_gamma_needs_a_draft(tmp_path: Path) -> None:
-    said = refusal(tmp_path, '[target]\ncheckpoint = "t"\n')
-    assert "engine.gamma is 4 without a [draft]; expected 0" in said
+def test_a_target_alone_may_be_drafted_for(tmp_path: Path) -> None:
+    found = read_recipe(recipe(tmp_path, '[target]\ncheckpoint = "t"\n[engine]\ngamma = 4\n'))
+    assert (found.draft, found.engine.gamma) == (None, 4)
 
 
 @pytest.mark.parametrize("name", ["a/b", ".hidden", ".."])

@@ -92,7 +92,7 @@ def test_a_wrong_token_is_refused_before_anything_is_compiled(
     def never(*_: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("specrt_export.build.compile_ort_cpu", never)
+    monkeypatch.setattr("specrt_export.model.compile_ort_cpu", never)
     path = draftless.folder / "target" / "generation_config.json"
     path.write_text(json.dumps({key: "x"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=f"has {key} 'x'"):
@@ -103,9 +103,9 @@ def test_a_wrong_token_is_refused_before_anything_is_compiled(
 @pytest.mark.parametrize("place", ["file/bundle", "file/deeper/bundle", "nul\0/bundle"])
 def test_a_place_that_can_be_no_folder_is_refused(small: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
-    inputs = find_inputs(read_recipe(small))
+    recipe = read_recipe(small)
     with pytest.raises(BuildError, match="cannot be made a folder") as refused:
-        check_inputs(inputs, tmp_path / place)
+        check_inputs(recipe, find_inputs(recipe), tmp_path / place)
     assert "build elsewhere with --out" in str(refused.value)
 
 
@@ -114,5 +114,6 @@ def test_a_place_that_may_not_be_written_to_is_refused(
 ) -> None:
     # Root may write to a read-only folder, so that one cannot stand in for the question.
     monkeypatch.setattr("os.access", lambda path, mode: False)
+    recipe = read_recipe(small)
     with pytest.raises(BuildError, match="may not be written to; build elsewhere with --out"):
-        check_inputs(find_inputs(read_recipe(small)), out)
+        check_inputs(recipe, find_inputs(recipe), out)

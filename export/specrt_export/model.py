@@ -1,0 +1,113 @@
+"""Build the engine of one model: quantize, compile, check, measure."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from specrt.errors import BuildError
+from specrt.manifest import ModelRecord, Quality
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile.ort_cpu import ENGINE, CompiledModel, compile_ort_cpu
+from specrt_export.equal import check_equal
+from specrt_export.gate import Gate, Source
+from specrt_export.inputs import ModelInputs
+from specrt_export.mapped import check_weights, external_tensors
+from specrt_export.portable import read_graph
+from specrt_export.quantize.precision import Precision
+from specrt_export.quantize.quantize import quantize
+from specrt_export.recipe import Recipe
+
+_FP32_BYTES = 4
+
+Progress = Callable[[str, float], None]
+"""Called with the stage that begins and the fraction of the work that is done."""
+
+
+@dataclass(frozen=True)
+class ModelBuilder:
+    """Builds the models of one recipe, each into a folder of its role."""
+
+    recipe: Recipe
+    folder: Path
+    gate: Gate | None
+    """None without a calibration text."""
+
+    def build(self, model: ModelInputs, progress: Progress) -> ModelRecord:
+        """Build an engine, hold it to the graph it came from, and measure what quantizing did.
+
+        Raises: SpecrtError.
+        """
+        role, precision, quality = model.role, self.recipe.precisions[model.role], None
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            original = self._export(model, Path(scratch), progress)
+            source, quantized = original, None
+            if precision.rewrites:
+                progress(f"quantize {role}", 0.2)
+                place = Path(scratch) / "quantized"
+                quantized = quantize(original.graph, original.weights, place, precision)
+                source = Source(quantized.graph, quantized.folder)
+            compiled = self._compile(role, source, progress)
+            if quantized is not None and self.gate is not None:
+                progress(f"measure {role}", 0.8)
+                made = self.folder / role
+                quality = self.gate.hold(role, original, quantized, made, compiled.geometry)
+            return _record(role, original, compiled, precision, quality)
+
+    def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> Source:
+        """Return the portable graph the recipe names, or one made now."""
+        graph, checkpoint = model.graph, model.checkpoint
+        if graph is None:
+            progress(f"export {model.role}", 0.0)
+            graph = _export(checkpoint, scratch / f"{model.role}.onnx")
+        check_weights(graph, read_graph(graph), checkpoint)
+        return Source(graph, checkpoint.folder)
+
+    def _compile(self, role: str, source: Source, progress: Progress) -> CompiledModel:
+        options, made = self.recipe.engine, self.folder / role
+        progress(f"compile {role}", 0.3)
+        compiled = compile_ort_cpu(source.graph, source.weights, made, options.max_length)
+        progress(f"check {role}", 0.7)
+        widths = sorted({1, max(options.gammas, default=0) + 1})
+        check_equal(
+            source.graph, source.weights, made, compiled.geometry, options.max_length, widths
+        )
+        return compiled
+
+
+def _export(checkpoint: Checkpoint, graph: Path) -> Path:
+    try:
+        from specrt_export.graph import export_graph
+    except ImportError as error:
+        raise BuildError(
+            f"exporting a checkpoint needs {error.name}; install it with "
+            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
+        ) from None
+    return export_graph(checkpoint, graph).path
+
+
+def _record(
+    role: str,
+    original: Source,
+    compiled: CompiledModel,
+    precision: Precision,
+    quality: Quality | None,
+) -> ModelRecord:
+    return ModelRecord(
+        engine=f"{role}/{ENGINE}",
+        geometry=compiled.geometry,
+        model_type=compiled.model_type,
+        # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
+        parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
+        weight_bytes=compiled.weight_bytes,
+        kv_item_bytes=_FP32_BYTES,
+        fused=compiled.fused,
+        precision=precision.layers,
+        embedding=precision.embedding,
+        head=precision.head,
+        block=precision.block,
+        quality=quality,
+    )

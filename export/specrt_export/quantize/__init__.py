@@ -1,0 +1,1 @@
+"""Weight-only quantization: which weights, in which numbers, streamed into a graph of its own."""

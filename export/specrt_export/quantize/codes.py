@@ -1,0 +1,108 @@
+"""Weights as small whole numbers: symmetric codes, one scale for each block of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.int8]
+
+INT8_MOST = 127
+INT4_LEAST, INT4_MOST = -8, 7
+
+EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
+"""Codes, before rounding and clipping, that the largest weight of a block is tried at.
+
+Eight leave 0.8 % more squared error than 45 over a wider range, at a fifth of the time.
+"""
+
+_CHUNK = 1 << 16
+"""Weights worked on at once: few enough that every step finds them in the cache."""
+
+_SMALLEST = np.float32(1e-30)
+"""A block whose weights are all smaller is stored as zeros, before 1 / scale overflows."""
+
+
+def encode(weights: Floats, precision: str, block: int) -> tuple[Codes, Floats]:
+    """Return codes and scales of weights.
+
+    Shapes: weights and codes [N, K]; scales [N, K / block]; K is a multiple of block.
+    """
+    blocks = np.ascontiguousarray(weights).reshape(-1, block)
+    codes = np.empty(blocks.shape, np.int8)
+    scales = np.empty(len(blocks), np.float32)
+    find = _int4 if precision == "int4" else _int8
+    step = max(1, _CHUNK // block)
+    for at in range(0, len(blocks), step):
+        # One row for each place in a block: sums over a block are then sums of long rows.
+        rows = np.ascontiguousarray(blocks[at : at + step].T)
+        found, scale = find(rows)
+        codes[at : at + step] = found.T
+        scales[at : at + step] = scale
+    return codes.reshape(weights.shape), scales.reshape(len(weights), -1)
+
+
+def decode(codes: Codes, scales: Floats) -> Floats:
+    """Return the weights [N, K] that codes [N, K] and scales [N, K / block] stand for."""
+    blocks = codes.reshape(*scales.shape, -1) * scales[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def pack(codes: Codes) -> NDArray[np.uint8]:
+    """Return int4 codes [N, K] two to a byte, [N, K / 2], the first in the low half."""
+    pairs = codes.view(np.uint8).reshape(len(codes), -1, 2)
+    return (pairs[..., 0] & np.uint8(15)) | (pairs[..., 1] << np.uint8(4))
+
+
+def unpack(packed: NDArray[np.uint8]) -> Codes:
+    """Return the int4 codes [N, K] of bytes [N, K / 2]."""
+    # Up and down again as a signed number, which copies the sign into the upper half.
+    halves: Codes = np.stack([packed << 4, packed & 0xF0], axis=-1).view(np.int8)
+    codes: Codes = (halves >> 4).reshape(len(packed), -1)
+    return codes
+
+
+def _int8(rows: Floats) -> tuple[Codes, Floats]:
+    """Round to 127 steps of the largest weight; no scale is 0 or less, as TensorRT demands."""
+    largest = np.maximum(rows.max(0), -rows.min(0))
+    largest[largest < _SMALLEST] = 0
+    scales = np.where(largest > 0, largest / INT8_MOST, np.float32(1)).astype(np.float32)
+    return np.rint(rows / scales).astype(np.int8), scales
+
+
+def _int4(rows: Floats) -> tuple[Codes, Floats]:
+    """Search each block's scale for the least squared error.
+
+    The largest weight is put on the side of -8, where codes reach one step further, so scales may
+    be negative: DequantizeLinear, MatMulNBits, GatherBlockQuantized and TensorRT's int4 take that.
+    For codes q of weights w the best scale is w·q / q·q, and it explains (w·q)² / q·q of w·w.
+    """
+    extreme = np.where(-rows.min(0) >= rows.max(0), rows.min(0), rows.max(0))
+    extreme[np.abs(extreme) < _SMALLEST] = 0
+    empty = extreme == 0
+    unit = np.float32(-1) / np.where(empty, np.float32(1), extreme)
+    most = np.full(len(unit), -1, np.float32)
+    scales = np.ones_like(most)
+    codes = np.empty_like(rows)
+    for code in EXTREMES:
+        _round(rows, unit * np.float32(code), codes)
+        # In units of the largest weight, so that squares of small weights do not vanish.
+        match = np.einsum("ij,ij->j", rows, codes) * unit
+        scale = match / np.maximum(np.einsum("ij,ij->j", codes, codes), 1)
+        explained = match * scale
+        better = explained > most
+        np.copyto(most, explained, where=better)
+        np.copyto(scales, scale, where=better)
+    scales = np.where(empty | (scales == 0), np.float32(1), scales / unit)
+    _round(rows, np.where(empty, 0, 1 / scales).astype(np.float32), codes)
+    return codes.astype(np.int8), scales
+
+
+def _round(rows: Floats, inverse: Floats, out: NDArray[Any]) -> None:
+    np.multiply(rows, inverse, out=out)
+    np.rint(out, out=out)
+    np.maximum(out, INT4_LEAST, out=out)
+    np.minimum(out, INT4_MOST, out=out)
