@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import sleep
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from runtime.toy import TableEngine, generator, near
 from specrt.bench.clock import TimedEngine
 from specrt.bench.configuration import PLAIN, Configuration, configurations
-from specrt.bench.measure import WARM_UP_TOKENS, Samples, measure
+from specrt.bench.measure import WARM_UP_TOKENS, Clocks, Samples, measure
 from specrt.bench.outputs import compare_outputs
+from specrt.costs import Costs
 from specrt.errors import RequestError
 from specrt.generate import Generator
+from specrt.models import Models
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 
@@ -82,6 +85,46 @@ def test_configurations_of_one_prompt_run_back_to_back(
     orders = [tuple(gamma for _, gamma, _ in timed[i : i + 3]) for i in range(0, 18, 3)]
     assert all(sorted(order) == [0, 2, 4] for order in orders)
     assert len(set(orders)) == 6
+
+
+def test_each_configuration_learns_from_its_own_rounds(
+    opened: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Models] = []
+
+    def costs(models: Models) -> Costs:
+        measured.append(models)
+        return Costs((100.0, 110.0, 120.0), (0.0, 10.0, 20.0))
+
+    models = replace(opened.models, measure=costs)
+    used: dict[object, set[Generator]] = {}
+    stream = Generator.stream
+
+    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
+        used.setdefault(how["gamma"], set()).add(self)
+        return stream(self, prompt, params, **how)
+
+    monkeypatch.setattr(Generator, "stream", noted)
+    samples = run(Generator(models, opened.tokenizer), configurations(["auto", 2], ["model"]))
+    assert [len(generators) for generators in used.values()] == [1, 1, 1]
+    assert len(set.union(*used.values())) == 3
+    assert all(isinstance(m.target, TimedEngine) for m in measured)
+    assert all(s.counts.gamma == "auto" for s in samples[Configuration("auto", "model")])
+
+
+def test_costs_are_measured_once_for_all(opened: Generator) -> None:
+    measured: list[Models] = []
+
+    def costs(models: Models) -> Costs:
+        measured.append(models)
+        return Costs((100.0,), (0.0,))
+
+    models = replace(opened.models, measure=costs)
+    timed = Clocks.of(models).models(models)
+    assert timed.measure is not None
+    assert timed.measure(timed) is timed.measure(timed)
+    assert measured == [timed]
+    assert Clocks.of(models).models(opened.models).measure is None
 
 
 def test_a_slow_stage_shows_in_its_own_place(target: TableEngine, tokenizer: Tokenizer) -> None:

@@ -76,6 +76,19 @@ def test_only_rounding_explains_a_difference(
     assert len(Comparison(4, (difference,), precision).unexplained) == unexplained
 
 
+def test_of_several_repeats_the_first_difference_is_told() -> None:
+    samples = {
+        PLAIN: [plain((0, r)) for r in range(3)],
+        DRAFTING: [
+            drafting((0, 0)),
+            drafting((0, 1), tokens=[1, 2, 3, 4, 9]),
+            drafting((0, 2), tokens=[1, 9, 3, 4, 5]),
+        ],
+    }
+    found = compare_outputs(samples, margins, "int8")
+    assert found.differences == (Difference(DRAFTING, 0, 4, 5, 9, 0.004),)
+
+
 def test_what_cannot_be_compared_is_said() -> None:
     assert "keeps the distribution, not the text" in str(Comparison(0))
     drawn = Comparison(4, (Difference(DRAFTING, 0, 3, 1, 2, None),), "int8")

@@ -87,6 +87,16 @@ def test_the_verdict_is_in_words(two_classes: Report) -> None:
     )
 
 
+def test_a_limit_that_was_crossed_is_said() -> None:
+    done = [drafting((0, r), configuration=AUTO) for r in range(3)]
+    done[1].counts.fallback = "too few accepted"
+    found = reported({PLAIN: [plain((0, r)) for r in range(3)], AUTO: done}, ["code"])
+    assert (
+        "; auto (model) fell back in 1 of 3 completions: too few accepted; " in verdicts(found)[0]
+    )
+    assert found.total.rows[1].to_json()["fallback"] == "too few accepted"
+
+
 def test_losing_rows_stay_and_are_marked(summary: Summary) -> None:
     text = summary.to_text()
     lines = [line.split() for line in text.splitlines() if line.lstrip().startswith("4 ")]

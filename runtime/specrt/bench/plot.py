@@ -6,6 +6,7 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from specrt.bench.configuration import PLAIN
@@ -69,7 +70,7 @@ def draw(report: Report, path: Path, title: str) -> None:
     panels = figure.subplots(1, count, squeeze=False)[0]
     for panel, task in zip(panels, report.tasks, strict=True):
         _panel(panel, task)
-    figure.suptitle(title)
+    figure.suptitle(fill(title, 60 * count), fontsize="small")
     partial = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         figure.savefig(partial, dpi=150)

@@ -22,6 +22,7 @@ def _verdict(task: Task) -> str:
     fixed = [row for row in drafting if row.configuration.gamma != AUTO]
     if autos and fixed:
         parts.append(_auto(autos, fixed))
+    parts += [_fallback(row) for row in drafting if row.counts.fallback]
     parts.append(f"{task.repetition:.0%} of the plain output repeats an earlier run of 16 tokens")
     return "; ".join(parts)
 
@@ -51,4 +52,13 @@ def _auto(autos: list[Row], fixed: list[Row]) -> str:
     return (
         f"over the whole run {auto.configuration} is {auto.overall:.2f}x and the best fixed, "
         f"{best.configuration}, {best.overall:.2f}x"
+    )
+
+
+def _fallback(row: Row) -> str:
+    """Say how often a limit was crossed."""
+    off = sum(s.counts.fallback is not None for s in row.samples)
+    return (
+        f"{row.configuration} fell back in {off} of {len(row.samples)} completions: "
+        f"{row.counts.fallback}"
     )
