@@ -160,16 +160,22 @@ def test_bench_gives_no_speed_when_outputs_differ(
 
 
 @pytest.mark.usefixtures("believe_everything")
+@pytest.mark.parametrize(
+    ("precision", "told"), [("int8", "int8"), ("fp32", "fp32 with a head of int8")]
+)
 def test_bench_below_fp32_tells_how_many_outputs_differ(
-    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli: Run, codelet: Path, two_prompts: Path, precision: str, told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     def int8(folder: Path) -> Manifest:
-        return replace(read_manifest(folder), precision="int8")
+        manifest = read_manifest(folder)
+        return replace(manifest, target=replace(manifest.target, precision=precision, head="int8"))
 
     monkeypatch.setattr("specrt.cli.bench.read_manifest", int8)
     ran = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4",
               "--repeats", 1)  # fmt: skip
     assert ran.status == 0
+    assert f"ort-cpu {told}, draft fp32, " in ran.out
     assert "of 4 outputs differ from plain decoding, where the plain pass's best two" in ran.out
     found = json.loads(ran.out.splitlines()[-1])["outputs"]
     assert found["differing"] == len(found["differences"]) > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.machine import Machine, this_machine
-from specrt.manifest import Manifest
+from specrt.manifest import Manifest, ModelRecord
 from specrt.params import SamplingParams
 
 
@@ -19,6 +19,7 @@ class Setting:
     name: str
     backend: str
     precision: str
+    """Of the target, and of the draft where it is another."""
     machine: Machine
     threads: int
     repeats: int
@@ -29,11 +30,10 @@ class Setting:
         cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
     ) -> Setting:
         """Describe a run on this machine."""
-        m = manifest
-        machine = this_machine(m.backend)
-        return cls(
-            str(bundle), m.name, m.backend, m.precision, machine, threads, repeats, params
-        )  # fmt: skip
+        m, machine = manifest, this_machine(manifest.backend)
+        target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
+        precision = f"{target}, draft {draft}" if draft not in ("", target) else target
+        return cls(str(bundle), m.name, m.backend, precision, machine, threads, repeats, params)
 
     def __str__(self) -> str:
         """Return a line that tells a reader what the figures hold for."""
@@ -67,3 +67,14 @@ class Setting:
             "repeats": self.repeats,
             "sampling": {name: getattr(p, name) for name in names},
         }
+
+
+def target_precision(manifest: Manifest) -> str:
+    """Return what the weights that decide the output are stored as; `fp32` where all are."""
+    return _stored(manifest.target)
+
+
+def _stored(model: ModelRecord) -> str:
+    # Looking up a row of the embedding table rounds nothing: it is the same for every width.
+    alike = model.head == model.precision
+    return model.precision if alike else f"{model.precision} with a head of {model.head}"

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from specrt.bench.footprint import footprint, resident_bytes
 from specrt.bench.measure import Samples, measure
 from specrt.bench.outputs import Comparison, compare_outputs
 from specrt.bench.plot import check_plot, draw
-from specrt.bench.report import report
-from specrt.bench.setting import Setting
+from specrt.bench.report import Report, report
+from specrt.bench.setting import Setting, target_precision
 from specrt.bench.summary import Summary
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.gammas import parse_gammas_or_auto
@@ -27,7 +27,7 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.generate import Generator
 from specrt.loading import load
 from specrt.lossless import plain_margin
-from specrt.manifest import read_manifest
+from specrt.manifest import Manifest, read_manifest
 from specrt.models import AUTO, DRAFTERS, Gamma
 from specrt.params import VERIFIERS, SamplingParams
 from specrt.prompts import Prompt, first_of_each, of_categories, read_prompts
@@ -78,35 +78,57 @@ def command(
         raise RequestError("--json and --markdown are two forms of one answer; give one of them")
     if plot is not None:
         check_plot(plot)
-    params = SamplingParams.of(ignore_eos=True, **sampling)
-    asked = parse_gammas_or_auto(gammas) if gammas is not None else None
-    names = parse_drafters(drafters)
-    prompts = choose(files, categories, limit)
-    before = resident_bytes()
+    asked = Asked(
+        choose(files, categories, limit),
+        parse_gammas_or_auto(gammas) if gammas is not None else None,
+        parse_drafters(drafters),
+        SamplingParams.of(ignore_eos=True, **sampling),
+        repeats,
+    )
+    before, manifest = resident_bytes(), read_manifest(bundle)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
-        compared = resolve(generator, asked, names)
-        ids = encode(generator, prompts, params)
-        manifest = read_manifest(bundle)
-        samples = measure(generator, ids, compared, params, repeats=repeats, progress=_progress)
+        found = answer(generator, manifest, asked)
         taken = footprint(manifest, before, generator.models.draft is not None)
-        outputs = compared_outputs(generator, ids, samples, params, manifest.precision)
-    if outputs.unexplained:
+    if found.outputs.unexplained:
         remedy = f"run `specrt verify {bundle} --prompts {files[0]}`"
-        print(f"specrt: {outputs}, so no speed is reported; {remedy}", file=sys.stderr)
+        print(f"specrt: {found.outputs}, so no speed is reported; {remedy}", file=sys.stderr)
         return 1
     cores = threads or len(os.sched_getaffinity(0))
-    found = report(samples, [p.category for p in prompts], outputs, manifest.target.weight_bytes)
-    summary = Summary(
-        Setting.of(bundle, manifest, params, cores, repeats), found, taken, measure_bandwidth(cores)
-    )
+    setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
+    summary = Summary(setting, found, taken, measure_bandwidth(cores))
     if not as_json:
         print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
     print(json.dumps(summary.to_json()))
     if plot is not None:
-        draw(found, plot, str(summary.setting))
+        draw(found, plot, str(setting))
     return 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured; None and nothing leave it to the bundle."""
+
+    prompts: Sequence[Prompt]
+    gammas: Sequence[Gamma] | None
+    drafters: Sequence[str]
+    params: SamplingParams
+    repeats: int
+
+
+def answer(generator: Generator, manifest: Manifest, asked: Asked) -> Report:
+    """Measure, and hold outputs to plain decoding before any figure is made of it."""
+    compared = resolve(generator, asked.gammas, asked.drafters)
+    params = asked.params
+    ids = encode(generator, asked.prompts, params)
+    samples = measure(
+        generator, ids, compared, params, repeats=asked.repeats, progress=_progress
+    )  # fmt: skip
+    precision = target_precision(manifest)
+    outputs = compared_outputs(generator, ids, samples, params, precision)
+    categories = [p.category for p in asked.prompts]
+    return report(samples, categories, outputs, manifest.target.weight_bytes)
 
 
 def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
@@ -177,7 +199,7 @@ def compared_outputs(
     params: SamplingParams,
     precision: str,
 ) -> Comparison:
-    """Hold every output to plain decoding, before any figure is shown."""
+    """Hold every output to plain decoding; of a greedy one that differs, tell the margin."""
     if params.verifier == "rejection" and not params.greedy:
         return Comparison(0)
 
