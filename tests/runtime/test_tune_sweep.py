@@ -174,6 +174,5 @@ def test_contenders_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
         return COSTS
 
     measured = replace(models(), measure=measure)
-    effort = Effort((PLAIN, MODEL, Contender("model", 2)), 4, 30, 1)
-    sweep(measured, tokenizer, [[1], [2], [3], [4]], effort)
-    assert len(asked) == 1  # one policy: a second contender would have had to measure again
+    sweep(measured, tokenizer, [[1], [2], [3], [4]], Effort((PLAIN, MODEL, FREE), 4, 30, 1))
+    assert len(asked) == 2  # one policy for the draft model on its own, one behind the lookup

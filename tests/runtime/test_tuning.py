@@ -199,7 +199,9 @@ def test_what_is_no_file_is_ignored_without_waiting(bundle: Bundle) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.DataObject) -> None:
     record = json.loads(tuning.to_json())
     junk = st.recursive(
