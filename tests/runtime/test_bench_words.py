@@ -201,8 +201,9 @@ def test_a_picture_is_drawn_whole(two_classes: Report, tmp_path: Path) -> None:
     ("name", "told"),
     [
         ("out.bmp", "expected a name ending in .png, .svg or .pdf"),
-        ("none/out.png", "cannot be written"),
-        ("folder.png", "cannot be written"),
+        ("none/out.png", "none/out.png cannot be written: No such file or directory"),
+        ("folder.png", "cannot be written: it is a folder"),
+        ("/proc/out.png", "/proc/out.png cannot be written: "),
     ],
 )
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path, name: str, told: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from errno import EISDIR
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -33,8 +35,15 @@ def check_plot(path: Path) -> None:
     folder = path.parent
     if path.suffix.lower() not in FORMATS:
         raise RequestError(f"--plot is {str(path)!r}; expected a name ending in .png, .svg or .pdf")
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise RequestError(f"{path} cannot be written; name a file in a folder that can be")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        with TemporaryFile(dir=folder):  # what may be written is known only by writing
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written: {error.strerror}; name a file in a folder that can be"
+        ) from None
     if find_spec("matplotlib") is None:
         raise RequestError('--plot needs matplotlib; pip install "specrt[plot]", or leave it out')
 
