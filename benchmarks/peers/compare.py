@@ -1,0 +1,173 @@
+"""Measure specrt and its peers on one pair: same prompts, weights, precision, threads and lengths.
+
+Greedy, end tokens ignored. All take turns in every repeat; only ratios within one repeat count.
+Run by the environment that specrt is installed in, on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peerbench.catalog import HERE, PEERS, MissingError, Models, label
+from peerbench.conversion import PRECISIONS
+from peerbench.machine import machine
+from peerbench.measure import Row, measure
+from peerbench.process import Runner, RunnerError
+from peerbench.protocol import AUTO, NGRAM, PLAIN, Gamma, Hello, Order, parse_gamma
+from peerbench.schedule import Contender
+from peerbench.summary import figures
+from peerbench.table import markdown, verdict
+
+SPECRT = "specrt"
+Command = list[str | Path]
+PAIR_ONLY = {NGRAM, "cascade"}
+"""Modes tried at one gamma, or with the peer's own policy where it has one."""
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--bundle", type=Path, required=True, help="specrt's bundle of the pair")
+    parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
+    parser.add_argument("--draft", type=Path, required=True, help="the draft's checkpoint")
+    parser.add_argument("--precision", choices=PRECISIONS, required=True)
+    parser.add_argument("--prompts", type=Path, default=HERE.parent / "prompts" / "code.jsonl")
+    parser.add_argument("--limit", type=int, default=9, help="how many prompts, from the first")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--gammas", default="2,3,4,5", help="for every mode that drafts")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which, by comma")
+    parser.add_argument("--contender", action="append", help="peer:mode:gamma instead of all modes")
+    parser.add_argument("--base", default="specrt:speculative:auto", help="ratios are to this row")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "peers-work")
+    parser.add_argument("--prepare", action="store_true", help="convert models, measure nothing")
+    parser.add_argument("--name", help="write results/NAME.json")
+    return parser
+
+
+def main() -> None:
+    """Prepare, measure, print."""
+    parser = arguments()
+    given = parser.parse_args()
+    try:
+        base = Contender.parse(given.base)
+        contenders = [Contender.parse(text) for text in given.contender or []]
+        gammas = [parse_gamma(text) for text in given.gammas.split(",")]
+        order = Order(read_prompts(given), given.max_tokens)
+        starting = commands(given, contenders)
+        if given.prepare:
+            return
+        with ExitStack() as stack:
+            runners = {
+                name: stack.enter_context(Runner(starts, given.work / f"{name}.log"))
+                for name, starts in starting.items()
+            }
+            rows = contend(runners, contenders, gammas, order, given.repeats)
+            hellos = {name: runner.hello for name, runner in runners.items()}
+        report(given, hellos, rows, base)
+    except (MissingError, RunnerError, ValueError, OSError) as error:
+        parser.exit(1, f"compare: {error}\n")
+
+
+def read_prompts(given: argparse.Namespace) -> list[list[int]]:
+    """Make token ids once, with specrt's tokenizer, so that no peer's tokenizer matters."""
+    from specrt.prompts import read_prompts
+    from specrt.text import Tokenizer
+
+    tokenizer = Tokenizer(given.target / "tokenizer.json", None)
+    texts = [prompt.text for prompt in read_prompts(given.prompts)[: given.limit]]
+    return [tokenizer.encode(text) for text in texts]
+
+
+def commands(given: argparse.Namespace, contenders: Sequence[Contender]) -> dict[str, Command]:
+    """Return what starts each runner wanted, models converted where they are not yet."""
+    models = Models(given.target, given.draft, given.precision, given.threads, given.work)
+    wanted = {contender.peer for contender in contenders} or {SPECRT, *given.peers.split(",")}
+    if unknown := wanted - {SPECRT, *PEERS}:
+        raise ValueError(
+            f"no peer is called {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}"
+        )
+    flags = ["--bundle", given.bundle, "--threads", str(given.threads)]
+    found: dict[str, Command] = {SPECRT: [sys.executable, HERE / "run_specrt.py", *flags]}
+    for name, kind in PEERS.items():
+        if name in wanted and given.precision in kind.precisions:
+            say(f"preparing {name}")
+            found[name] = kind.command(models)
+    return found
+
+
+def contend(
+    runners: Mapping[str, Runner],
+    contenders: Sequence[Contender],
+    gammas: Sequence[Gamma],
+    order: Order,
+    repeats: int,
+) -> list[Row]:
+    """Measure the contenders named, or everything that the peers can do."""
+    chosen = list(contenders)
+    for runner in () if chosen else runners.values():
+        chosen += everything(runner.hello, gammas)
+    return measure(runners, chosen, order, repeats, say)
+
+
+def everything(hello: Hello, gammas: Sequence[Gamma]) -> list[Contender]:
+    """List a peer's modes at every gamma, and with its own policy where it has one."""
+    found = [Contender(hello.peer)]
+    for mode in hello.modes:
+        own: list[Gamma] = [AUTO] if mode in hello.adaptive else []
+        tried = (own or gammas[-1:]) if mode in PAIR_ONLY else [*own, *gammas]
+        if mode != PLAIN:
+            found += [Contender(hello.peer, mode, gamma) for gamma in tried]
+    return found
+
+
+def report(
+    given: argparse.Namespace, hellos: Mapping[str, Hello], rows: Sequence[Row], base: Contender
+) -> None:
+    """Print a table and a verdict, and write the results where a name was given."""
+    against = next((row for row in rows if row.contender == base), None)
+    if against is None:
+        raise ValueError(f"{base} was not measured; name a row of the table with --base")
+    table = [figures(row, rows, against) for row in rows]
+    said = verdict(rows, against)
+    print(f"{markdown(table)}\n\n{said}")
+    if given.name:
+        path = HERE / "results" / f"{given.name}.json"
+        path.parent.mkdir(exist_ok=True)
+        peers = {name: asdict(hello) for name, hello in hellos.items()}
+        found = {"name": given.name, "command": typed(given), "settings": settings(given),
+                 "machine": machine(), "peers": peers, "base": str(base), "verdict": said,
+                 "rows": table}  # fmt: skip
+        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what everyone had in common; folders by name, because their place means nothing."""
+    names = ("precision", "limit", "max_tokens", "threads", "repeats", "gammas")
+    pair = {"target": label(given.target), "draft": label(given.draft)}
+    return {**pair, "prompts": given.prompts.name, **{name: getattr(given, name) for name in names}}
+
+
+def typed(given: argparse.Namespace) -> str:
+    """Return the command as typed, each path cut down to its last part."""
+    parts = [Path(part).name if "/" in part else part for part in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/peers/compare.py", *parts])
+
+
+def say(line: str) -> None:
+    """Tell the one who waits; the table alone goes to standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Compare specrt with other runtimes on the same prompts, weights, precision and threads."""

@@ -1,0 +1,74 @@
+"""A comparison as Markdown, and its verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from peerbench.measure import Row
+from peerbench.summary import decode_rate, fastest, ratio
+
+HEADINGS = (
+    "runtime",
+    "mode",
+    "gamma",
+    "tokens/s",
+    "ratio",
+    "with prompt",
+    "TTFT ms",
+    "accepted / drafted",
+    "same as its plain",
+    "same as specrt's plain",
+)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Draw a table of figures, the fastest first and failures last."""
+    ordered = sorted(rows, key=lambda row: -row.get("tokens_per_second", 0.0))
+    lines = [HEADINGS, tuple("---" for _ in HEADINGS), *map(_cells, ordered)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    gamma = "" if row["mode"] == "plain" else str(row["gamma"])
+    name = (row["peer"], row["mode"], gamma)
+    if "error" in row:
+        failed = row["error"].replace("|", "/").replace("\n", " ")
+        return (*name, failed, *[""] * (len(HEADINGS) - 4))
+    return (
+        *name,
+        f"{row['tokens_per_second']:.0f}",
+        _ratio(row),
+        f"{row['tokens_per_second_with_prompt']:.0f}",
+        f"{row['ttft_ms']:.1f}",
+        "" if row["draft_yield"] is None else f"{row['draft_yield']:.2f}",
+        _agreement(row["same_as_own_plain"]),
+        _agreement(row["same_as_base_plain"]),
+    )
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    if row["ratio"] is None:
+        return ""
+    least, most = row["ratio_spread"]
+    return f"{row['ratio']:.2f} ({least:.2f} to {most:.2f})"
+
+
+def _agreement(same: dict[str, Any] | None) -> str:
+    if same is None:
+        return ""
+    text = f"{same['equal']} of {same['prompts']}"
+    return text if same["equal"] == same["prompts"] else f"{text}, {same['leading']:.0%} of tokens"
+
+
+def verdict(rows: Sequence[Row], base: Row) -> str:
+    """Compare the base with the fastest row of any other peer, in one sentence."""
+    if base.error:
+        return f"{base.contender} failed: {base.error}"
+    other = fastest([row for row in rows if row.contender.peer != base.contender.peer])
+    if other is None:
+        return f"{base.contender} made {decode_rate(base):.0f} tokens/s; no other peer finished"
+    return (
+        f"{base.contender} made {decode_rate(base):.0f} tokens/s, {ratio(base, other)} times "
+        f"{other.contender}, the fastest of the others with {decode_rate(other):.0f}"
+    )

@@ -1,0 +1,148 @@
+"""Run llama.cpp: its server, plain, with a draft or with its n-gram lookup, and its own example.
+
+The server keeps models loaded, takes token ids and times itself; it has one way to speculate and
+one gamma, so there is a server for each. Mode `example` is llama-speculative-simple, which reads
+text, loads its models anew for every prompt, and times itself too.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from peerbench.options import Options, read_options
+from peerbench.protocol import (
+    AUTO,
+    NGRAM,
+    PLAIN,
+    SPECULATIVE,
+    Completed,
+    Gamma,
+    Hello,
+    Order,
+    serve,
+)
+from peerbench.server import Server
+
+BIN = Path(__file__).parent / ".venvs" / "llamacpp" / "build" / "bin"
+EXAMPLE = "example"
+CONTEXT = 2048
+LOOKUP_NGRAM = 3
+GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
+ALONE = ["--parallel", 1, "--no-cache-prompt", "--cache-ram", 0, "--no-ui", "--no-slots"]
+"""One request at a time, every prompt read anew, no interface."""
+_SPEED = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
+_COUNT = re.compile(r"n_(drafted|accept) += (\d+)")
+
+
+class LlamaCpp:
+    """Servers, started when a mode and gamma are first asked for."""
+
+    def __init__(self, options: Options, stack: ExitStack) -> None:
+        self._options = options
+        self._stack = stack
+        self._servers: dict[tuple[str, Gamma], Server] = {}
+        self._tokenizer = Tokenizer.from_file(str(options.target / "tokenizer.json"))
+        command: list[str | Path] = [BIN / "llama-server", "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+        versions = {
+            "llama-cpp-python": "0.3.36",
+            "llama.cpp": _first_line(said.stderr + said.stdout),
+        }
+        self.hello = Hello("llamacpp", [PLAIN, SPECULATIVE, NGRAM, EXAMPLE], versions)
+
+    def complete(self, prompt: Sequence[int], order: Order) -> Completed:
+        """Ask the server of this mode and gamma, or run the example."""
+        if order.gamma == AUTO:
+            raise ValueError("llama.cpp has no policy for its gamma; give a number")
+        if order.mode == EXAMPLE:
+            return self._example(prompt, order)
+        key = (order.mode, order.gamma)
+        if key not in self._servers:
+            flags = [*model_flags(self._options, order), *ALONE]
+            self._servers[key] = self._stack.enter_context(Server(BIN / "llama-server", flags))
+        answer = self._servers[key].post(
+            "/completion",
+            {"prompt": list(prompt), "n_predict": order.max_tokens, "ignore_eos": True,
+             "cache_prompt": False, "return_tokens": True, **GREEDY},
+        )  # fmt: skip
+        times = answer["timings"]
+        return Completed(
+            answer["tokens"],
+            round(times["prompt_ms"] * 1e6),
+            round(times["predicted_ms"] * 1e6),
+            drafted=times.get("draft_n"),
+            accepted=times.get("draft_n_accepted"),
+        )
+
+    def _example(self, prompt: Sequence[int], order: Order) -> Completed:
+        text = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(text + "\n")  # the program takes one line end off
+            file.flush()
+            flags = [*model_flags(self._options, order), "-f", file.name, "--no-escape"]
+            flags += ["-n", str(order.max_tokens - 1), "--ignore-eos", "--temp", "0"]
+            done = subprocess.run(
+                [BIN / "llama-speculative-simple", *map(str, flags)],
+                capture_output=True, encoding="utf-8", errors="replace", check=True,
+            )  # fmt: skip
+        made = done.stdout.partition(text)[2].rstrip("\n")
+        return read_example(
+            done.stdout + done.stderr, len(prompt), self._tokenizer.encode(made).ids
+        )
+
+
+def model_flags(options: Options, order: Order) -> list[object]:
+    """Name models, threads and how to draft; in fp32 the cache is fp32 too."""
+    flags: list[object] = ["-m", options.target / "model.gguf", "-c", CONTEXT]
+    flags += ["-t", options.threads, "-tb", options.threads]
+    caches = ["-ctk", "-ctv"]
+    if order.mode in (SPECULATIVE, EXAMPLE):
+        flags += ["-md", options.draft / "model.gguf", "--spec-type", "draft-simple"]
+        flags += ["--spec-draft-n-max", order.gamma, "--spec-draft-n-min", 0]
+        caches += ["-ctkd", "-ctvd"]
+    if order.mode == NGRAM:
+        flags += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", LOOKUP_NGRAM]
+        flags += ["--spec-ngram-simple-size-m", order.gamma]
+    if options.precision == "fp32":
+        flags += [part for cache in caches for part in (cache, "f32")]
+    return flags
+
+
+def read_example(said: str, prompt: int, ids: list[int]) -> Completed:
+    """Read what llama-speculative-simple prints about itself.
+
+    It prints text, not ids, and ids made of text again may be fewer or more: they are cut or filled
+    to the number that it counted. The prompt's last token is decoded with the output, so no token
+    has been delivered when decoding begins.
+    Raises: ValueError where it read another prompt than it was given.
+    """
+    times = {kind: (int(count), float(seconds)) for kind, count, seconds in _SPEED.findall(said)}
+    counts = {kind: int(count) for kind, count in _COUNT.findall(said)}
+    (encoded, ttft), (decoded, took) = times["encoded"], times["decoded"]
+    if encoded != prompt:
+        raise ValueError(f"llama.cpp made {encoded} tokens of a prompt of {prompt}")
+    tokens = [*ids, *[-1] * decoded][:decoded]
+    drafted, accepted = counts["drafted"], counts["accept"]
+    return Completed(tokens, round(ttft * 1e9), round(took * 1e9), 0, drafted, accepted)
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.startswith("version")), "unknown")
+
+
+@contextmanager
+def opening() -> Iterator[LlamaCpp]:
+    """Read the options; servers start when they are first asked."""
+    with ExitStack() as stack:
+        yield LlamaCpp(read_options(__doc__.split("\n")[0]), stack)
+
+
+if __name__ == "__main__":
+    serve(opening)

@@ -1,0 +1,303 @@
+"""The comparison with other runtimes: protocol, turns, figures, table; no peer installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+sys.path.insert(0, str(PEERS))
+
+import compare  # noqa: E402
+from peerbench import catalog  # noqa: E402
+from peerbench.measure import WARM_TOKENS, Row, measure  # noqa: E402
+from peerbench.process import Runner, RunnerError  # noqa: E402
+from peerbench.protocol import Completed, Hello, Order, Outcome, fulfil, parse_gamma  # noqa: E402
+from peerbench.schedule import Contender, interleave  # noqa: E402
+from peerbench.summary import fastest, figures, ratio  # noqa: E402
+from peerbench.table import HEADINGS, markdown, verdict  # noqa: E402
+
+ORDER = Order([[1, 2], [3]], 4)
+
+FAKE = """
+import os, sys, threading, time
+sys.path.insert(0, {peers!r})
+from contextlib import contextmanager
+from peerbench.protocol import Completed, Hello, serve
+
+class Fake:
+    hello = Hello("fake", ["plain", "speculative"], {{"fake": "1"}}, ["speculative"])
+    def complete(self, prompt, order):
+        if order.mode == "speculative" and order.gamma == 9:
+            os._exit(3)
+        if order.mode == "speculative" and order.gamma == 8:
+            raise KeyError("no such gamma")
+        os.write(1, b"noise of a library\\n")
+        short = order.mode == "speculative" and order.gamma == 7
+        return Completed([prompt[0]] * (order.max_tokens - short), 1000, 2000)
+
+def beat():
+    while True:
+        open({beats!r}, "ab").write(b".")
+        time.sleep(0.002)
+
+@contextmanager
+def opening():
+    threading.Thread(target=beat, daemon=True).start()
+    yield Fake()
+
+serve(opening)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> list[str]:
+    """The command of a runner that makes its tokens up, and never rests."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE.format(peers=str(PEERS), beats=str(tmp_path / "beats")))
+    return [sys.executable, str(script)]
+
+
+class Scripted:
+    """A runner in this process; `rates` gives the tokens per second of its turns, warm-up too."""
+
+    def __init__(self, rates: dict[str, list[float]]) -> None:
+        self.rates = {mode: iter(rates) for mode, rates in rates.items()}
+        self.asked: list[Order] = []
+
+    def ask(self, order: Order) -> Outcome:
+        self.asked.append(order)
+        rate = 999.0 if order.max_tokens == WARM_TOKENS else next(self.rates[order.mode])
+        ns = round((order.max_tokens - 1) / rate * 1e9)
+        made = [Completed([7] * order.max_tokens, 5_000_000, ns) for _ in order.prompts]
+        return Outcome.of(made)
+
+
+def row(name: str, rates: list[float], tokens: list[int] | None = None, error: str = "") -> Row:
+    """A row whose single prompt decoded at these rates."""
+    made = tokens or [5, 6, 7, 8]
+    outcomes = [
+        Outcome.of([Completed(made, 2_000_000, round((len(made) - 1) / rate * 1e9))])
+        for rate in rates
+    ]
+    return Row(Contender.parse(name), outcomes, error)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), unique=True, max_size=8),
+    st.integers(0, 6),
+)
+def test_everyone_has_one_turn_a_repeat(names: list[tuple[str, int]], repeats: int) -> None:
+    contenders = [Contender(peer, "speculative", gamma) for peer, gamma in names]
+    turns = list(interleave(contenders, repeats))
+    assert Counter(turns) == Counter({(r, c): 1 for r in range(repeats) for c in contenders})
+    assert [repeat for repeat, _ in turns] == sorted(repeat for repeat, _ in turns)
+
+
+@given(st.integers(1, 7), st.integers(1, 20))
+def test_places_in_a_repeat_are_shared_out(count: int, repeats: int) -> None:
+    contenders = [Contender(str(number)) for number in range(count)]
+    turns = list(interleave(contenders, repeats))
+    first = Counter(turns[repeat * count][1] for repeat in range(repeats))
+    assert max(first.values()) - min(first[c] for c in contenders) <= 1
+
+
+@pytest.mark.parametrize("text", ["a", "a:plain", "a:speculative:4", "a:ngram:auto"])
+def test_contenders_are_read_as_they_are_written(text: str) -> None:
+    assert str(Contender.parse(text)) in {text, text + ":plain"}
+
+
+@pytest.mark.parametrize("text", ["", ":plain", "a:speculative", "a:plain:3", "a:ngram:0", "a:n:x"])
+def test_what_is_no_contender_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Contender.parse(text)
+
+
+def test_gamma_is_a_number_or_auto() -> None:
+    assert (parse_gamma("3"), parse_gamma("auto")) == (3, "auto")
+    with pytest.raises(ValueError, match="-1"):
+        parse_gamma("-1")
+
+
+def test_rates_leave_out_what_the_prefill_brought() -> None:
+    outcome = Outcome.of(
+        [Completed([1] * 11, 10**9, 10**9), Completed([1] * 11, 10**9, 10**9, first=6)]
+    )
+    assert outcome.decoded == 15
+    assert outcome.decode_rate == pytest.approx(7.5)
+    assert outcome.whole_rate == pytest.approx(22 / 4)
+
+
+class Refusing:
+    hello = Hello("refusing", ["plain"], {})
+
+    def complete(self, prompt: object, order: Order) -> Completed:
+        raise MemoryError("too little")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "JSON"),
+        ("{}", "prompts"),
+        ('{"prompts": [[]], "max_tokens": 9}', "at least one token"),
+        ('{"prompts": [[1]], "max_tokens": 9, "mode": "odd", "gamma": 2}', "no mode 'odd'"),
+        ('{"prompts": [[1]], "max_tokens": 9}', "too little"),
+    ],
+)
+def test_a_bad_order_is_answered_with_an_error(line: str, said: str) -> None:
+    assert said in fulfil(Refusing(), line).error
+
+
+def test_a_runner_answers_whatever_its_library_prints(fake: list[str], tmp_path: Path) -> None:
+    with Runner(fake, tmp_path / "log") as runner:
+        assert runner.hello.peer == "fake"
+        for _ in range(2):
+            assert runner.ask(ORDER).tokens == [[1] * 4, [3] * 4]
+    assert "noise of a library" in (tmp_path / "log").read_text()
+
+
+def test_a_runner_rests_when_it_is_not_its_turn(fake: list[str], tmp_path: Path) -> None:
+    beats = tmp_path / "beats"
+    with Runner(fake, tmp_path / "log") as runner:
+        runner.ask(ORDER)
+        time.sleep(0.05)  # the signal reaches every thread
+        before = beats.stat().st_size
+        time.sleep(0.2)
+        assert beats.stat().st_size == before
+        runner.ask(ORDER)
+
+
+def test_a_runner_that_dies_or_fails_loses_its_rows_only(fake: list[str], tmp_path: Path) -> None:
+    names = ["fake:plain", "fake:speculative:8", "fake:speculative:7", "fake:speculative:9"]
+    with Runner(fake, tmp_path / "log") as runner:
+        rows = measure({"fake": runner}, [Contender.parse(name) for name in names[:3]], ORDER, 2)
+        assert (len(rows[0].outcomes), rows[0].error) == (2, "")
+        assert "no such gamma" in rows[1].error
+        assert "4 each were ordered" in rows[2].error
+        rows = measure({"fake": runner}, [Contender.parse(names[3])], ORDER, 1)
+        assert "the runner ended" in rows[0].error
+
+
+def test_a_runner_that_cannot_start_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('the model is missing')"]
+    with pytest.raises(RunnerError, match="the model is missing"):
+        Runner(command, tmp_path / "log")
+
+
+def test_only_turns_count_and_each_begins_warm() -> None:
+    runner = Scripted({"plain": [1.0, 10.0, 20.0, 30.0], "speculative": [1.0, 5.0, 5.0, 5.0]})
+    names = ["a:plain", "a:speculative:2"]
+    order = Order([[1], [2], [3]], 64)
+    rows = measure({"a": runner}, [Contender.parse(name) for name in names], order, 3)
+    assert [round(o.decode_rate) for o in rows[0].outcomes] == [10, 20, 30]
+    sizes = [(len(asked.prompts), asked.max_tokens) for asked in runner.asked]
+    assert sizes == [(1, 8), (2, 64)] * 2 + [(1, 8), (3, 64)] * 6
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    slow, fast = row("a:plain", [10, 20, 40]), row("b:plain", [20, 50, 60])
+    found = ratio(fast, slow)
+    assert found is not None
+    assert (found.middle, found.least, found.most) == pytest.approx((2.0, 1.5, 2.5), rel=1e-6)
+
+
+def test_the_fastest_has_the_highest_median() -> None:
+    rows = [row("a:plain", [1, 9, 10]), row("b:plain", [8, 8, 50]), row("c:plain", [], error="x")]
+    best = fastest(rows)
+    assert best is not None
+    assert best.contender.peer == "a"
+    assert fastest(rows[2:]) is None
+
+
+def test_outputs_are_compared_with_both_plain_runs() -> None:
+    rows = [
+        row("specrt:plain", [10], [1, 2, 3, 4]),
+        row("specrt:speculative:auto", [20], [1, 2, 3, 4]),
+        row("peer:plain", [10], [1, 2, 9, 9]),
+        row("peer:speculative:2", [10], [1, 2, 9, 8]),
+    ]
+    found = figures(rows[3], rows, rows[1])
+    assert found["same_as_own_plain"] == {"equal": 0, "prompts": 1, "leading": 0.75}
+    assert found["same_as_base_plain"] == {"equal": 0, "prompts": 1, "leading": 0.5}
+    assert found["ratio"] == 0.5
+
+
+def test_the_table_keeps_losing_rows_and_failures() -> None:
+    rows = [
+        row("specrt:plain", [100, 100]),
+        row("peer:plain", [300, 500]),
+        row("other:speculative:3", [], error="no | memory\nleft"),
+    ]
+    lines = markdown([figures(r, rows, rows[0]) for r in rows]).splitlines()
+    assert [line.count(" | ") for line in lines] == [len(HEADINGS) - 1] * 5
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| peer", "| specrt", "| other"]
+    assert "no / memory left" in lines[4]
+    assert "4.00 (3.00 to 5.00)" in lines[2]
+    assert "100 tokens/s, 0.27 (0.20 to 0.33) times peer:plain" in verdict(rows, rows[0])
+
+
+def test_every_mode_and_gamma_is_tried() -> None:
+    hello = Hello("p", ["plain", "speculative", "ngram"], {}, adaptive=["speculative"])
+    found = [str(contender) for contender in compare.everything(hello, [2, 4])]
+    assert found == [
+        "p:plain",
+        "p:speculative:auto",
+        "p:speculative:2",
+        "p:speculative:4",
+        "p:ngram:4",
+    ]
+
+
+def test_a_checkpoint_that_changed_has_another_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    before = catalog.label(tmp_path)
+    assert before == catalog.label(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert catalog.label(tmp_path) != before
+
+
+def test_a_peer_without_its_environment_names_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "HERE", tmp_path)
+    models = catalog.Models(tmp_path, tmp_path, "int8", 2, tmp_path)
+    for name, kind in catalog.PEERS.items():
+        with pytest.raises(catalog.MissingError, match=rf"setup_{name}\.sh"):
+            kind.command(models)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--peers", "nobody"], "no peer is called nobody"),
+        (["--gammas", "2,x"], "gamma is 'x'"),
+        (["--base", "specrt:plain:2"], "no contender"),
+    ],
+)
+def test_bad_flags_end_in_one_line(tmp_path: Path, flags: list[str], said: str) -> None:
+    checkpoint = PEERS.parents[1] / "engines" / "codelet" / "checkpoint"
+    needed = ["--bundle", tmp_path, "--target", checkpoint / "target"]
+    needed += ["--draft", checkpoint / "draft", "--precision", "int8", "--work", tmp_path]
+    command = [sys.executable, PEERS / "compare.py", *needed, *flags]
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("compare: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_results_hold_no_place_of_this_machine() -> None:
+    for file in (PEERS / "results").glob("*.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found["rows"]
+        assert "/tmp" not in file.read_text(encoding="utf-8")
