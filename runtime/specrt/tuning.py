@@ -119,17 +119,16 @@ def read_tuning(
     path = bundle.file(FILE_NAME)
     if not os.path.lexists(path):
         return None, None
-    again = f"run `specrt tune {bundle.path}`"
     try:
         tuning = read_record(path)
         for problem in _problems(tuning, bundle):
             raise ValueError(problem)
     except (OSError, ValueError, RecursionError, SpecrtError) as error:
         reason = str(error).split(";")[0]
-        return None, f"{path} is ignored, it is damaged ({reason}); {again}"
+        return None, f"{path} is ignored, it is damaged ({reason}); {_again(bundle, threads)}"
     stale = _stale(tuning, bundle, threads, pools)
     if stale is not None:
-        return None, f"{path} is ignored: {stale}; costs are measured where needed; {again}"
+        return None, f"{path} is ignored: {stale}; costs are measured where they are needed"
     return tuning, None
 
 
@@ -208,16 +207,22 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
 
 
 def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> str | None:
-    """Say why a sound record does not hold here and now."""
+    """Say why a sound record does not hold here and now, and what to do."""
+    again = _again(bundle, threads)
     if tuning.source != bundle.manifest.source:
-        return "the bundle was built again since"
+        return f"the bundle was built again since; {again}"
     differs = tuning.machine.difference(this_machine(bundle.manifest.backend))
     if differs is not None:
-        return f"it was measured on another machine ({differs})"
+        return f"it was measured on another machine ({differs}); {again}"
     if tuning.threads != threads:
-        return f"it was measured with {tuning.threads} threads, and {threads} are used"
+        return f"it was measured with {tuning.threads} threads, not {threads}; {again}"
     several = bundle.manifest.draft is not None and threads > 1
     if several and pools not in (None, tuning.pools):
         ways = {1: "one thread pool for both engines", 2: "a thread pool for each engine"}
-        return f"it was measured with {ways[tuning.pools]}"
+        return f"it was measured with {ways[tuning.pools]} (see owns_process of `specrt.load`)"
     return None
+
+
+def _again(bundle: Bundle, threads: int) -> str:
+    every = threads == len(os.sched_getaffinity(0))
+    return f"run `specrt tune {bundle.path}{'' if every else f' --threads {threads}'}`"
