@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from specrt.adaptive import AutoGamma
+from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.errors import RequestError, did_you_mean
 from specrt.gamma import FixedGamma, GammaPolicy
 from specrt.models import AUTO, DRAFTERS, Gamma, Models
+from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 
@@ -23,7 +25,7 @@ class Drafters:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._policies: dict[tuple[str, bool], Any] = {}
+        self._policies: dict[tuple[str, bool], AutoGamma] = {}
         self._costs: Costs | None = None
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
@@ -70,9 +72,6 @@ class Drafters:
             return NoDrafter()
         if drafter == "model":
             return self._model(gamma, params, noise)
-        from specrt.cascade import CascadeDrafter
-        from specrt.ngram import NgramDrafter
-
         if drafter == "ngram":
             return NgramDrafter(self._policy("ngram", gamma, params))
         return CascadeDrafter(
@@ -95,8 +94,6 @@ class Drafters:
     def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
         if gamma != AUTO:
             return FixedGamma(gamma)
-        from specrt.adaptive import AutoGamma
-
         key = (source, params.greedy)
         if key not in self._policies:
             costs = self._measured()

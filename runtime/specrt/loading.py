@@ -47,7 +47,8 @@ def load(
     draft = None
     if manifest.draft is not None and absent is None:
         draft = _open_model(opened, manifest.draft, cores)
-    tuning, ignored = read_tuning(opened, cores, pools=1 if owns_process else 2)
+    # Costs measured with a shared pool will do without one: what counts is their ratios.
+    tuning, ignored = read_tuning(opened, cores)
     models = Models(
         target,
         draft,
