@@ -12,14 +12,18 @@ import click
 
 from specrt.bundle import BUILD_ROOT
 from specrt.errors import BuildError
+from specrt.tune import tune_quickly
 
 
 @click.command("build")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--backend", help="Build for this backend instead of the recipe's.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the bundle.")
+@click.option("--no-tune", is_flag=True, help="Leave the costs to be measured where it runs.")
 @click.option("--if-stale", is_flag=True, help="Do nothing when the bundle is up to date.")
-def command(recipe: Path, backend: str | None, out: Path | None, if_stale: bool) -> None:
+def command(
+    recipe: Path, backend: str | None, out: Path | None, no_tune: bool, if_stale: bool
+) -> None:
     """Build the bundle of RECIPE (default place: engines/build/NAME)."""
     try:
         from specrt_export import build as builder
@@ -36,6 +40,13 @@ def command(recipe: Path, backend: str | None, out: Path | None, if_stale: bool)
     began = time.monotonic()
     with progress_bar(f"build {plan.name}") as progress:
         builder.build(plan, place, progress)
+        reason = None
+        if not no_tune:
+            progress("measure costs", 0.98)
+            _, reason = tune_quickly(place)
+        progress("done", 1.0)
+    if reason is not None:
+        print(f"note: {reason}", file=sys.stderr)
     size = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
     print(
