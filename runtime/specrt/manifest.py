@@ -160,6 +160,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
          f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
+        (any(r.quality and r.quality.top1 > 1 for r in (m.target, m.draft) if r),
+         "quality.top1 is above 1; expected a share"),
         (max(ends, default=0) >= vocab,
          f"eos_token_ids is {short(ends)}; expected ids below {vocab}"),
         ((m.bos_token_id or 0) >= vocab,

@@ -71,7 +71,7 @@ def test_the_backend_may_be_replaced(tmp_path: Path) -> None:
         (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
         (PAIR + "[engine]\ngama = 3\n", "unknown key engine.gama; did you mean 'gamma"),
         (PAIR + '[engine]\n"a\\nb" = 3\n', "unknown key engine.'a\\nb'; known: backend"),
-        (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, batch, gamma, gammas"),
+        (PAIR + "[engine]\nzzz = 3\n", "unknown key engine.zzz; known: backend, batch, gamma, "),
         ('[target]\ncheckpont = "t"\n', "unknown key target.checkpont; did you mean 'checkpoint'"),
         ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
         ("", "[target] is missing"),
@@ -118,6 +118,104 @@ def test_a_wrong_value_is_named(tmp_path: Path, line: str, told: str) -> None:
 def test_a_target_alone_may_be_drafted_for(tmp_path: Path) -> None:
     found = read_recipe(recipe(tmp_path, '[target]\ncheckpoint = "t"\n[engine]\ngamma = 4\n'))
     assert (found.draft, found.engine.gamma) == (None, 4)
+
+
+CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
+
+
+def models(target: str = "", draft: str = "", engine: str = "") -> str:
+    """A recipe with lines of its own in each table."""
+    return (
+        f'[target]\ncheckpoint = "t"\n{target}\n[draft]\ncheckpoint = "d"\n{draft}\n'
+        f"[engine]\n{engine}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "engine", "expected"),
+    [
+        ("", "", "", ("fp32 fp32 fp32 0", "fp32 fp32 fp32 0")),
+        ("", "", 'precision = "int8"', ("int8 int8 int8 32", "int8 int8 int8 32")),
+        ("", "", 'precision = "int4"', ("int4 int8 int8 32", "int4 int8 int8 32")),
+        ("", "", 'precision = "bf16"', ("bf16 bf16 bf16 0", "bf16 bf16 bf16 0")),
+        ('precision = "int4"\nblock = 128', 'precision = "fp16"', 'precision = "int8"',
+         ("int4 int8 int8 128", "fp16 fp16 fp16 0")),
+        ('precision = "int4"\nhead = "fp32"\nembedding = "int4"', 'head = "int8"\nblock = 64', "",
+         ("int4 int4 fp32 32", "fp32 fp32 int8 64")),
+    ],
+)  # fmt: skip
+def test_each_model_has_its_own_precision(
+    tmp_path: Path, target: str, draft: str, engine: str, expected: tuple[str, str]
+) -> None:
+    found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).precisions
+    told = {role: " ".join([*p.names, str(p.block)]) for role, p in found.items()}
+    assert told == dict(zip(("target", "draft"), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (models(target='precision = "fp8"'),
+         "target.precision is 'fp8'; ort-cpu builds fp32, fp16, bf16, int8, int4"),
+        (models(draft='head = "int2"'), "draft.head is 'int2'; ort-cpu builds fp32"),
+        (models(draft='embedding = "INT8"'), "draft.embedding is 'INT8'; ort-cpu builds fp32"),
+        (models(target="precision = 8"), "target.precision is 8; expected a string"),
+        (models(target='precison = "int8"'), "unknown key target.precison; did you mean 'precis"),
+        (models(engine='precision = ""'), "engine.precision is ''; ort-cpu builds fp32"),
+        (models(target='precision = "int4"\nblock = 48'),
+         "target.block is 48; expected one of 32, 64, 128"),
+        (models(target='precision = "int4"\nblock = 16'), "target.block is 16; expected one of 32"),
+        (models(target='precision = "int4"\nblock = -32'), "target.block is -32; expected one of"),
+        (models(draft="block = 64"),
+         "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
+        (models(engine="[quality]\nmax_kl = -0.1"), "quality.max_kl is -0.1; expected 0 or more"),
+        (models(engine="[quality]\nmax_kl = nan"), "quality.max_kl is nan; expected 0 or more"),
+        (models(engine="[quality]\nmax_kl = '1'"), "quality.max_kl is '1'; expected a number"),
+        (models(engine="[quality]\nmax_kl = true"), "quality.max_kl is True; expected a number"),
+        (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99; expected a share"),
+        (models(engine="[quality]\nmin_top1 = nan"), "quality.min_top1 is nan; expected a share"),
+        (models(engine="[quality]\nmaxkl = 1"), "unknown key quality.maxkl; did you mean 'max_kl'"),
+        (models(engine="[quality]\ncalibration = 3"), "quality.calibration is 3; expected"),
+        (models() + "[qualty]\n", "unknown key 'qualty'; did you mean 'quality'"),
+        ('[target]\ncheckpoint = "t"\n[draft]\nprecision = "int8"\n', "draft.checkpoint is miss"),
+    ],
+)  # fmt: skip
+def test_a_wrong_precision_or_limit_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        (models(engine='precision = "int8"'), "target and draft"),
+        (models(draft='precision = "int4"'), "draft"),
+        (models(target='head = "int8"'), "target"),
+        (models(target='head = "int8"') + "[quality]\nmax_kl = 1\n", "target"),
+    ],
+)
+def test_whole_numbers_need_a_text_to_be_measured_on(tmp_path: Path, text: str, who: str) -> None:
+    said = refusal(tmp_path, text)
+    assert f"quality.calibration is missing, and the {who} would be quantized" in said
+    assert '`calibration = "calibration.jsonl"`' in said
+
+
+def test_storage_needs_none(tmp_path: Path) -> None:
+    assert read_recipe(recipe(tmp_path, models(engine='precision = "fp16"'))).quality.max_kl is None
+
+
+def test_limits_may_be_whole_numbers(tmp_path: Path) -> None:
+    text = models(engine='precision = "int8"') + CALIBRATED + "max_kl = 1\nmin_top1 = 0\n"
+    found = read_recipe(recipe(tmp_path, text)).quality
+    assert (found.calibration, found.max_kl, found.min_top1) == ("text.txt", 1, 0)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_codelets_own_recipes_read(engines: Path, name: str) -> None:
+    found = read_recipe(engines / "codelet" / f"{name}.toml")
+    assert found.name == f"codelet-{name}"
+    assert found.precisions["target"].layers == name
+    assert found.precisions["draft"].layers == "int8"
+    assert (found.folder / found.quality.calibration).is_file()
 
 
 @pytest.mark.parametrize("name", ["a/b", ".hidden", ".."])

@@ -83,7 +83,7 @@ def _int4(rows: Floats) -> tuple[Codes, Floats]:
     extreme = np.where(-rows.min(0) >= rows.max(0), rows.min(0), rows.max(0))
     extreme[np.abs(extreme) < _SMALLEST] = 0
     empty = extreme == 0
-    unit = np.float32(-1) / np.where(empty, np.float32(1), extreme)
+    unit: Floats = np.divide(-1, np.where(empty, 1, extreme), dtype=np.float32)
     most = np.full(len(unit), -1, np.float32)
     scales = np.ones_like(most)
     codes = np.empty_like(rows)
@@ -97,7 +97,8 @@ def _int4(rows: Floats) -> tuple[Codes, Floats]:
         np.copyto(most, explained, where=better)
         np.copyto(scales, scale, where=better)
     scales = np.where(empty | (scales == 0), np.float32(1), scales / unit)
-    _round(rows, np.where(empty, 0, 1 / scales).astype(np.float32), codes)
+    inverse = np.where(empty, np.float32(0), np.float32(1) / scales)
+    _round(rows, inverse, codes)
     return codes.astype(np.int8), scales
 
 

@@ -22,8 +22,9 @@ _SCALE_BITS = 32
 class Precision:
     """One model's weights: the layers', the embedding table's and the last projection's.
 
-    With int4 layers, embedding and head are int8 unless told otherwise. On codelet's target int4
-    everywhere costs 0.040 nats of KL divergence, int4 layers alone 0.021, for 9 % of the bytes.
+    With int4 layers, embedding and head are int8 unless told otherwise. KL divergence of codelet's
+    target in nats: int4 throughout 0.032, int8 ends 0.022, fp32 ends 0.022. A head of 16384 x 1024
+    takes 12 % longer in int8 for 5 tokens on one core, about 4 % of the pass of its 222 M model.
     """
 
     layers: str = "fp32"

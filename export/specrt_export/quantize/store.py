@@ -22,7 +22,9 @@ from specrt_export.quantize.source import StoredTensor, narrow, widen
 Floats = NDArray[np.float32]
 
 SLICE = 1 << 22
-"""Weights that one thread holds at a time."""
+"""Weights that one thread holds at a time, in three or four forms."""
+
+MOST_THREADS = 8
 
 _TYPES = {
     "fp32": onnx.TensorProto.FLOAT,
@@ -47,9 +49,9 @@ class Stored:
 class Store:
     """Writes weights into a data file, with a thread for each core."""
 
-    def __init__(self, file: DataFile, threads: int | None = None) -> None:
+    def __init__(self, file: DataFile) -> None:
         self._file = file
-        self._pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
     def close(self) -> None:
         """End the threads; nothing that was not begun is written any more."""

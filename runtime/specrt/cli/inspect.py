@@ -41,7 +41,8 @@ def _show(bundle: Path, manifest: Manifest) -> None:
     console.print(_facts(*_bundle_facts(bundle, manifest)))
     for role, model in (("target", manifest.target), ("draft", manifest.draft)):
         if model is not None:
-            console.print(_facts((role, ""), *_model_facts(model)))
+            weights = _weight_facts(model, role == "target")
+            console.print(_facts((role, ""), *_model_facts(model), *weights))
     console.print(_files(manifest))
 
 
@@ -51,7 +52,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{manifest.backend}, {manifest.precision}, batch {manifest.batch}"),
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
-        ("gammas", f"{_list(manifest.gammas)} (default {manifest.gamma})"),
+        ("gammas", f"{_list(manifest.gammas)} (default {_default(manifest.gamma)})"),
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("begins with", f"token {manifest.bos_token_id} when the prompt is empty"),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
@@ -85,6 +86,29 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
         ("  vocabulary", str(g.vocab_size)),
         ("  fused", ", ".join(f"{what} {count}" for what, count in model.fused.items())),
     ]
+
+
+def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
+    """Say what weights are stored as, and what that did."""
+    block = f", {model.block} weights to a scale" if model.block else ""
+    ends = f"; embedding {model.embedding}, head {model.head}"
+    facts = [("  weights", f"{model.precision}{ends}{block}")]
+    if model.quality is not None:
+        kl, top1, tokens = model.quality.kl, model.quality.top1, model.quality.tokens
+        facts.append(
+            (
+                "  quality",
+                f"KL divergence {kl:.4f} nats from the checkpoint, same likeliest token in "
+                f"{100 * top1:.1f} % of {tokens} places",
+            )
+        )
+    if verifies and model.quality is not None:
+        facts.append(("  lossless", "output is that of this quantized target decoding plainly"))
+    return facts
+
+
+def _default(gamma: int | None) -> str:
+    return "auto" if gamma is None else str(gamma)
 
 
 def _list(values: tuple[int, ...]) -> str:

@@ -1,0 +1,155 @@
+"""Codes and scales stand for the weights as closely as was promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from specrt_export.mapped import map_weights
+from specrt_export.portable import read_graph
+from specrt_export.quantize.codes import decode, encode, pack, unpack
+from specrt_export.quantize.source import widen
+
+Floats = NDArray[np.float32]
+FORMS = [("int8", 32), ("int8", 128), ("int4", 16), ("int4", 32), ("int4", 128)]
+
+
+def random(seed: int, rows: int = 24, columns: int = 256) -> Floats:
+    """Weights with the tails that make clipping pay."""
+    return np.random.default_rng(seed).standard_t(6, (rows, columns)).astype(np.float32)
+
+
+def squared_error(weights: Floats, restored: Floats) -> NDArray[np.float64]:
+    """The error of each row."""
+    return ((weights.astype(np.float64) - restored) ** 2).sum(-1)
+
+
+def plain(weights: Floats, block: int, most: int) -> Floats:
+    """Weights rounded to `most` steps of each block's largest, which is what int4 must beat."""
+    blocks = weights.reshape(-1, block)
+    scales = np.abs(blocks).max(-1, keepdims=True) / most
+    return (np.rint(blocks / scales) * scales).reshape(weights.shape)
+
+
+@pytest.mark.parametrize(("precision", "block"), FORMS)
+@given(seed=st.integers(0, 2**32), exponent=st.integers(-20, 20))
+@settings(max_examples=15, deadline=None)
+def test_codes_fit_their_type_and_scales_their_blocks(
+    precision: str, block: int, seed: int, exponent: int
+) -> None:
+    weights = random(seed, rows=3) * np.float32(10.0**exponent)
+    codes, scales = encode(weights, precision, block)
+    assert (codes.shape, scales.shape) == (weights.shape, (3, 256 // block))
+    assert (codes.dtype, scales.dtype) == (np.int8, np.float32)
+    assert np.isfinite(scales).all()
+    least, most = (-127, 127) if precision == "int8" else (-8, 7)
+    assert codes.min() >= least
+    assert codes.max() <= most
+    restored = decode(codes, scales)
+    # Scaling by a power of ten changes nothing but the scales.
+    lost = squared_error(weights, restored) / (weights.astype(np.float64) ** 2).sum(-1)
+    assert (lost < (3e-4 if precision == "int8" else 0.06)).all()
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_int8_is_off_by_half_a_step_at_most(block: int) -> None:
+    weights = random(1)
+    codes, scales = encode(weights, "int8", block)
+    steps = np.repeat(scales, block, axis=1)
+    assert (scales > 0).all()
+    assert (np.abs(decode(codes, scales) - weights) <= steps * 0.50001).all()
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_the_search_beats_rounding_to_the_largest(block: int) -> None:
+    weights = random(2).reshape(-1, block)
+    found = squared_error(weights, decode(*encode(weights, "int4", block)))
+    rounded = squared_error(weights, plain(weights, block, 7))
+    assert (found <= rounded).mean() > 0.9
+    assert found.sum() < 0.85 * rounded.sum()
+
+
+def test_the_search_finds_nearly_the_best_scale_there_is() -> None:
+    weights = random(3, rows=64, columns=32)
+    largest = np.abs(weights).max(-1, keepdims=True)
+    best = np.full(64, np.inf)
+    for step in np.concatenate([np.linspace(1 / 16, 1 / 5, 600)] * 2) * np.repeat([1, -1], 600):
+        scale = largest * step
+        restored = np.clip(np.rint(weights / scale), -8, 7) * scale
+        best = np.minimum(best, squared_error(weights, restored))
+    found = squared_error(weights, decode(*encode(weights, "int4", 32)))
+    assert found.sum() < 1.03 * best.sum()
+
+
+def test_codelets_own_weights_lose_less_than_to_rounding(engines: Path) -> None:
+    folder = engines / "codelet"
+    graph = read_graph(folder / "portable" / "draft.onnx")
+    for weight in map_weights(graph, folder / "checkpoint" / "draft"):
+        if weight.array.ndim != 2:
+            continue
+        weights = widen(weight.array, weight.onnx_type)[:1024]
+        found = squared_error(weights, decode(*encode(weights, "int4", 32))).sum()
+        assert found < 0.8 * squared_error(weights, plain(weights, 32, 7)).sum(), weight.name
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
+    weights = np.zeros((5, 32), np.float32)
+    weights[1] = 1e-38
+    weights[2], weights[3] = 0.7, -0.7
+    weights[4, 5] = 3
+    codes, scales = encode(weights, precision, 32)
+    assert not codes[:2].any()
+    # TensorRT refuses a scale of 0, whatever the codes are.
+    assert (scales[:2] == 1).all()
+    assert np.abs(decode(codes, scales) - weights).max() < 1e-6
+
+
+def test_an_int4_block_reaches_to_minus_eight_on_the_side_of_its_largest() -> None:
+    weights = random(4)
+    codes, scales = encode(weights, "int4", 32)
+    assert (scales < 0).any()
+    assert (scales > 0).any()
+    assert codes.max() == 7
+    assert codes.min() == -8
+    blocks, of = weights.reshape(-1, 32), scales.reshape(-1)
+    extreme = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(-1)]
+    assert (np.sign(of) == -np.sign(extreme)).all()
+
+
+def test_two_codes_lie_in_a_byte_as_onnx_has_them() -> None:
+    codes = np.random.default_rng(0).integers(-8, 8, (6, 32)).astype(np.int8)
+    packed = pack(codes)
+    assert (packed.shape, packed.dtype) == ((6, 16), np.uint8)
+    assert (unpack(packed) == codes).all()
+    tensor = helper.make_tensor("codes", TensorProto.INT4, codes.shape, codes.reshape(-1).tolist())
+    assert (unpack(packed) == numpy_helper.to_array(tensor).astype(np.int8)).all()
+
+
+@pytest.mark.parametrize(("precision", "block"), FORMS)
+def test_onnx_runtime_restores_the_same_weights(precision: str, block: int) -> None:
+    codes, scales = encode(random(5), precision, block)
+    kind = TensorProto.INT4 if precision == "int4" else TensorProto.INT8
+    stored = pack(codes) if precision == "int4" else codes
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=1, block_size=block)],
+        "graph",
+        [],
+        [helper.make_tensor_value_info("w", TensorProto.FLOAT, codes.shape)],
+        [
+            helper.make_tensor("q", kind, codes.shape, stored.tobytes(), raw=True),
+            numpy_helper.from_array(scales, "s"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.checker.check_model(model)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert (session.run(None, {})[0] == decode(codes, scales)).all()

@@ -1,0 +1,348 @@
+"""A quantized graph computes what its codes stand for, and holds everything else as it was."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from quantize.graphs import normal, to_bf16, write
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt_export.mapped import STORAGE, external_tensors, map_weights
+from specrt_export.portable import PRECISION, GraphRun, facts_of, read_graph, runs_here
+from specrt_export.quantize.codes import decode, encode, unpack
+from specrt_export.quantize.precision import Precision
+from specrt_export.quantize.quantize import GRAPH, WEIGHTS, Quantized, quantize
+from specrt_export.quantize.select import Choice, choose, fitting_block
+from specrt_export.quantize.source import widen
+from specrt_export.quantize.store import Store
+
+if TYPE_CHECKING:
+    from export.zoo import Exported
+
+needs_reference = pytest.mark.skipif(
+    not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
+)
+PRECISIONS = [
+    Precision.of("int8"),
+    Precision.of("int4"),
+    Precision.of("int4", embedding="int4", head="int4", block=64),
+    Precision.of("int4", embedding="bf16", head="fp32"),
+    Precision.of("fp32", head="int8", block=128),
+    Precision.of("bf16"),
+    Precision.of("fp16"),
+]
+
+
+def names(precision: Precision) -> str:
+    return f"{'-'.join(precision.names)}-{precision.block}"
+
+
+def stored(quantized: Quantized) -> dict[str, NDArray[np.float32]]:
+    """What each tensor of a quantized graph's folder says, as fp32; scales apart."""
+    model = read_graph(quantized.graph)
+    found = {w.name: (w.array, w.onnx_type) for w in map_weights(model, quantized.folder)}
+    made = {}
+    for name, (array, kind) in found.items():
+        scales = found.get(f"{name}.scale")
+        if scales is not None:
+            codes = unpack(array) if kind == onnx.TensorProto.INT4 else array
+            made[name] = decode(codes, scales[0])
+        elif not name.endswith(".scale"):
+            made[name] = widen(array, kind)
+    return made
+
+
+def original(graph: Path, folder: Path) -> dict[str, NDArray[np.float32]]:
+    """The weights of a portable graph as fp32."""
+    weights = map_weights(read_graph(graph), folder)
+    return {w.name: widen(w.array, w.onnx_type) for w in weights}
+
+
+def substituted(graph: Path, folder: Path, quantized: Quantized) -> onnx.ModelProto:
+    """The unquantized graph with what codes stand for written in, by a way of its own.
+
+    A weight in two roles is written twice, and each reader finds its own.
+    """
+    model = read_graph(graph)
+    values = stored(quantized)
+    roles = {(use.node, use.input): one.choice.name
+             for one in quantized.stored for use in one.choice.uses}  # fmt: skip
+    turned = {one.choice.name for one in quantized.stored if one.choice.turned}
+    arrays = dict(original(graph, folder))
+    for node in model.graph.node:
+        for index in range(len(node.input)):
+            name = roles.get((node.name, index))
+            if name is not None:
+                arrays[name] = values[name].T if name in turned else values[name]
+                node.input[index] = name
+    del_external(model)
+    for node in model.graph.node:
+        if node.op_type == "Cast" and node.input[0] in arrays:
+            node.op_type = "Identity"
+            del node.attribute[:]
+    for name, array in arrays.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(array), name))
+    return model
+
+
+def del_external(model: onnx.ModelProto) -> None:
+    kept = [t for t in model.graph.initializer if t not in external_tensors(model)]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+
+def hold_equal(graph: Path, folder: Path, quantized: Quantized) -> None:
+    """Compare a quantized graph with the original whose weights are those restored."""
+    tokens = np.random.default_rng(0).integers(0, 100, (1, 12))
+    results = []
+    for run in (
+        GraphRun(quantized.graph, quantized.folder),
+        GraphRun(substituted(graph, folder, quantized), folder),
+        GraphRun(graph, folder),
+    ):
+        run.reset(batch=1, length=16)
+        first, _ = run(tokens[:, :7], [0], range(7))
+        second, _ = run(tokens[:, 7:], [7], range(5))
+        results.append(np.concatenate([first, second], axis=1))
+    found, wanted, whole = results
+    scale = np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 2e-5 * scale
+    if quantized.precision.quantizes:
+        assert np.abs(found - whole).max() > 1e-4 * scale
+
+
+@needs_reference
+@pytest.mark.parametrize("precision", PRECISIONS, ids=names)
+def test_codelets_quantized_graph_computes_what_its_codes_stand_for(
+    engines: Path, tmp_path: Path, precision: Precision
+) -> None:
+    graph = engines / "codelet" / "portable" / "draft.onnx"
+    folder = engines / "codelet" / "checkpoint" / "draft"
+    hold_equal(graph, folder, quantize(graph, folder, tmp_path / "q", precision))
+
+
+@pytest.mark.export
+@needs_reference
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt2", "opt", "phi3", "qwen3", "mistral"])
+@pytest.mark.parametrize("precision", PRECISIONS[:2], ids=names)
+def test_every_form_of_weight_is_quantized(
+    exported: Callable[[str], Exported], tmp_path: Path, name: str, precision: Precision
+) -> None:
+    model = exported(name)
+    folder = model.checkpoint.folder
+    quantized = quantize(model.graph.path, folder, tmp_path / "q", precision)
+    hold_equal(model.graph.path, folder, quantized)
+    matrices = [t for t in external_tensors(read_graph(model.graph.path)) if len(t.dims) == 2]
+    chosen = {one.choice.weight for one in quantized.stored}
+    positions = {"transformer.wpe.weight", "model.decoder.embed_positions.weight"}
+    assert {t.name for t in matrices} - chosen <= positions
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=names)
+def test_stored_weights_are_those_of_the_codec(
+    engines: Path, tmp_path: Path, precision: Precision
+) -> None:
+    graph = engines / "codelet" / "portable" / "draft.onnx"
+    folder = engines / "codelet" / "checkpoint" / "draft"
+    quantized = quantize(graph, folder, tmp_path / "q", precision)
+    weights, found = original(graph, folder), stored(quantized)
+    assert quantized.stored
+    for one in quantized.stored:
+        choice, whole = one.choice, weights[one.choice.weight]
+        if choice.block:
+            expected = decode(*encode(whole, choice.precision, choice.block))
+            assert (found[choice.name] == expected).all()
+        lost = np.square(found[choice.name].astype(np.float64) - whole).sum()
+        assert one.error == pytest.approx(lost / np.square(whole.astype(np.float64)).sum(), 1e-3)
+    chosen = {one.choice.name for one in quantized.stored}
+    for name, array in found.items():
+        if name not in chosen:
+            assert (array == weights[name]).all()
+
+
+def test_slices_do_not_show(engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = engines / "codelet" / "portable" / "draft.onnx"
+    folder = engines / "codelet" / "checkpoint" / "draft"
+    precision = Precision.of("int4")
+    whole = quantize(graph, folder, tmp_path / "whole", precision)
+    monkeypatch.setattr("specrt_export.quantize.store.SLICE", 1000)
+    sliced = quantize(graph, folder, tmp_path / "sliced", precision)
+    for name in (GRAPH, WEIGHTS):
+        assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()
+
+
+def toy(**weights: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return {"table": normal(0, 256, 64), **weights}
+
+
+def run_toy(graph: Path, folder: Path) -> NDArray[np.float32]:
+    model = onnx.load(graph, load_external_data=False)
+    session = ort.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    assert folder == graph.parent
+    found: NDArray[np.float32] = session.run(None, {"input_ids": np.arange(9)[None]})[0]
+    assert model.graph.output
+    return found
+
+
+def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
+    """ONNX itself reads it, and every tensor begins on a page."""
+    graph = write(tmp_path / "toy", toy(up=normal(1, 96, 64), down=normal(2, 64, 96)), shards=2)
+    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int4", head="bf16"))
+    onnx.checker.check_model(str(quantized.graph))
+    model = read_graph(quantized.graph)
+    assert json.loads(facts_of(model)[PRECISION]) == {
+        "layers": "int4", "embedding": "int8", "head": "bf16", "block": 32,
+    }  # fmt: skip
+    size = quantized.folder.joinpath(WEIGHTS).stat().st_size
+    for tensor in external_tensors(model):
+        place = {e.key: e.value for e in tensor.external_data}
+        assert place["location"] == WEIGHTS
+        assert int(place["offset"]) % 4096 == 0
+        assert int(place["offset"]) + int(place["length"]) <= size
+    found, whole = run_toy(quantized.graph, quantized.folder), run_toy(graph, graph.parent)
+    assert np.abs(found - whole).max() < 0.2 * np.abs(whole).max()
+
+
+@pytest.mark.parametrize(
+    ("embedding", "head", "tables"),
+    [("int8", "int8", 1), ("int4", "int8", 2), ("int8", "fp32", 2), ("fp32", "fp32", 1)],
+)
+def test_a_tied_table_is_stored_once_for_each_precision(
+    tmp_path: Path, embedding: str, head: str, tables: int
+) -> None:
+    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)))
+    precision = Precision.of("int8", embedding=embedding, head=head)
+    model = read_graph(quantize(graph, graph.parent, tmp_path / "q", precision).graph)
+    kinds = {t.name: t.data_type for t in external_tensors(model) if t.dims[0] == 256}
+    matrices = [name for name in kinds if not name.endswith(".scale")]
+    assert len(matrices) == tables
+    counts = Counter(node.op_type for node in model.graph.node)
+    integers = [name for name in kinds if name.endswith(".scale")]
+    assert counts["DequantizeLinear"] == len(integers) + 1
+
+
+def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:
+    weights = {"table": normal(0, 256, 40), "layer": normal(1, 80, 40), "last": normal(2, 40, 80)}
+    graph = write(tmp_path / "toy", weights)
+    choices = {c.weight: c.block for c in choose(read_graph(graph), Precision.of("int8"))}
+    assert choices == {"last": 16}
+    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
+    found = stored(quantized)
+    for name in ("table", "layer"):
+        assert (found[name] == weights[name]).all()
+
+
+@pytest.mark.parametrize(
+    ("inner", "asked", "block"),
+    [(4096, 32, 32), (4096, 128, 128), (96, 64, 32), (96, 128, 32), (48, 128, 16), (40, 32, 0),
+     (64, 128, 64), (8, 128, 0)],
+)  # fmt: skip
+def test_the_largest_block_that_divides_is_taken(inner: int, asked: int, block: int) -> None:
+    assert fitting_block(inner, asked) == block
+
+
+def test_a_turned_weight_is_stored_the_other_way_round(tmp_path: Path) -> None:
+    weights = toy(turned=normal(1, 64, 96), back=normal(2, 64, 96))
+    graph = write(tmp_path / "toy", weights)
+    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
+    tensors = {t.name: tuple(t.dims) for t in external_tensors(read_graph(quantized.graph))}
+    assert tensors["turned.int8"] == (96, 64)
+    assert tensors["turned.int8.scale"] == (96, 2)
+    found, whole = run_toy(quantized.graph, quantized.folder), run_toy(graph, graph.parent)
+    assert np.abs(found - whole).max() < 0.02 * np.abs(whole).max()
+
+
+def test_parts_have_names(engines: Path) -> None:
+    model = read_graph(engines / "codelet" / "portable" / "target.onnx")
+    parts = Counter(choice.group for choice in choose(model, Precision.of("int4", head="int4")))
+    assert parts == {**{f"layer {n}": 7 for n in range(8)}, "embedding": 1, "head": 1}
+    tied = Counter(choice.group for choice in choose(model, Precision.of("int8")))
+    assert tied["embedding and head"] == 1
+
+
+def test_kept_vectors_lose_their_casts(tmp_path: Path) -> None:
+    weights = toy(layer=to_bf16(normal(1, 64, 64)), bias=to_bf16(normal(2, 64)))
+    graph = write(tmp_path / "toy", weights)
+    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
+    model = read_graph(quantized.graph)
+    assert "Cast" not in {node.op_type for node in model.graph.node}
+    kinds = {t.name: t.data_type for t in external_tensors(model)}
+    assert kinds["bias"] == onnx.TensorProto.FLOAT
+    assert (stored(quantized)["bias"] == widen(weights["bias"], onnx.TensorProto.BFLOAT16)).all()
+
+
+def test_bf16_of_bf16_keeps_every_bit(tmp_path: Path) -> None:
+    graph = write(tmp_path / "toy", toy(layer=to_bf16(normal(1, 64, 64))))
+    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("bf16"))
+    assert {one.choice.weight: one.error for one in quantized.stored}["layer"] == 0
+    assert (run_toy(graph, graph.parent) != 0).any()
+
+
+def test_too_large_for_fp16_is_refused(tmp_path: Path) -> None:
+    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64) * 1e5))
+    said = refusal(graph, tmp_path / "q", Precision.of("fp16"), BuildError)
+    assert "layer holds" in said
+    assert "too large for fp16; store it as bf16, int8 or fp32" in said
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["layer", "bias"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, wrong: float, where: str) -> None:
+    weights = toy(layer=normal(1, 64, 64), bias=normal(2, 64))
+    weights[where].reshape(-1)[5] = wrong
+    said = refusal(
+        write(tmp_path / "toy", weights), tmp_path / "q", Precision.of("int8"), CheckpointError
+    )
+    assert f"{where} holds values that are no finite numbers" in said
+
+
+def test_a_shard_that_ends_early_is_refused(tmp_path: Path) -> None:
+    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)), shards=2)
+    shard = tmp_path / "toy" / "shard-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    said = refusal(graph, tmp_path / "q", Precision.of("int8"), CheckpointError)
+    assert "shard-1.safetensors ends before layer does; fetch the checkpoint again" in said
+    shard.unlink()
+    said = refusal(graph, tmp_path / "r", Precision.of("int8"), CheckpointError)
+    assert "shard-1.safetensors cannot be read" in said
+
+
+def refusal(graph: Path, out: Path, precision: Precision, kind: type[SpecrtError]) -> str:
+    with pytest.raises(kind) as refused:
+        quantize(graph, graph.parent, out, precision)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_failure_ends_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Store] = []
+    close = Store.close
+
+    def counted(self: Store) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Store, "close", counted)
+
+    def broken(self: Store, choice: Choice, source: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "write", broken)
+    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)))
+    with pytest.raises(KeyboardInterrupt):
+        quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
+    assert len(closed) == 1
+
+
+def test_every_type_of_weight_has_a_form_in_memory() -> None:
+    for kind in ("FLOAT", "FLOAT16", "BFLOAT16", "INT8", "INT4"):
+        assert onnx.TensorProto.DataType.Value(kind) in STORAGE
