@@ -2,103 +2,223 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import log
 
-from specrt.acceptance import UNTOLD, Acceptance
+from specrt.acceptance import Acceptance
 from specrt.costs import Costs
+from specrt.drift import Drift
 from specrt.gamma import Weight
 from specrt.plan import Plan, plan
 from specrt.round import Round
 
+PROBING = 0.02
+"""Share of the time that probes may cost while drafting does not pay."""
+PATIENCE = 1.05
+"""How much longer to wait after each probe that fails."""
+LONGEST = 4.0
+"""How many times as long at most."""
+DEAREST = 8.0
+"""The most one probe counts, in tokens lost: a pass held up for other reasons is not its fault."""
+CHECK = 200
+"""Rounds in a row that draft, before a plain step shows what one costs now."""
+LIMIT = 256
+"""Tokens without drafting before that is called a fallback."""
+ENOUGH = 8
+"""Drafted tokens judged before an acceptance is quoted."""
 CELLS = 40
-SHARE = 0.02
+"""Of the chance of the first token; a plan is made for each when it is first needed."""
+REFIT = 16
+"""Rounds between refits, at first fewer."""
+REPLAN = 4
+"""Refits between plans."""
+SURE = 0.4
+"""Share of tokens that count as the surest."""
+TELLING = 0.2
+"""How much surer these must be, in log odds, for confidence to be worth asking for."""
+SPARED = 31
+"""Of 32 tokens to be left out one is verified all the same, to learn whether that was right."""
+FINE = 16
+"""Steps of a rival's rate, per plain step's."""
 
 
 class AutoGamma:
-    """Drafts as many tokens as pay, from costs and a running estimate of acceptance."""
+    """Drafts as many tokens as pay, none included, from costs and a running estimate.
 
-    def __init__(self, costs: Costs, most: int) -> None:
+    `rival` is the policy of whoever drafts when this one does not; without one that is a plain
+    step. What was learned stays for the completions that follow.
+
+    While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
+    that probes cost 2 % of the time, and less the longer they fail. Each is charged what it
+    really took, draft passes that caught up included.
+    """
+
+    def __init__(self, costs: Costs, most: int, rival: AutoGamma | None = None) -> None:
         self._most = most
+        self._rival = rival
         self._acceptance = Acceptance(most)
-        self._costs = costs
+        self._drift = Drift(costs, most)
         self._plans: dict[int, Plan] = {}
-        self._refit_in = self._gap = 4
-        self._since = 0
-        self._misses = 0
+        self._surest, self._share, self._telling = 0.0, 1.0, False
+        self._refit_in = self._refit_after = 4
+        self._refits = 0
+        self._plan = self._planned()
         self._reach = 1.0
-        self._trying = False
-        self._keep: tuple[float, ...] = ()
-        self._more: tuple[float, ...] = ()
-        self._verify = [costs.verify(g) for g in range(most + 1)]
-        self._draft = [costs.draft(g) for g in range(most + 1)]
-        self._sparing = 0
-        self.fallback: str | None = None
+        self._steps = 0
+        self._asked = self._trying = self._warm = False
+        self._run = self._idle = self._misses = self._spared = 0
+        self._wait = self._least_loss() / PROBING
+        self._silent = self._judged = self._kept = 0
+        self.fallback: str | None = self._unpayable()
+        """Why nothing is drafted but for probes; None again as soon as drafting pays."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per nanosecond expected of the coming rounds."""
+        return self._plan.rate
 
     def choose(self) -> int:
-        """Return the most tokens worth drafting now; after some plain rounds, one to probe."""
-        cell = int(self._acceptance.mean * CELLS)
-        plan = self._plans.get(cell) or self._plan(cell)
-        self._reach = 1.0
-        self._keep, self._more = plan.keep, plan.more
+        """Return the most tokens worth drafting now: none, one to probe, or more."""
+        self._asked = True
         self._trying = False
-        if plan.most:
-            return plan.most
-        if self._since >= self._wait():
-            self._trying = True
-            return 1
-        return 0
-
-    def _wait(self) -> float:
-        plain = self._verify[0]
-        loss = self._verify[1] + self._draft[1] - plain
-        return loss / (SHARE * plain) * min(4.0, 1.05**self._misses)
+        self._reach = 1.0
+        self._steps = 0
+        self._acceptance.begin()
+        self._plan = plan = self._planned()
+        if plan.gamma or (self._telling and plan.more[0] <= 1.0):
+            if self._run >= CHECK and self._rival is None:
+                return 0
+            return self._most if self._telling else plan.gamma
+        self._trying = self._idle >= self._wait
+        return min(1, self._most) if self._trying else 0
 
     def weigh(self, drafted: int, confidence: float) -> Weight:
         """Weigh the chance of a token to be kept against what it costs."""
-        self._reach = reach = self._reach * self._acceptance.chance(drafted - 1, confidence)
-        if reach < self._keep[drafted] and not self._trying:
-            self._sparing += 1
-            if self._sparing & 31:
-                return Weight.DROP
+        self._steps = drafted
+        self._reach = reach = self._reach * self._acceptance.expect(drafted - 1, confidence)
+        if reach >= self._plan.more[drafted]:
+            return Weight.MORE
+        if reach >= self._plan.keep[drafted] or self._trying:
             return Weight.LAST
-        return Weight.MORE if reach >= self._more[drafted] else Weight.LAST
+        self._spared += 1
+        return Weight.DROP if self._spared & SPARED else Weight.LAST
 
     def observe(self, round_: Round) -> None:
-        """Learn from the tokens that were judged."""
-        drafted = round_.drafted
-        if not drafted:
-            self._since += 1
+        """Learn from the tokens that were judged, and from what passes took.
+
+        A round in which others drafted, or nothing matched, only brings the next probe nearer.
+        """
+        drafted, asked = round_.drafted, self._asked
+        self._asked = False
+        if drafted:
+            self._judge(round_)
             return
-        self._since = 0
-        accepted = round_.accepted
-        self._acceptance.observe(accepted, accepted + (accepted < drafted), round_.confidences)
+        self._warm = False
+        self._idle += 1
+        self._silent += len(round_.tokens)
+        if asked and self._rival is None:
+            self._run = 0
+            self._drift.time_verify(0, round_.verify_ns)
+        if not self._idle & (REFIT * REPLAN - 1):
+            self._replan()
+        if self._silent >= LIMIT and self._judged >= ENOUGH and self.fallback is None:
+            self.fallback = self._unprofitable()
+
+    def _judge(self, round_: Round) -> None:
+        """Learn from a round that this policy drafted in."""
+        drafted, accepted = round_.drafted, round_.accepted
+        self._acceptance.learn(accepted, round_.evaluated)
+        self._drift.time_verify(drafted, round_.verify_ns)
+        if self._warm:
+            self._drift.time_draft(self._steps or drafted, round_.draft_ns)
+        self._warm = True
+        self._run += 1
+        self._idle = 0
+        self._judged += round_.evaluated
+        self._kept += accepted
         if self._trying:
-            self._misses = 0 if accepted else self._misses + 1
+            self._charge(round_)
         else:
-            self._misses = 0
+            self._misses = self._silent = 0
+            self._wait = self._least_loss() / PROBING
+            if accepted:
+                self._judged = self._kept = 0
+                self.fallback = None
         self._refit_in -= 1
         if not self._refit_in:
-            self._acceptance.refit()
-            self._plans.clear()
-            self._gap = min(64, self._gap * 2)
-            self._refit_in = self._gap
+            self._refit()
 
-    def _plan(self, cell: int) -> Plan:
-        a = self._acceptance
+    def _charge(self, round_: Round) -> None:
+        """Space the next probe by what this one lost."""
+        self._misses = 0 if round_.accepted else self._misses + 1
+        spent = round_.draft_ns + round_.verify_ns
+        lost = min(DEAREST, spent * self._floor()) - len(round_.tokens)
+        patience = min(LONGEST, PATIENCE**self._misses)
+        self._wait = max(lost, self._least_loss() / 2) / PROBING * patience
+
+    def _least_loss(self) -> float:
+        """Return the tokens that a failing probe costs, where nothing has to be caught up."""
+        total = self._drift.prices.total
+        return total[min(1, self._most)] * self._floor() - 1.0
+
+    def _floor(self) -> float:
+        """Return the tokens per nanosecond to be had without drafting."""
+        plain = 1.0 / self._drift.prices.total[0]
+        return plain if self._rival is None else max(plain, self._rival.rate)
+
+    def _refit(self) -> None:
+        self._acceptance.refit()
+        self._refits += 1
+        early = self._refit_after < REFIT
+        self._refit_after = min(REFIT, 2 * self._refit_after)
+        self._refit_in = self._refit_after
+        if early or self._refits % REPLAN == 0:
+            self._replan()
+
+    def _replan(self) -> None:
+        """Let plans be made again, from what is known by now."""
+        self._drift.settle()
+        self._plans.clear()
+        offset, share = self._acceptance.surest(SURE)
+        self._telling = offset > TELLING
+        self._surest, self._share = (offset, share) if self._telling else (0.0, 1.0)
+
+    def _planned(self) -> Plan:
+        """Return the plan for how easy the text is now, and how fast the rival."""
+        cell = int(self._acceptance.mean * CELLS)
+        if self._rival is None:
+            floor = 0
+        else:
+            floor = int(self._floor() * self._drift.prices.total[0] * FINE)
+        known = self._plans.get(cell + CELLS * floor)
+        return known or self._make_plan(cell, floor)
+
+    def _make_plan(self, cell: int, floor: int) -> Plan:
         mean = (cell + 0.5) / CELLS
-        odds = log(mean / (1 - mean))
-        total = sum(a.seen)
-        used = [b for b in range(UNTOLD, -1, -1) if a.seen[b] > 0.01 * total]
-        used.sort(key=lambda b: -a.bands[b])
-        mass = sum(a.seen[b] for b in used)
-        chances: list[float] = []
-        bands: list[list[tuple[float, float]]] = []
-        for place in a.places:
-            chances.append(1 / (1 + exp(-odds - place)))
-            bands.append(
-                [(a.seen[b] / mass, 1 / (1 + exp(-odds - place - a.bands[b]))) for b in used]
-            )
-        self._plans[cell] = made = plan(
-            self._verify, self._draft, self._costs.outside_ns, chances, bands
+        odds = log(mean / (1.0 - mean))
+        prices, acceptance = self._drift.prices, self._acceptance
+        rate = (floor / FINE if floor else 1.0) / prices.total[0]
+        made = plan(
+            prices,
+            acceptance.chances(odds),
+            acceptance.chances(odds, self._surest),
+            self._share,
+            rate,
         )
+        self._plans[cell + CELLS * floor] = made
         return made
+
+    def _unpayable(self) -> str | None:
+        """Say so where costs are such that not even perfect drafts would pay."""
+        total = self._drift.prices.total
+        if any((g + 1) * total[0] > total[g] for g in range(1, self._most + 1)):
+            return None
+        return (
+            f"drafting one token takes {total[-1] / total[0] - 1:.1f} times as long as a plain "
+            "step here: no acceptance pays for that"
+        )
+
+    def _unprofitable(self) -> str:
+        return (
+            f"acceptance {self._kept / self._judged:.2f} over the last {self._judged} drafted "
+            f"tokens does not pay here"
+        )

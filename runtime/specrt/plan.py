@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
+
+NEVER = 2.0
+"""A reach that no token has."""
 
 
 class Plan(NamedTuple):
@@ -13,91 +17,98 @@ class Plan(NamedTuple):
     """
 
     gamma: int
-    """The best number of tokens to draft for a drafter whose tokens all look alike."""
-    most: int
-    """The most worth drafting if its tokens all looked as good as they ever do."""
-    keep: tuple[float, ...]
+    """The best number of tokens to draft where all look alike."""
+    rate: float
+    """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
+    keep: list[float]
     """At index k, the reach the k-th token needs to be verified."""
-    more: tuple[float, ...]
+    more: list[float]
     """At index k, the reach needed after k tokens to draft another."""
 
 
+class Prices(NamedTuple):
+    """What a round costs by the number of its drafted tokens.
+
+    Units: nanoseconds.
+    """
+
+    verify: Sequence[float]
+    draft: Sequence[float]
+    total: Sequence[float]
+    landings: Sequence[int]
+    """At index k, how far a draft that goes beyond k tokens is best planned: see `landings`."""
+
+
+def landings(total: Sequence[float]) -> list[int]:
+    """Return, for each gamma, the next one on the lower convex hull of the costs.
+
+    Where widths cost in stairs, as the profiles of some engines do, one more token may cost a
+    whole stair, and only the end of the stair is worth climbing to.
+    """
+    hull: list[int] = []
+    for i, cost in enumerate(total):
+        while len(hull) > 1:
+            low, high = hull[-2:]
+            if (total[high] - total[low]) * (i - low) < (cost - total[low]) * (high - low):
+                break
+            hull.pop()
+        hull.append(i)
+    return [high for low, high in pairwise(hull) for _ in range(low, high)]
+
+
 def plan(
-    verify: Sequence[float],
-    draft: Sequence[float],
-    outside: float,
+    prices: Prices,
     chances: Sequence[float],
-    bands: Sequence[Sequence[tuple[float, float]]],
+    surest: Sequence[float],
+    share: float,
+    rate: float,
 ) -> Plan:
     """Plan a round.
 
-    `verify` and `draft` are costs by number of drafted tokens, `chances[i]` the mean chance of
-    the token at place i, `bands[i]` pairs (share, chance) of the bands of confidence it may
-    fall in, the surest first.
-    A token is worth the time that the best policy needs to emit one. Drafting one more costs a
-    draft step, and, if it then looks good enough to keep, a wider verify pass. That pays when the
-    chances it may turn out to have, times the reach so far, are worth more; and since the reach
-    only falls, looking one token ahead is optimal where each width costs no less than the one
-    before (the monotone case). Where costs are stairs, longer spans at mean chances are tried too.
+    `chances` are those of a token at each place, `surest` those of the surest tokens there, which
+    are a `share` of all. `rate` is what there is to beat: tokens per nanosecond without drafting.
+    A token is worth the time the best round takes to emit one. Drafting another costs a draft step
+    and, where it is kept, a wider verify pass; it pays when its chance times the reach so far is
+    worth more, either whatever it turns out to be, or if it is kept only when it is sure. Since
+    the reach only falls, looking one token ahead is optimal where every width costs as much more
+    as the one before (the monotone case); where it does not, the next landing is tried too.
     Source: Chow, Robbins and Siegmund 1971, Great Expectations, chapter 3.
     """
-    most = len(chances)
-    total = [v + d + outside for v, d in zip(verify, draft, strict=True)]
-    gamma, price = 0, 1.0 / total[0]
-    tokens = reach = 1.0
-    for k in range(1, most + 1):
-        reach *= chances[k - 1]
-        tokens += reach
-        if tokens / total[k] > price:
-            gamma, price = k, tokens / total[k]
+    gamma, rate = _best(prices.total, chances, rate)
+    verify, draft = prices.verify, prices.draft
     keep, more = [0.0], []
-    for k in range(most):
-        ahead = _ahead(verify, draft, chances, k, price)
-        wider = price * (verify[k + 1] - verify[k])
-        step = price * (draft[k + 1] - draft[k])
-        more.append(min(ahead, _glimpse(step, wider, bands[k])))
-        keep.append(_retain(verify, draft, chances, k + 1, price))
-    more.append(2.0)
-    reach, far = 1.0, 0
-    while far < most and reach >= more[far]:
-        reach *= bands[far][0][1]
-        far += 1
-    return Plan(gamma, max(far, gamma), tuple(keep), tuple(more))
+    spans = _spans(prices.landings, chances)
+    for k, chance in enumerate(chances):
+        wider = verify[k + 1] - verify[k]
+        step = draft[k + 1] - draft[k]
+        enough = min((wider + step) / chance, (wider * share + step) / (share * surest[k]))
+        end = prices.landings[k]
+        if end > k + 1:
+            climb = verify[end] - verify[k] + draft[end] - draft[k]
+            enough = min(enough, climb / spans[k])
+            wider = min(wider, (climb - step) * chance / spans[k])
+        more.append(enough * rate)
+        keep.append(wider * rate)
+    more.append(NEVER)
+    return Plan(gamma, rate, keep, more)
 
 
-def _ahead(
-    verify: Sequence[float], draft: Sequence[float], chances: Sequence[float], k: int, price: float
-) -> float:
-    """Return the reach after k tokens at which some number more pays, all verified."""
-    best, gained, reach = 2.0, 0.0, 1.0
-    for j in range(k + 1, len(chances) + 1):
-        reach *= chances[j - 1]
-        gained += reach
-        cost = price * (verify[j] - verify[k] + draft[j] - draft[k])
-        if cost < best * gained:
-            best = cost / gained
-    return best
+def _best(total: Sequence[float], chances: Sequence[float], rate: float) -> tuple[int, float]:
+    """Return the gamma that emits most tokens per nanosecond, and how many it does."""
+    gamma = 0
+    tokens = reach = 1.0
+    for k, chance in enumerate(chances, 1):
+        reach *= chance
+        tokens += reach
+        if tokens > rate * total[k]:
+            gamma, rate = k, tokens / total[k]
+    return gamma, rate
 
 
-def _glimpse(step: float, wider: float, bands: Sequence[tuple[float, float]]) -> float:
-    """Return the reach at which one more pays, if it is verified only where it looks good."""
-    best, share, good = 2.0, 0.0, 0.0
-    for f, chance in bands:
-        share += f
-        good += f * chance
-        cost = step + wider * share
-        if cost < best * good:
-            best = cost / good
-    return best
-
-
-def _retain(
-    verify: Sequence[float], draft: Sequence[float], chances: Sequence[float], k: int, price: float
-) -> float:
-    """Return the reach of the k-th token at which verifying it pays, alone or with more."""
-    best, gained, reach = price * (verify[k] - verify[k - 1]), 1.0, 1.0
-    for j in range(k + 1, len(chances) + 1):
-        reach *= chances[j - 1]
-        gained += reach
-        best = min(best, price * (verify[j] - verify[k - 1] + draft[j] - draft[k]) / gained)
-    return best
+def _spans(ends: Sequence[int], chances: Sequence[float]) -> list[float]:
+    """Return, at index k, the tokens expected between k and its landing, given k are kept."""
+    spans = list(chances)
+    for k in range(len(chances) - 2, -1, -1):
+        if ends[k] > k + 1:
+            spans[k] *= 1.0 + spans[k + 1]
+    return spans
