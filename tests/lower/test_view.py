@@ -63,7 +63,7 @@ def test_a_rewrite_takes_a_value_over_and_the_dead_are_dropped() -> None:
     three = view.add_constant("three", np.array([3.0], np.float32))
     tripled = view.add("Mul", ["x", three])
     view.add("Neg", [tripled], outputs=["y"])
-    model = view.finish()
+    model = view.tidy()
     assert [n.op_type for n in model.graph.node] == ["Mul", "Neg"]
     assert [t.name for t in model.graph.initializer] == [three]
     onnx.checker.check_model(model)
@@ -75,7 +75,7 @@ def test_nodes_are_sorted_makers_first() -> None:
     mul = view.maker("doubled", "Mul")
     assert mul is not None
     mul.input[0] = late
-    assert [n.op_type for n in view.finish().graph.node] == ["Abs", "Mul", "Add"]
+    assert [n.op_type for n in view.tidy().graph.node] == ["Abs", "Mul", "Add"]
 
 
 def test_fresh_names_do_not_repeat_and_domains_are_imported_once() -> None:

@@ -1,14 +1,21 @@
-"""Fuse RMS norms written out in primitives."""
+"""Fuse RMS norms written out in primitives, and norms with the residual sums before them."""
 
 from __future__ import annotations
 
 import onnx
 
+from specrt_export.lower.linear import MICROSOFT, add_projection, find_projection
+from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
 
+_SKIP = {
+    "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
+    "LayerNormalization": "SkipLayerNormalization",
+}
 
-def fuse_rms_norm(view: GraphView) -> int:
-    """Replace written-out RMS norms by one node each; return how many.
+
+def fuse_rms_norm(view: GraphView) -> tuple[int, int]:
+    """Replace written-out RMS norms by one node each; return how many, and of how many.
 
     ```
     x ─┬─ Pow 2 ─ ReduceMean -1 ─ Add ε ─ Sqrt ─ Reciprocal ─┐
@@ -34,7 +41,78 @@ def fuse_rms_norm(view: GraphView) -> int:
                 )
                 fused += 1
                 break
-    return fused
+    view.tidy()
+    return fused, fused + len(view.nodes("Reciprocal"))
+
+
+def lift_transposes(view: GraphView) -> None:
+    """Let a norm of heads come before they are transposed, where a fused attention undoes it.
+
+    ```
+    x [B, S, H, D] ─ Transpose ─ norm ─ y      =>      x ─ norm ─ Transpose ─ y
+    ```
+    """
+    for node in view.nodes("SimplifiedLayerNormalization"):
+        transpose = view.maker(node.input[0], "Transpose")
+        if transpose is None or view.attributes(transpose).get("perm") != [0, 2, 1, 3]:
+            continue
+        inputs = [transpose.input[0], *node.input[1:]]
+        normed = view.add(node.op_type, inputs, **view.attributes(node))
+        view.add("Transpose", [normed], outputs=[node.output[0]], perm=[0, 2, 1, 3])
+    view.tidy()
+
+
+def fuse_skip_norm(view: GraphView) -> tuple[int, int]:
+    """Join residual sums with the norms that read them; return how many, and of how many.
+
+    ```
+    a ─ Add ─┬─ norm ─ y           a ─ SkipSimplifiedLayerNormalization ─ y
+    b ───┘   └─ sum          =>    b ──┘        (SkipLayerNormalization) ─ sum
+    ```
+    """
+    shapes = Shapes(view)
+    fused = found = 0
+    for norm in view.nodes(*_SKIP):
+        add = view.maker(norm.input[0], "Add")
+        dims = add and shapes.dims(add.output[0])
+        if not add or not dims or any(shapes.dims(name) != dims for name in add.input):
+            continue
+        found += 1
+        scales = [view.stored(name) for name in norm.input[1:]]
+        whole = all(s is not None and s.shape == (dims[-1],) for s in scales)
+        if len(dims) == 3 and whole and view.attributes(norm).get("axis", -1) in (-1, 2):
+            _fuse_skip(view, norm, add)
+            fused += 1
+    view.tidy()
+    return fused, found
+
+
+def _fuse_skip(view: GraphView, norm: onnx.NodeProto, add: onnx.NodeProto) -> None:
+    first, second, bias = _without_bias(view, add)
+    inputs = [first, second, *norm.input[1:]]
+    if bias and norm.op_type == "LayerNormalization" and len(norm.input) < 3:
+        inputs.append("")
+    sum_is_read = len(view.readers(add.output[0])) > 1
+    outputs = [norm.output[0], *(["", "", add.output[0]] if sum_is_read else [])]
+    view.require_domain(MICROSOFT, 1)
+    view.add(
+        _SKIP[norm.op_type],
+        [*inputs, *bias],
+        outputs=outputs,
+        domain=MICROSOFT,
+        epsilon=view.attributes(norm).get("epsilon", 1e-5),
+    )
+
+
+def _without_bias(view: GraphView, add: onnx.NodeProto) -> tuple[str, str, list[str]]:
+    """Return what is added, with the bias of a dense projection apart: the kernel adds it too."""
+    for one, other in (add.input, reversed(add.input)):
+        projection = find_projection(view, one)
+        alone = len(view.readers(one)) == 1
+        if projection and projection.bias and alone and projection.matrix.scales is None:
+            bare = add_projection(view, projection.x, projection.matrix, None)
+            return str(other), bare, [projection.bias.name]
+    return add.input[0], add.input[1], []
 
 
 def _is_weight(view: GraphView, name: str) -> bool:

@@ -10,6 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from specrt_export.lower.opset import stamp_oldest_opset
+from specrt_export.lower.stored import held
 from specrt_export.lower.view import GraphView
 
 
@@ -17,7 +18,7 @@ from specrt_export.lower.view import GraphView
 class Rotary:
     """A rotation found in the graph: of which value, by which cosines and sines.
 
-    Shapes: x [B, H, S, D]; cos and sin broadcast over x with D angles a position.
+    Shapes: x [B, H, S, D]; cos and sin broadcast over x with R <= D angles a position.
     """
 
     x: str
@@ -33,8 +34,27 @@ def match_rotary(view: GraphView, name: str) -> Rotary | None:
        ├─ Slice upper half ─ Neg ─┐                 Add ─ value
        └─ Slice lower half ───── Concat ── Mul sin ─┘
     ```
+    Of a part of each head only, in the form of GPT-NeoX:
+    ```
+    x ─┬─ Slice first R ─ the above ─┐
+       └─ Slice the rest ─────────── Concat ─ value
+    ```
     Source: Su et al. 2021, arXiv:2104.09864.
     """
+    joined = view.maker(name, "Concat")
+    if joined is None:
+        return _match_whole(view, name)
+    if len(joined.input) != 2 or joined.attribute[0].i not in (-1, 3):
+        return None
+    turned = _match_whole(view, joined.input[0])
+    first = turned and view.maker(turned.x, "Slice")
+    rest = view.maker(joined.input[1], "Slice")
+    if not turned or not first or not rest or first.input[0] != rest.input[0]:
+        return None
+    return Rotary(first.input[0], turned.cos, turned.sin) if _halves(view, first, rest) else None
+
+
+def _match_whole(view: GraphView, name: str) -> Rotary | None:
     total = view.maker(name, "Add")
     if total is None:
         return None
@@ -60,31 +80,74 @@ def _half_turned(view: GraphView, name: str) -> str | None:
     lower = view.maker(joined.input[1], "Slice")
     if not upper or not lower or upper.input[0] != lower.input[0]:
         return None
+    split = _halves(view, lower, upper)
+    high = view.scalar(upper.input[2])
+    whole = split and high is not None and (high >= 2**31 - 1 or high == 2 * split)
+    return str(lower.input[0]) if whole else None
+
+
+def _halves(view: GraphView, lower: onnx.NodeProto, upper: onnx.NodeProto) -> int | None:
+    """Return where two slices of the last of four axes meet, if the first begins at 0."""
     bounds = [[view.scalar(i) for i in node.input[1:5]] for node in (lower, upper)]
-    (low, middle, axis, step), (split, high, other_axis, other_step) = bounds
-    halves = low == 0 and middle == split and high is not None and split is not None
-    if not halves or axis != other_axis or axis not in (-1, 3) or (step, other_step) != (1, 1):
+    if any(len(said) < 3 or said[2] not in (-1, 3) or said[3:] not in ([], [1]) for said in bounds):
         return None
-    full = high is not None and split is not None and (high >= 2**31 - 1 or high == 2 * split)
-    return str(lower.input[0]) if full else None
+    (low, middle, *_), (split, high, *_) = bounds
+    meets = low == 0 and split is not None and middle == split
+    return int(split) if meets and split is not None and high is not None else None
+
+
+@dataclass
+class Rotations:
+    """Tables of cosines and sines, made once for every layer that shares them."""
+
+    view: GraphView
+    max_length: int
+
+    def __post_init__(self) -> None:
+        self._made: dict[tuple[str, str], tuple[str, str, int] | None] = {}
+
+    def tables(self, rotary: Rotary) -> tuple[str, str, int] | None:
+        """Return the names of the [max_length, R / 2] tables and R; None where halves differ."""
+        key = (rotary.cos, rotary.sin)
+        if key not in self._made:
+            self._made[key] = self._make(rotary)
+        return self._made[key]
+
+    def _make(self, rotary: Rotary) -> tuple[str, str, int] | None:
+        whole = tabulate(self.view.model, rotary, self.max_length)
+        cos, sin = (_half(table) for table in whole)
+        if cos is None or sin is None:
+            return None
+        names = [
+            self.view.add_stored(held(f"{self.view.fresh(kind)}.table", table))
+            for kind, table in (("cos", cos), ("sin", sin))
+        ]
+        return names[0], names[1], whole[0].shape[1]
+
+
+def _half(table: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    first, second = np.split(table, 2, axis=-1)
+    return first if np.array_equal(first, second) else None
 
 
 def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArray[np.float32]]:
     """Evaluate the cosines and sines of every position below `length`.
 
-    Shapes: returns cos, sin [length, D] f32.
+    Shapes: returns cos, sin [length, R] f32.
     """
     part = onnx.ModelProto()
     part.CopyFrom(model)
     del part.graph.output[:]
     for name in (rotary.cos, rotary.sin):
         part.graph.output.append(onnx.ValueInfoProto(name=name))
-    part = GraphView(part).finish()
+    part = GraphView(part).tidy()
     stamp_oldest_opset(part)
     needed = {i for n in part.graph.node for i in n.input}
     kept = [i for i in part.graph.input if i.name in needed]
     del part.graph.input[:]
     part.graph.input.extend(kept)
+    for value in part.graph.input:
+        _free_shape(value)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     session = ort.InferenceSession(part.SerializeToString(), options, ["CPUExecutionProvider"])
@@ -95,3 +158,10 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
     names = {i.name for i in session.get_inputs()}
     tables = session.run(None, {k: v for k, v in feeds.items() if k in names})
     return [t.reshape(length, t.shape[-1]).astype(np.float32) for t in tables]
+
+
+def _free_shape(value: onnx.ValueInfoProto) -> None:
+    """Take a fixed batch away: one row is enough for a table."""
+    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+        dim.Clear()
+        dim.dim_param = f"{value.name}_{axis}"

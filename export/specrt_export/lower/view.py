@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,33 +11,41 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from specrt_export.lower.stored import Stored
+
 
 class GraphView:
     """Index over one `ModelProto` that rewrites go through.
 
-    Nodes are appended in any order; `finish` drops the dead ones and sorts the rest.
+    Nodes are appended in any order, and the nodes they replace stay until `tidy` drops what no
+    output needs and sorts the rest; a rewrite ends with it.
+    Weights are initializers whose bytes lie elsewhere; `stored` says how to read them.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, stored: Mapping[str, Stored] | None = None) -> None:
         self.model = model
         self.graph = model.graph
+        self._stored = dict(stored or {})
+        self._constants = {t.name: t for t in self.graph.initializer}
+        self._outputs = {o.name for o in self.graph.output}
+        self._fresh = 0
+        self._reindex()
+
+    def _reindex(self) -> None:
         self._maker: dict[str, onnx.NodeProto] = {}
         self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        self._constants = {t.name: t for t in self.graph.initializer}
-        self._inputs = {i.name for i in self.graph.input}
-        self._fresh = 0
         for node in self.graph.node:
             self._index(node)
 
     def _index(self, node: onnx.NodeProto) -> None:
-        for name in node.output:
+        for name in filter(None, node.output):
             self._maker[name] = node
-        for name in node.input:
+        for name in filter(None, node.input):
             self._readers[name].append(node)
 
-    def nodes(self, op_type: str) -> list[onnx.NodeProto]:
-        """Return the nodes of one operator, in graph order."""
-        return [n for n in self.graph.node if n.op_type == op_type]
+    def nodes(self, *op_types: str) -> list[onnx.NodeProto]:
+        """Return the nodes of some operators, in graph order; of all when none is named."""
+        return [n for n in self.graph.node if not op_types or n.op_type in op_types]
 
     def maker(self, name: str, op_type: str | None = None) -> onnx.NodeProto | None:
         """Return the node that makes a value, if it has the asked operator."""
@@ -51,7 +59,9 @@ class GraphView:
     def only_reader(self, name: str, op_type: str) -> onnx.NodeProto | None:
         """Return the single node that reads a value, if it has the asked operator."""
         readers = self._readers[name]
-        return readers[0] if len(readers) == 1 and readers[0].op_type == op_type else None
+        if len(readers) != 1 or name in self._outputs:
+            return None
+        return readers[0] if readers[0].op_type == op_type else None
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return the array of an initializer held in the graph itself, else None."""
@@ -64,6 +74,19 @@ class GraphView:
         """Return a one-element constant as a float, else None."""
         array = self.constant(name)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+    def stored(self, name: str) -> Stored | None:
+        """Return the weight of a name, else None."""
+        return self._stored.get(name)
+
+    def weights(self) -> dict[str, Stored]:
+        """Return the weights that the graph's initializers stand for."""
+        names = [t.name for t in self.graph.initializer if t.name in self._stored]
+        return {name: self._stored[name] for name in names}
+
+    def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
+        """Return the attributes that a node states."""
+        return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
     def depends_on(self, name: str, sources: Iterable[str]) -> bool:
         """Tell whether a value is computed from any of the named graph inputs."""
@@ -91,6 +114,20 @@ class GraphView:
         self._constants[tensor.name] = tensor
         return tensor.name
 
+    def add_stored(self, stored: Stored) -> str:
+        """Add a weight, unless one of its name is there, and return its name."""
+        if stored.name not in self._constants:
+            tensor = onnx.TensorProto(
+                name=stored.name,
+                data_type=stored.onnx_type,
+                dims=stored.shape,
+                data_location=onnx.TensorProto.EXTERNAL,
+            )
+            self.graph.initializer.append(tensor)
+            self._constants[stored.name] = tensor
+            self._stored[stored.name] = stored
+        return stored.name
+
     def add(
         self,
         op_type: str,
@@ -101,7 +138,7 @@ class GraphView:
     ) -> str:
         """Append a node and return its first output; `outputs` may name existing values."""
         names = list(outputs) if outputs is not None else [self.fresh(op_type.lower())]
-        for name in names:
+        for name in filter(None, names):
             self._retire(name)
         node = helper.make_node(op_type, list(inputs), names, domain=domain, **attributes)
         self.graph.node.append(node)
@@ -114,27 +151,43 @@ class GraphView:
         if node is not None:
             node.output[list(node.output).index(name)] = self.fresh("retired")
 
+    def replace(self, old: str, new: str) -> None:
+        """Let every reader of a value read another one."""
+        for node in self._readers.pop(old, []):
+            for index, name in enumerate(node.input):
+                if name == old:
+                    node.input[index] = new
+            self._readers[new].append(node)
+        if old in self._outputs:
+            self.add("Identity", [new], outputs=[old])
+
+    def add_output(self, value: onnx.ValueInfoProto) -> None:
+        """Make a value an output of the graph, after the others."""
+        self.graph.output.append(value)
+        self._outputs.add(value.name)
+
     def require_domain(self, domain: str, version: int) -> None:
         """Import an operator domain once."""
         if all(o.domain != domain for o in self.model.opset_import):
             self.model.opset_import.append(helper.make_opsetid(domain, version))
 
-    def finish(self) -> onnx.ModelProto:
+    def tidy(self) -> onnx.ModelProto:
         """Drop what no output needs, sort the nodes, and return the model."""
         nodes = list(self._needed())
         del self.graph.node[:]
         self.graph.node.extend(nodes)
-        used = {name for node in nodes for name in node.input}
-        used.update(o.name for o in self.graph.output)
+        used = {name for node in nodes for name in node.input} | self._outputs
         kept = [t for t in self.graph.initializer if t.name in used]
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
+        self._constants = {t.name: t for t in self.graph.initializer}
         del self.graph.value_info[:]
+        self._reindex()
         return self.model
 
     def _needed(self) -> Iterator[onnx.NodeProto]:
         """Yield the nodes the outputs depend on, makers before readers."""
-        maker = {o: n for n in self.graph.node for o in n.output}
+        maker = {o: n for n in self.graph.node for o in n.output if o}
         done: set[int] = set()
         stack = [(maker[o.name], False) for o in reversed(self.graph.output) if o.name in maker]
         while stack:
