@@ -22,8 +22,8 @@ from specrt.lossless import first_difference, plain_margin
 from specrt.manifest import ModelRecord
 from specrt.noise import Noise
 from specrt.prompts import read_prompts
-from specrt.sampling import Distribution, process
 from specrt.round import Round
+from specrt.sampling import Distribution, process
 from specrt.speculate import speculate
 from specrt.stats import SpeculationStats
 from specrt.target import CachedTokens, EngineTarget
