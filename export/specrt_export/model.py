@@ -69,7 +69,13 @@ class ModelBuilder:
     def _compile(self, role: str, source: Source, progress: Progress) -> CompiledModel:
         options, made = self.recipe.engine, self.folder / role
         progress(f"compile {role}", 0.3)
-        compiled = compile_ort_cpu(source.graph, source.weights, made, options.max_length)
+        compiled = compile_ort_cpu(
+            source.graph,
+            source.weights,
+            made,
+            options.max_length,
+            confidence=role == "draft",  # what stops a draft early; a target has no use for it
+        )
         progress(f"check {role}", 0.7)
         widths = sorted({1, max(options.gammas, default=0) + 1})
         check_equal(

@@ -18,6 +18,7 @@ from specrt.bundle import Bundle
 from specrt.draft import Drafter, ModelDrafter
 from specrt.engine import Engine, open_engine
 from specrt.errors import CapacityError
+from specrt.gamma import FixedGamma
 from specrt.lossless import first_difference, plain_margin
 from specrt.manifest import ModelRecord
 from specrt.noise import Noise
