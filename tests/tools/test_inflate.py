@@ -130,7 +130,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("Llama", {"attention_bias": True, "mlp_bias": True}),
+        ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
         ("Llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("Llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 6}),
         ("Mistral", {"sliding_window": 8}),
