@@ -29,7 +29,7 @@ from peerbench.table import markdown, verdict
 
 SPECRT = "specrt"
 Command = list[str | Path]
-PAIR_ONLY = {NGRAM, "cascade"}
+ONCE = {NGRAM, "model", "cascade"}
 """Modes tried at one gamma, or with the peer's own policy where it has one."""
 
 
@@ -125,7 +125,7 @@ def everything(hello: Hello, gammas: Sequence[Gamma]) -> list[Contender]:
     found = [Contender(hello.peer)]
     for mode in hello.modes:
         own: list[Gamma] = [AUTO] if mode in hello.adaptive else []
-        tried = (own or gammas[-1:]) if mode in PAIR_ONLY else [*own, *gammas]
+        tried = (own or gammas[-1:]) if mode in ONCE else [*own, *gammas]
         if mode != PLAIN:
             found += [Contender(hello.peer, mode, gamma) for gamma in tried]
     return found

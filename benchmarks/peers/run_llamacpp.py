@@ -34,6 +34,7 @@ BIN = Path(__file__).parent / ".venvs" / "llamacpp" / "build" / "bin"
 EXAMPLE = "example"
 CONTEXT = 2048
 LOOKUP_NGRAM = 3
+ATTEMPTS = 5
 GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
 ALONE = ["--parallel", 1, "--no-cache-prompt", "--cache-ram", 0, "--no-ui", "--no-slots"]
 """One request at a time, every prompt read anew, no interface."""
@@ -88,14 +89,9 @@ class LlamaCpp:
             file.flush()
             flags = [*model_flags(self._options, order), "-f", file.name, "--no-escape"]
             flags += ["-n", str(order.max_tokens - 1), "--ignore-eos", "--temp", "0"]
-            done = subprocess.run(
-                [BIN / "llama-speculative-simple", *map(str, flags)],
-                capture_output=True, encoding="utf-8", errors="replace", check=True,
-            )  # fmt: skip
-        made = done.stdout.partition(text)[2].rstrip("\n")
-        return read_example(
-            done.stdout + done.stderr, len(prompt), self._tokenizer.encode(made).ids
-        )
+            made, said = run_example(flags)
+        ids = self._tokenizer.encode(made.partition(text)[2].rstrip("\n")).ids
+        return read_example(said, len(prompt), ids, order.max_tokens)
 
 
 def model_flags(options: Options, order: Order) -> list[object]:
@@ -115,11 +111,31 @@ def model_flags(options: Options, order: Order) -> list[object]:
     return flags
 
 
-def read_example(said: str, prompt: int, ids: list[int]) -> Completed:
+def run_example(flags: Sequence[object]) -> tuple[str, str]:
+    """Run llama-speculative-simple and return what it wrote and what it logged.
+
+    A thread of its own writes its log, and about one run in forty ends before that thread has
+    written all of it; such a run is done again.
+    Raises: OSError where it fails, or says too little every time.
+    """
+    command = [str(BIN / "llama-speculative-simple"), *map(str, flags)]
+    for _ in range(ATTEMPTS):
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+        if done.returncode:
+            raise OSError(f"the example ended with {done.returncode}: {done.stderr[-300:]}")
+        if "accept    =" in done.stderr:
+            return done.stdout, done.stderr
+    raise OSError(f"the example did not say all of its times in {ATTEMPTS} runs")
+
+
+def read_example(said: str, prompt: int, ids: list[int], wanted: int) -> Completed:
     """Read what llama-speculative-simple prints about itself.
 
-    It prints text, not ids, and ids made of text again may be fewer or more: they are cut or filled
-    to the number that it counted. The prompt's last token is decoded with the output, so no token
+    Its last round may go beyond the number of tokens wanted: its time is scaled to them, so its
+    rate stays what it says. It prints text, not ids, and ids made of text again may be fewer or
+    more: they are cut or filled. The prompt's last token is decoded with the output, so no token
     has been delivered when decoding begins.
     Raises: ValueError where it read another prompt than it was given.
     """
@@ -128,9 +144,10 @@ def read_example(said: str, prompt: int, ids: list[int]) -> Completed:
     (encoded, ttft), (decoded, took) = times["encoded"], times["decoded"]
     if encoded != prompt:
         raise ValueError(f"llama.cpp made {encoded} tokens of a prompt of {prompt}")
-    tokens = [*ids, *[-1] * decoded][:decoded]
+    tokens = [*ids, *[-1] * wanted][:wanted]
     drafted, accepted = counts["drafted"], counts["accept"]
-    return Completed(tokens, round(ttft * 1e9), round(took * 1e9), 0, drafted, accepted)
+    decode_ns = round(took * 1e9 * wanted / decoded)
+    return Completed(tokens, round(ttft * 1e9), decode_ns, 0, drafted, accepted)
 
 
 def _first_line(text: str) -> str:

@@ -19,7 +19,7 @@ from peerbench.options import Options, read_options
 from peerbench.protocol import AUTO, NGRAM, PLAIN, SPECULATIVE, Completed, Hello, Order, serve
 
 
-class Arrivals(BaseStreamer):  # type: ignore[misc]
+class Arrivals(BaseStreamer):
     """Notes when tokens arrive and how many; the prompt comes first and is not one of them."""
 
     def __init__(self) -> None:

@@ -296,6 +296,49 @@ def test_bad_flags_end_in_one_line(tmp_path: Path, flags: list[str], said: str) 
     assert said in done.stderr
 
 
+SAID = """
+0.05 I encoded    8 tokens in    0.060 seconds, speed:  134.089 t/s
+0.05 I decoded   17 tokens in    3.400 seconds, speed:    5.000 t/s
+0.05 I n_drafted = 25
+0.05 I n_accept  = 7
+"""
+
+
+@pytest.mark.parametrize("ids", [[], [1] * 16, [1] * 40])
+def test_the_example_is_believed_about_its_rate(ids: list[int]) -> None:
+    pytest.importorskip("tokenizers")
+    from run_llamacpp import read_example
+
+    found = read_example(SAID, 8, ids, 16)
+    assert (len(found.tokens), found.drafted, found.accepted) == (16, 25, 7)
+    assert Outcome.of([found]).decode_rate == pytest.approx(5.0)
+    assert found.ttft_ns == 60_000_000
+    with pytest.raises(ValueError, match="8 tokens of a prompt of 9"):
+        read_example(SAID, 9, ids, 16)
+
+
+@pytest.mark.parametrize("quiet", [1, 9])
+def test_an_example_that_lost_its_log_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: int
+) -> None:
+    pytest.importorskip("tokenizers")
+    import run_llamacpp
+
+    runs = tmp_path / "runs"
+    program = tmp_path / "llama-speculative-simple"
+    said = "echo made; echo 'accept    = 28.000%' >&2"
+    program.write_text(
+        f"#!/bin/sh\necho >> {runs}\n[ $(wc -l < {runs}) -le {quiet} ] && exit 0\n{said}\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(run_llamacpp, "BIN", tmp_path)
+    if quiet > run_llamacpp.ATTEMPTS:
+        with pytest.raises(OSError, match="did not say"):
+            run_llamacpp.run_example([])
+    else:
+        assert run_llamacpp.run_example([])[0] == "made\n"
+
+
 def test_results_hold_no_place_of_this_machine() -> None:
     for file in (PEERS / "results").glob("*.json"):
         found = json.loads(file.read_text(encoding="utf-8"))

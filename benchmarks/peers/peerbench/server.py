@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,13 +17,13 @@ PATIENCE_S = 300
 
 
 class Server:
-    """A child process that answers JSON over one connection, kept open."""
+    """A child process that answers JSON, over a new connection each time: it rests between."""
 
     def __init__(self, program: Path, flags: Sequence[object]) -> None:
-        port = _free_port()
-        command = [str(program), "--host", "127.0.0.1", "--port", str(port), *map(str, flags)]
+        self._port = _free_port()
+        place = ["--host", "127.0.0.1", "--port", str(self._port)]
+        command = [str(program), *place, *map(str, flags)]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        self._link = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         try:
             self._wait()
         except BaseException:
@@ -31,12 +32,9 @@ class Server:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises: OSError where it is refused."""
-        headers = {"Content-Type": "application/json"}
-        self._link.request("POST", path, json.dumps(body), headers)
-        answer = self._link.getresponse()
-        text = answer.read().decode()
-        if answer.status != 200:
-            raise OSError(f"{path} was answered with {answer.status}: {text[:200]}")
+        status, text = self._request("POST", path, json.dumps(body))
+        if status != 200:
+            raise OSError(f"{path} was answered with {status}: {text[:200]}")
         read: dict[str, Any] = json.loads(text)
         return read
 
@@ -52,13 +50,16 @@ class Server:
 
     def _healthy(self) -> bool:
         try:
-            self._link.request("GET", "/health")
-            answer = self._link.getresponse()
-            answer.read()
+            return self._request("GET", "/health")[0] == 200
         except OSError:
-            self._link.close()
             return False
-        return answer.status == 200
+
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        with closing(link):
+            link.request(method, path, body, {"Content-Type": "application/json"})
+            answer = link.getresponse()
+            return answer.status, answer.read().decode()
 
     def __enter__(self) -> Server:
         return self
@@ -69,7 +70,6 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._link.close()
         self._process.terminate()
         self._process.wait()
 
