@@ -58,10 +58,11 @@ class Engine(Protocol):
 
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-    threads: int,
+    threads: int, even: bool = False,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
+    `even` makes passes of an odd width one token wider; see `OrtEngine`.
     Raises: EngineError when the library is missing or refuses the engine.
     """
     if backend == "ort-cpu":
@@ -74,6 +75,7 @@ def open_engine(
             max_length=max_length,
             max_width=max_width,
             threads=threads,
+            even=even,
         )
     raise EngineError(f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu")
 

@@ -106,6 +106,7 @@ def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
         max_length=manifest.max_length,
         max_width=manifest.max_width,
         threads=threads,
+        even=model is manifest.target and model.quantized,
     )
 
 

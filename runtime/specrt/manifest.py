@@ -60,6 +60,11 @@ class ModelRecord:
     quality: Quality | None = None
     """None where nothing was measured, because the weights are those of the checkpoint."""
 
+    @property
+    def quantized(self) -> bool:
+        """Whether any weights are whole numbers that share a scale."""
+        return self.block > 0
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -33,14 +33,20 @@ class _Pass:
 class OrtEngine:
     """A saved ONNX Runtime graph with its KV buffers.
 
+    With `even`, a pass of an odd width is given one token more, whose keys are overwritten before
+    they are read and whose row is not scored. The kernels for quantized weights compute rows two
+    at a time, and round a row without a partner otherwise: with partners for all, a row comes out
+    the same, bit for bit, whatever the width, and so speculative output is plain output.
+
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
     Threads: forward passes of one engine must not overlap.
     """
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int,
+        threads: int, even: bool = False,
     ) -> None:  # fmt: skip
+        self._even = even
         self.geometry = geometry
         self.batch = batch
         self.max_length = max_length
@@ -49,7 +55,7 @@ class OrtEngine:
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate()
-        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._passes: dict[tuple[int, int, int], _Pass] = {}
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
@@ -82,8 +88,10 @@ class OrtEngine:
         else:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
-        bound = self._passes.get((width, rows or width)) or self._bind(width, rows or width)
-        bound.tokens[:] = batch
+        extra = int(self._even and width % 2 == 1 and last + width < self.max_length)
+        key = (width, rows or width, extra)
+        bound = self._passes.get(key) or self._bind(*key)
+        bound.tokens[:, :width] = batch
         try:
             self._session.run_with_iobinding(bound.binding)
         except Exception as error:  # the library raises its own pybind types
@@ -93,13 +101,13 @@ class OrtEngine:
             ) from error
         return bound
 
-    def _bind(self, width: int, rows: int) -> _Pass:
+    def _bind(self, width: int, rows: int, extra: int) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
         binding = self._session.io_binding()
         batch, vocab = self.batch, self.geometry.vocab_size
         bound = _Pass(
             binding=binding,
-            tokens=np.zeros((batch, width), np.int64),
+            tokens=np.zeros((batch, width + extra), np.int64),
             rows=np.arange(width - rows, width, dtype=np.int64),
             argmax=np.zeros((batch, rows), np.int64),
             logits=np.zeros((batch, rows, vocab), np.float32),
@@ -115,7 +123,7 @@ class OrtEngine:
         for name, cache in self._caches.items():
             _bind_input(binding, name, cache)
             _bind_output(binding, f"present_{name}", cache)
-        self._passes[width, rows] = bound
+        self._passes[width, rows, extra] = bound
         return bound
 
     def close(self) -> None:
