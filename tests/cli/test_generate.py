@@ -16,7 +16,7 @@ from specrt.errors import RequestError
 
 PROMPT = "def fibonacci(n):\n"
 STATISTICS = re.compile(
-    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| gamma 2: \d+ rounds, "
+    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| model, gamma 2: \d+ rounds, "
     r"\d\.\d\d tokens per round, acceptance rate [01]\.\d\d \| length\]\n"
 )
 
@@ -24,7 +24,7 @@ STATISTICS = re.compile(
 def test_text_goes_to_stdout_and_one_line_to_stderr(
     cli: Run, codelet: Path, generator: Generator
 ) -> None:
-    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12)
+    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2)
     expected = generator.generate(PROMPT, SamplingParams(max_tokens=12))
     assert (ran.status, ran.out) == (0, expected.text + "\n")
     assert STATISTICS.fullmatch(ran.err)
@@ -36,7 +36,8 @@ def test_plain_decoding_says_nothing_of_speculation(cli: Run, codelet: Path) -> 
 
 
 def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Path) -> None:
-    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--json")
+    asked = ("--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--gamma", 2, "--json")
+    ran = cli("generate", codelet, *asked)
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.count("\n") == 1
     found = json.loads(ran.out)
@@ -52,6 +53,12 @@ def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Pa
     assert {key: type(value) for key, value in counts.items()} == {
         **dict.fromkeys(names, int),
         **dict.fromkeys(rates, float),
+        "drafter": str,
+        "fallback": type(None),
+        "sources": dict,
+    }
+    assert counts["sources"] == {
+        "model": {"drafted": counts["drafted"], "accepted": counts["accepted"]}
     }
     assert found["seed"] == 5
     assert len(found["token_ids"]) == 20
@@ -229,7 +236,7 @@ def test_a_prompt_file_that_is_not_there_is_refused(
         ("--min-p", "2", "min_p is 2.0; expected a number from 0 to 1"),
         ("--top-k", "-5", "top_k is -5"),
         ("--stop", "", "stop holds an empty string"),
-        ("--gamma", "three", "'three' is not a valid integer"),
+        ("--gamma", "three", "'three' is neither a whole number nor auto"),
         ("--threads", "0", "0 is not in the range"),
         ("--verifier", "typical", "'typical' is not one of 'match', 'rejection'"),
     ],

@@ -204,7 +204,7 @@ def test_the_json_of_a_completion_has_the_public_names(made: Generator) -> None:
     } <= set(found)  # fmt: skip
     assert {
         "gamma", "rounds", "drafted", "evaluated", "accepted", "emitted", "acceptance_rate",
-        "draft_yield", "tokens_per_round",
+        "draft_yield", "tokens_per_round", "drafter", "fallback", "sources",
     } == set(found["speculation"])  # fmt: skip
 
 
