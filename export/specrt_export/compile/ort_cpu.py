@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnxruntime as ort
+
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE as ENGINE
@@ -12,7 +14,7 @@ from specrt_export.compile.engine_file import WEIGHTS, write_engine
 from specrt_export.compile.weightless import optimise
 from specrt_export.lower.ort import Target, lower
 from specrt_export.lower.stored import stored_weights
-from specrt_export.portable import MODEL_TYPE, facts_of, geometry_of, read_graph
+from specrt_export.portable import MODEL_TYPE, facts_of, geometry_of, read_graph, runs_here
 
 BATCH = 1
 """Rows of an engine, unless more are asked for."""
@@ -51,6 +53,11 @@ def compile_ort_cpu(
         raise BuildError(
             f"max_length {max_length} is more than the {geometry.max_positions} positions "
             f"{checkpoint} was trained for; lower `max_length` in the recipe"
+        )
+    if batch > 1 and not runs_here():
+        raise BuildError(
+            f"an engine of {batch} rows needs ONNX Runtime 1.25 or later, and "
+            f"{ort.__version__} is installed; build for 1 row, or upgrade onnxruntime"
         )
     weights = stored_weights(portable, checkpoint)
     target = Target(geometry, max_length, batch, accuracy_level, confidence)

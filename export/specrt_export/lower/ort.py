@@ -9,6 +9,7 @@ import onnx
 
 from specrt.geometry import Geometry
 from specrt_export.lower.attention import fuse_attention
+from specrt_export.lower.bounded import bound_attention
 from specrt_export.lower.embedding import emit_embeddings
 from specrt_export.lower.flatten import drop_reshapes, fix_reshapes, unfold_rows
 from specrt_export.lower.fold import fold_layouts, fold_values
@@ -87,11 +88,7 @@ def _recognise(view: GraphView, counts: _Counts) -> None:
 
 def _fuse(view: GraphView, target: Target, counts: _Counts) -> None:
     """Replace groups of operators by the one that does it all."""
-    layers, rotated = len(view.nodes("Attention")), bool(view.nodes("Cos"))
-    attention = fuse_attention(view, target.geometry, target.max_length)
-    counts["attention"] = attention.layers, layers
-    counts["rotary"] = attention.rotated, layers if rotated else 0
-    counts["qkv"] = attention.joined, layers
+    _attend(view, target, counts)
     pairs = gated(view)
     join_siblings(view)
     counts["gate_up"] = sum(view.maker(a) is view.maker(b) for a, b in pairs), len(pairs)
@@ -101,6 +98,18 @@ def _fuse(view: GraphView, target: Target, counts: _Counts) -> None:
     cheapen_argmax(view)
     if target.confidence:
         add_confidence(view)
+
+
+def _attend(view: GraphView, target: Target, counts: _Counts) -> None:
+    layers = len(view.nodes("Attention"))
+    turning = layers if view.nodes("Cos") else 0
+    if target.batch == 1:
+        found = fuse_attention(view, target.geometry, target.max_length)
+        counts["attention"], counts["rotary"] = (found.layers, layers), (found.rotated, turning)
+        counts["qkv"] = found.joined, layers
+    else:
+        bounded, rotated = bound_attention(view, target.geometry, target.max_length)
+        counts["attention"], counts["rotary"] = (bounded, layers), (rotated, turning)
 
 
 def _emit(view: GraphView, target: Target, counts: _Counts) -> None:

@@ -114,11 +114,21 @@ class Shapes:
             decide = inputs[: _DECIDE.get(node.op_type)]
             known = [dims for dims in decide if dims is not None]
             return rule(node, known) if len(known) == len(decide) else None
-        bounds = self.part(node, output)
-        if bounds is None or inputs[0] is None:
+        bounds, whole = self.part(node, output), inputs[0] if inputs else None
+        if whole is None or node.op_type not in ("Slice", "Split"):
             return None
+        if bounds is None:
+            return self._cut(node, whole, output)
         axis, begin, end = bounds
-        return (*inputs[0][:axis], end - begin, *inputs[0][axis + 1 :])
+        return (*whole[:axis], end - begin, *whole[axis + 1 :])
+
+    def _cut(self, node: onnx.NodeProto, whole: Dims, output: str) -> Dims | None:
+        """Name the size that a Slice leaves, if it is told along which axis."""
+        axes = self._view.constant(node.input[3]) if len(node.input) > 3 else None
+        if node.op_type != "Slice" or axes is None or axes.size != 1:
+            return None
+        axis = int(axes.reshape(-1)[0]) % len(whole)
+        return (*whole[:axis], f"size of {output}", *whole[axis + 1 :])
 
     def _multiplied(self, node: onnx.NodeProto, left: Dims, right: Dims) -> Dims | None:
         said = self._said(node)

@@ -109,7 +109,7 @@ class GraphView:
 
     def add_constant(self, hint: str, array: NDArray[Any]) -> str:
         """Add an initializer and return its name."""
-        tensor = numpy_helper.from_array(np.ascontiguousarray(array), self.fresh(hint))
+        tensor = numpy_helper.from_array(np.require(array, requirements="C"), self.fresh(hint))
         self.graph.initializer.append(tensor)
         self._constants[tensor.name] = tensor
         return tensor.name
