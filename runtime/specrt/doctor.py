@@ -7,8 +7,11 @@ import importlib.util
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from specrt.cuda import find_devices
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Finding:
 
 _EXPORT = 'pip install "specrt[export]"'
 _LIBRARIES = (
-    ("onnxruntime", "runs ort-cpu bundles", "pip install specrt"),
+    ("onnxruntime", "runs bundles", "pip install specrt"),
     ("tokenizers", "reads and writes text", "pip install specrt"),
     ("jinja2", "renders chat templates", "pip install specrt"),
     ("onnx", "builds bundles from portable graphs", 'pip install "specrt[build]"'),
@@ -35,6 +38,10 @@ _LIBRARIES = (
 )
 
 
+_DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
+"""Modules that packages of several names bring."""
+
+
 def machine() -> list[Finding]:
     """Return what is known about the machine itself."""
     cores = len(os.sched_getaffinity(0))
@@ -44,6 +51,7 @@ def machine() -> list[Finding]:
         Finding("cores", f"{cores} of {os.cpu_count()} usable", True),
         Finding("memory", _memory(), True),
         Finding("vector units", _vector_units(), True),
+        _devices(),
     ]
 
 
@@ -60,9 +68,36 @@ def abilities() -> list[Finding]:
     exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
     return [
         Finding("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
+        _runs_ort_cuda(runs),
         Finding("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
         Finding("export checkpoints", _yes(exports), exports, _EXPORT),
     ]
+
+
+def _devices() -> Finding:
+    found = find_devices()
+    names = ", ".join(found.names) or f"none ({found.problem})"
+    return Finding("NVIDIA GPU", names, bool(found.names), "only ort-cuda bundles need one")
+
+
+def _runs_ort_cuda(runs: bool) -> Finding:
+    name, lacks = "run ort-cuda bundles", "" if runs else "pip install specrt"
+    if runs:
+        lacks = _lacks_for_cuda()
+    return Finding(name, _yes(not lacks), not lacks, lacks)
+
+
+def _lacks_for_cuda() -> str:
+    """Say what an ort-cuda bundle would miss here; the provider's libraries are tried last."""
+    try:
+        from specrt.engines.cuda_session import INSTALL, missing, unloadable
+    except Exception as error:  # a broken installation of the library raises anything
+        return f"onnxruntime cannot be imported ({error}); install it again"
+    lacks = missing()
+    if lacks:
+        return lacks
+    absent = unloadable()
+    return f"{absent}; {INSTALL}" if absent else ""
 
 
 def _yes(able: bool) -> str:
@@ -72,11 +107,23 @@ def _yes(able: bool) -> str:
 def _library(name: str, purpose: str, remedy: str) -> Finding:
     if importlib.util.find_spec(name) is None:
         return Finding(name, f"missing: {purpose}", False, remedy)
-    try:
-        number = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        number = "of unknown version"
-    return Finding(name, f"{number}: {purpose}", True)
+    found = _distributions(name)
+    if len(found) > 1:
+        both = " and ".join(f"{label} {number}" for label, number in found.items())
+        said = f"{both} in one place: the last installed wins; uninstall both, then install one"
+        return Finding(name, said, True)
+    label, number = next(iter(found.items()), (name, "of unknown version"))
+    kind = "" if label == name else f" ({label})"
+    return Finding(name, f"{number}{kind}: {purpose}", True)
+
+
+def _distributions(module: str) -> dict[str, str]:
+    """Return the packages that bring a module, and their versions."""
+    found = {}
+    for name in _DISTRIBUTIONS.get(module, (module,)):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _memory() -> str:

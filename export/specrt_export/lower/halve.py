@@ -1,0 +1,175 @@
+"""Compute in half precision: weights and activations in fp16 or bf16, scores in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from specrt.errors import BuildError
+from specrt_export.lower.stored import Stored
+from specrt_export.lower.types import value_types
+from specrt_export.lower.view import GraphView
+
+_FLOAT, _FP16, _BF16 = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+TYPES = {"fp16": _FP16, "bf16": _BF16}
+"""What a graph can be halved to."""
+
+_HALF = frozenset((
+    "Add", "Concat", "Div", "Expand", "FusedMatMul", "Gather", "GatherBlockQuantized", "Gelu",
+    "GroupQueryAttention", "Identity", "LayerNormalization", "MatMul", "MatMulNBits", "Mul", "Neg",
+    "Relu", "Reshape", "RotaryEmbedding", "Sigmoid", "SimplifiedLayerNormalization",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze",
+    "Sub", "Tanh", "Transpose", "Unsqueeze", "Where",
+))  # fmt: skip
+"""Operators whose kernels take half precision and sum, where they sum, in fp32. What is not named
+here (powers, means, exponentials) is computed in fp32 between two casts."""
+
+_PROJECTIONS = ("FusedMatMul", "MatMul", "MatMulNBits")
+
+
+def halve(view: GraphView, kind: str) -> None:
+    """Compute in half precision up to the last projection, and in fp32 from there.
+
+    ```
+    x ─┬ op ─ y          =>      x/half ─┬ op ─ y/half
+    w ─┘                         w/half ─┘
+
+    x ─ Projection ─ (softcap ─) logits ─ TopK ─ argmax
+      =>  x/half ─ Projection ─ Cast fp32 ─ (softcap ─) logits ─ TopK ─ argmax
+    ```
+    KV inputs and outputs are of the half type; logits, argmax and confidence stay what they were.
+    """
+    _widen_scores(view)
+    _Halving(view, TYPES[kind]).run()
+
+
+def _widen_scores(view: GraphView) -> None:
+    """Put a cast to fp32 behind the last projection, a cast from fp32 until all is halved."""
+    head = _head(view)
+    made = view.add(head.op_type, head.input, domain=head.domain, **view.attributes(head))
+    view.add("Cast", [made], outputs=[head.output[0]], to=_FLOAT)
+    view.tidy()
+
+
+def _head(view: GraphView) -> onnx.NodeProto:
+    """Return the projection that logits come from; a bias counts as part of what follows it."""
+    node = view.maker("logits")
+    while node is not None and node.op_type not in _PROJECTIONS:
+        node = next((m for i in node.input if (m := view.maker(i)) is not None), None)
+    assert node is not None, "logits are made by a projection"
+    return node
+
+
+class _Halving:
+    """Rewrites one graph: every float value is given in the type that its reader wants."""
+
+    def __init__(self, view: GraphView, to: int) -> None:
+        self.view = view
+        self.to = to
+        types = value_types(view)
+        self.floats = {name for name, onnx_type in types.items() if onnx_type == _FLOAT}
+        self.scored = _read_from(view, _head(view).output[0])
+        self.constants = {t.name for t in view.graph.initializer}
+        self.made: dict[str, int] = {}
+        self.cast: dict[tuple[str, int], str] = {}
+
+    def run(self) -> None:
+        """Halve what can be."""
+        for value in [*self.view.graph.input, *self.view.graph.output]:
+            if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
+                value.type.tensor_type.elem_type = self.to
+                self.made[value.name] = self.to
+        nodes = self.view.nodes()
+        for node in nodes:
+            self.made |= dict.fromkeys(self.floats.intersection(node.output), self._wanted(node))
+        for node in nodes:
+            self._retype(node)
+        self.view.tidy()
+
+    def _wanted(self, node: onnx.NodeProto) -> int:
+        is_half = node.op_type in _HALF and node.output[0] not in self.scored
+        return self.to if is_half else _FLOAT
+
+    def _retype(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "Cast":  # takes what it is given
+            return
+        wanted = self._wanted(node)
+        for index, name in enumerate(node.input):
+            if name in self.floats:
+                node.input[index] = self._as(name, wanted)
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0  # a choice among CPU kernels
+
+    def _as(self, name: str, wanted: int) -> str:
+        """Return a float value in a type, adding a cast or a narrowed weight once."""
+        if name in self.constants:
+            return name if wanted == _FLOAT else self._narrowed(name)
+        if self.made.get(name, _FLOAT) == wanted:
+            return name
+        if (name, wanted) not in self.cast:
+            self.cast[name, wanted] = self.view.add("Cast", [name], to=wanted)
+        return self.cast[name, wanted]
+
+    def _narrowed(self, name: str) -> str:
+        array = self.view.constant(name)
+        stored = self.view.stored(name) if array is None else _in_graph(name, array)
+        assert stored is not None, "an initializer lies in the graph or beside it"
+        return self.view.add_stored(narrowed(stored, self.to))
+
+
+def _read_from(view: GraphView, name: str) -> set[str]:
+    """Return the values computed from one."""
+    found, stack = set[str](), [name]
+    while stack:
+        for reader in view.readers(stack.pop()):
+            new = set(filter(None, reader.output)) - found
+            found |= new
+            stack.extend(new)
+    return found
+
+
+def _in_graph(name: str, array: NDArray[Any]) -> Stored:
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        return array[begin:end] if array.ndim else array
+
+    return Stored(name, _FLOAT, array.shape, rows)
+
+
+def narrowed(source: Stored, to: int) -> Stored:
+    """Return an fp32 tensor as fp16 or bf16, rounded to nearest.
+
+    Raises: BuildError, when it is written, for a weight that fp16 cannot hold.
+    """
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part = np.asarray(source.rows(begin, end), np.float32)
+        return _to_bf16(part) if to == _BF16 else _to_fp16(source.name, part)
+
+    bytes_of = f"{source.bytes_of}/half" if source.bytes_of else ""
+    return Stored(f"{source.name}/half", to, source.shape, rows, bytes_of)
+
+
+def _to_fp16(name: str, part: NDArray[np.float32]) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = part.astype(np.float16)
+    if not np.array_equal(np.isfinite(half), np.isfinite(part)):
+        raise BuildError(
+            f"{name} has weights up to {float(np.abs(part).max()):.3g}, and fp16 ends at 65504; "
+            "build with precision bf16"
+        )
+    return half
+
+
+def _to_bf16(part: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to the nearest of the upper 16 bits, ties to even."""
+    bits = np.ascontiguousarray(part).view(np.uint32).reshape(part.shape)
+    upper = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(part), np.uint32(0x7FC0), upper).astype(np.uint16)
