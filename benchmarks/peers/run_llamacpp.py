@@ -35,6 +35,8 @@ EXAMPLE = "example"
 CONTEXT = 2048
 LOOKUP_NGRAM = 3
 ATTEMPTS = 5
+SURE = ["--spec-draft-n-max", 8, "--spec-draft-p-min", 0.75]
+"""Gamma `auto`: draft on while the draft gives its token three in four."""
 GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
 ALONE = ["--parallel", 1, "--no-cache-prompt", "--cache-ram", 0, "--no-ui", "--no-slots"]
 """One request at a time, every prompt read anew, no interface."""
@@ -56,12 +58,12 @@ class LlamaCpp:
             "llama-cpp-python": "0.3.36",
             "llama.cpp": _first_line(said.stderr + said.stdout),
         }
-        self.hello = Hello("llamacpp", [PLAIN, SPECULATIVE, NGRAM, EXAMPLE], versions)
+        self.hello = Hello(
+            "llamacpp", [PLAIN, SPECULATIVE, NGRAM, EXAMPLE], versions, [SPECULATIVE]
+        )
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Ask the server of this mode and gamma, or run the example."""
-        if order.gamma == AUTO:
-            raise ValueError("llama.cpp has no policy for its gamma; give a number")
         if order.mode == EXAMPLE:
             return self._example(prompt, order)
         key = (order.mode, order.gamma)
@@ -101,7 +103,7 @@ def model_flags(options: Options, order: Order) -> list[object]:
     caches = ["-ctk", "-ctv"]
     if order.mode in (SPECULATIVE, EXAMPLE):
         flags += ["-md", options.draft / "model.gguf", "--spec-type", "draft-simple"]
-        flags += ["--spec-draft-n-max", order.gamma, "--spec-draft-n-min", 0]
+        flags += SURE if order.gamma == AUTO else ["--spec-draft-n-max", order.gamma]
         caches += ["-ctkd", "-ctvd"]
     if order.mode == NGRAM:
         flags += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", LOOKUP_NGRAM]

@@ -16,6 +16,8 @@ from peerbench.options import Options, read_options
 from peerbench.protocol import AUTO, NGRAM, PLAIN, SPECULATIVE, Completed, Hello, Order, serve
 
 LOOKUP_NGRAM = 3
+CONFIDENCE = 0.4
+"""Gamma `auto`: the threshold that its own examples give."""
 
 
 class Arrivals(genai.StreamerBase):  # type: ignore[misc]
@@ -60,7 +62,7 @@ class OpenVino:
         names = ("openvino", "openvino-genai")
         versions = {name: version(name) for name in names}
         settings = {name: str(value) for name, value in properties.items()}
-        self.hello = Hello("openvino", list(self._opening), versions, settings=settings)
+        self.hello = Hello("openvino", list(self._opening), versions, [SPECULATIVE], settings)
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Generate with a streamer that takes the times."""
@@ -85,7 +87,8 @@ def generation(order: Order) -> genai.GenerationConfig:
     if order.mode == PLAIN:
         return config
     if order.gamma == AUTO:
-        raise ValueError("the pipeline has no policy for its gamma; give a number")
+        config.assistant_confidence_threshold = CONFIDENCE
+        return config
     config.num_assistant_tokens = order.gamma
     if order.mode == NGRAM:
         config.max_ngram_size = LOOKUP_NGRAM

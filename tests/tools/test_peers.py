@@ -176,6 +176,23 @@ def test_a_runner_rests_when_it_is_not_its_turn(fake: list[str], tmp_path: Path)
         runner.ask(ORDER)
 
 
+def test_a_runner_at_rest_ends_with_whoever_started_it(fake: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "starter.py"
+    script.write_text(
+        f"import sys, os, pathlib\nsys.path.insert(0, {str(PEERS)!r})\n"
+        "from peerbench.process import Runner\n"
+        f"runner = Runner({fake!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
+        "print(runner._process.pid, flush=True)\nos._exit(1)\n"
+    )
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    status = Path("/proc", done.stdout.strip(), "stat")
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_runner_that_dies_or_fails_loses_its_rows_only(fake: list[str], tmp_path: Path) -> None:
     names = ["fake:plain", "fake:speculative:8", "fake:speculative:7", "fake:speculative:9"]
     with Runner(fake, tmp_path / "log") as runner:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+from peerbench.lifetime import die_with_parent
 from peerbench.protocol import Hello, Order, Outcome
 
 
@@ -36,6 +37,7 @@ class Runner:
                 stderr=errors,
                 encoding="utf-8",
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - there is one thread
             )
         try:
             self.hello = Hello(**json.loads(self._read()))

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from peerbench.lifetime import die_with_parent
+
 PATIENCE_S = 300
 
 
@@ -23,7 +25,11 @@ class Server:
         self._port = _free_port()
         place = ["--host", "127.0.0.1", "--port", str(self._port)]
         command = [str(program), *place, *map(str, flags)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - there is one thread
+        )
         try:
             self._wait()
         except BaseException:
