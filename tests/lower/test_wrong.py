@@ -17,6 +17,7 @@ from specrt_export.lower import attention, fold, layers, matrix, norm, ort, part
 from specrt_export.lower.matrix import Matrix, join_matrices
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.view import GraphView
+from specrt_export.lower.window import surplus
 from specrt_export.portable import runs_here
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ def join_q_k_v_in_another_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention, "join_projections", lambda view, three: join(view, three[::-1]))
 
 
+def count_the_window_beside_the_query(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention, "surplus", lambda: 1 - surplus())
+
+
 WRONG: dict[str, tuple[str, Patch]] = {
     "fold": ("gemma2", subtract_where_one_is_added),
     "cast": ("llama3", widen_half_floats_wrongly),
@@ -126,6 +131,7 @@ WRONG: dict[str, tuple[str, Patch]] = {
     "parts": ("phi3", take_every_part_from_the_start),
     "scale": ("opt", forget_the_factor_of_the_queries),
     "lengths": ("qwen3", see_one_position_less),
+    "window": ("mistral", count_the_window_beside_the_query),
     "rows": ("llama2", score_the_first_row),
     "qkv": ("gemma2", join_q_k_v_in_another_order),
 }

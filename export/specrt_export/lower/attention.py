@@ -15,6 +15,7 @@ from specrt_export.lower.linear import MICROSOFT, find_projection
 from specrt_export.lower.rotary import Rotations, match_rotary
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
+from specrt_export.lower.window import surplus
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class _Fusion:
         self.rotations = rotations
         self.shapes = Shapes(view)
         self.lengths = _lengths(view)
+        self.surplus = surplus() if any(geometry.windows) else 0
 
     def fuse(self, layer: Layer) -> tuple[bool, bool]:
         """Fuse one layer; return whether its rotation went in, and whether it was joined."""
@@ -145,9 +147,13 @@ class _Fusion:
             do_rotary=int(bool(tables)),
             scale=said.get("scale", geometry.head_dim**-0.5),
             softcap=said.get("softcap", 0.0),
-            local_window_size=geometry.windows[layer.index] or -1,
+            local_window_size=self._window(geometry.windows[layer.index]),
         )
         self._hand_over(layer.node.output[0], joined)
+
+    def _window(self, keys: int) -> int:
+        """Return the attribute with which the kernel sees so many latest keys; 0 are all."""
+        return keys - self.surplus if keys else -1
 
     def _hand_over(self, old: str, joined: str) -> None:
         """Give the readers of an attention output [B, H, S, D] the joined heads [B, S, H · D]."""
