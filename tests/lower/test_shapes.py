@@ -94,17 +94,23 @@ def test_a_reshape_is_followed_through_sizes_known_at_run_time() -> None:
     assert shape_of([as_y], flat=[-1, 6]) == ("B*S*2", 6)
 
 
+def test_what_a_slice_leaves_has_a_name_where_it_has_no_number() -> None:
+    cut = helper.make_node("Slice", ["x", "zero", "five", "axis"], ["y"])
+    assert shape_of([cut], zero=[0], five=[5], axis=[1]) == ("B", "size of y", 12)
+    assert shape_of([cut], zero=[3], five=[50], axis=[-1]) == ("B", "S", 9)
+
+
 @pytest.mark.parametrize(
     "node",
     [
         helper.make_node("Reshape", ["x", "odd"], ["y"]),
         helper.make_node("Concat", ["x", "x"], ["y"], axis=1),
-        helper.make_node("Slice", ["x", "zero", "five", "one"], ["y"]),
+        helper.make_node("Slice", ["x", "zero", "five"], ["y"]),
         helper.make_node("Unknown", ["x"], ["y"]),
         helper.make_node("Add", ["x", "thirteen"], ["y"]),
     ],
 )
 def test_what_is_not_known_is_not_guessed(node: onnx.NodeProto) -> None:
     thirteen = np.zeros(13)
-    found = shape_of([node], odd=[-1, 7], zero=[0], five=[5], one=[1], thirteen=thirteen)
+    found = shape_of([node], odd=[-1, 7], zero=[0], five=[5], thirteen=thirteen)
     assert found is None
