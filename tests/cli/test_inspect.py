@@ -34,7 +34,13 @@ def test_text_shows_what_a_person_asks(cli: Run, codelet: Path) -> None:
     ran = cli("inspect", codelet)
     assert (ran.status, ran.err) == (0, "")
     manifest = Bundle.open(codelet).manifest
-    for word in ("codelet", "ort-cpu, fp32, batch 1", "2048 positions", "default auto", "onnxruntime"):
+    for word in (
+        "codelet",
+        "ort-cpu, fp32, batch 1",
+        "2048 positions",
+        "default auto",
+        "onnxruntime",
+    ):
         assert word in ran.out
     for name, record in manifest.files.items():
         assert name in ran.out
