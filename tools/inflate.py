@@ -17,11 +17,14 @@ others do, but let a GPU draw less power. Old input columns stay side by side, s
 blocks that fill a head and divide the old widths gives them what it gave them before.
 
 How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
-written in its own type keeps its numbers bit for bit, except that norms are written in float32 (a
-program that rounds them to bfloat16 gets a slightly different model) and that a wider head_dim (8B)
-multiplies queries by sqrt(2), which rounds them in bfloat16 and float16. The vocabulary stays as it
-is, so presets come to fewer parameters than their namesakes. config.json says what it was made
-from under "specrt_inflated_from". The work is done in growth/, with NumPy alone.
+written in its own type keeps its numbers bit for bit, but for two things. Norms are written in
+float32; a program that rounds them gets a slightly different model. And a wider head_dim (8B) has
+queries multiplied by sqrt(2), which rounds them in bfloat16 and float16: codelet's logits then move
+by 6e-4 of the largest, a tenth of what computing in bfloat16 does.
+
+The vocabulary stays as it is, so presets come to fewer parameters than their namesakes. config.json
+says under "specrt_inflated_from" what it was made from. The work is done in growth/, with NumPy
+alone, one weight in memory at a time.
 """
 
 from __future__ import annotations
