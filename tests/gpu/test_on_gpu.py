@@ -82,6 +82,7 @@ def run(engine: Engine) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     text, at, found = tokens(240), 0, []
     for width, rows in PASSES:
         done = engine.forward(text[:, at : at + width], at, rows)
+        assert np.ptp(done.logits) > 1, "a device that computes nothing gives zeros"
         np.testing.assert_array_equal(done.argmax, done.logits.argmax(-1))
         found.append(np.array(done.logits))
         at += width
@@ -127,6 +128,7 @@ def test_going_back_leaves_nothing_behind(built: Callable[[str, str], Built]) ->
     for at, width in ((20, 5), (25, 1), (26, 5), (31, 9)):
         piece = text[:, at : at + width]
         found, wanted = engine.forward(piece, at), fresh.forward(piece, at)
+        assert np.ptp(wanted.logits) > 1
         np.testing.assert_array_equal(found.logits, wanted.logits)
     engine.close()
     fresh.close()

@@ -18,7 +18,7 @@ from specrt.engines.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.compile import ort_cuda
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.halved import TOLERANCES, check_halved
+from specrt_export.compile.halved import TOLERANCES, check_halved, on_cpu
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.compile.ort_cuda import compile_ort_cuda
 from specrt_export.lower.halve import TYPES, narrowed
@@ -53,10 +53,11 @@ READ_ON_HOST = {
 """Inputs that CUDA kernels read in main memory. Source: the InputMemoryType of their registration
 in onnxruntime/core/providers/cuda and onnxruntime/contrib_ops/cuda."""
 ON_DEVICE = {
-    "Add", "Cast", "Div", "FusedMatMul", "Gather", "GatherBlockQuantized", "Gelu", "IsNaN",
+    "Add", "Cast", "Div", "FusedMatMul", "Gather", "GatherBlockQuantized", "GatherElements", "Gelu",
+    "IsNaN",
     "LayerNormalization", "MatMulNBits", "Mul", "Pow", "Relu", "RotaryEmbedding", "Sigmoid",
     "SimplifiedLayerNormalization", "SkipLayerNormalization",
-    "SkipSimplifiedLayerNormalization", "Sub", "Tanh", "Transpose", "Where",
+    "SkipSimplifiedLayerNormalization", "Softmax", "Sub", "Tanh", "Transpose", "Where",
 }  # fmt: skip
 """Operators whose CUDA kernels read and write device memory only."""
 
@@ -203,6 +204,19 @@ def test_every_architecture_is_halved(
     compiled, model = halved(graph, weights, tmp_path, compute)
     assert stays_on_device(model)
     assert hold(graph, weights, tmp_path, compiled) < TOLERANCES[compute]
+
+
+@needs_reference
+def test_confidence_is_the_share_of_the_likeliest_token(engines: Path, tmp_path: Path) -> None:
+    graph, weights = source(engines, "draft")
+    made = compile_ort_cuda(graph, weights, tmp_path, MAX_LENGTH, confidence=True)
+    model = onnx.load(tmp_path / ENGINE, load_external_data=False)
+    assert stays_on_device(model)
+    with on_cpu(tmp_path, made.geometry, MAX_LENGTH, 8) as engine:
+        done = engine.forward(np.arange(8)[None], 0)
+        scores = np.exp(done.logits - done.logits.max(-1, keepdims=True), dtype=np.float64)
+        assert done.confidence is not None
+        np.testing.assert_allclose(done.confidence, 1 / scores.sum(-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

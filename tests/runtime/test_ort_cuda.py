@@ -155,6 +155,7 @@ def test_a_pass_copies_one_buffer_in_and_nothing_out(draft: OrtCudaEngine) -> No
     draft.forward(tokens(5, seed=2), 5)
     assert {name: value.read for name, value in values.items()} == {"argmax": 1, "logits": 1}
     assert not np.array_equal(bound.logits, before)
+    assert {name: value.read for name, value in values.items()} == {"argmax": 1, "logits": 2}
 
 
 def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(draft: OrtCudaEngine) -> None:
@@ -201,7 +202,9 @@ def test_an_engine_of_another_shape_is_refused(built: dict[str, Built]) -> None:
 
 def test_a_damaged_engine_is_refused(tmp_path: Path, built: dict[str, Built]) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"not a graph")
-    with pytest.raises(EngineError, match=r"cannot open .* on cpu: .*build the bundle again"):
+    with pytest.raises(
+        EngineError, match=r"cannot open .* on cpu: .*specrt doctor.*build the bundle again"
+    ):
         opened((tmp_path / "engine.onnx", built["draft"][1]))
 
 

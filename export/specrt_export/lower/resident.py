@@ -37,6 +37,7 @@ def keep_resident(view: GraphView, max_length: int) -> None:
         node.input[_FIRST_LENGTH] = LENGTHS
         node.input[_TOTAL_LENGTH] = total
     _count_from_input(view)
+    _pick_confidence(view)
     view.tidy()
     _replace_inputs(view)
     left = sorted({n.op_type for n in view.nodes() if n.op_type in _HOST_OPERATORS})
@@ -54,6 +55,27 @@ def _count_from_input(view: GraphView) -> None:
         counts = begin == 0 and step == 1 and _is_width(view, node.input[1])
         if counts:
             view.replace(node.output[0], STEPS)
+
+
+def _pick_confidence(view: GraphView) -> None:
+    """Pick the largest share by its place, which is known: the reduction would need cuDNN.
+
+    ```
+    logits ─┬─ Softmax ─ ReduceMax ─ y
+            └─ TopK 1 ─ place
+
+      =>  logits ─┬─ Softmax ──────── GatherElements ─ Squeeze ─ y
+                  └─ TopK 1 ─ place ──┘
+    ```
+    """
+    for node in view.nodes("ReduceMax"):
+        shares = view.maker(node.input[0], "Softmax")
+        readers = view.readers(shares.input[0]) if shares is not None else []
+        top = next((reader for reader in readers if reader.op_type == "TopK"), None)
+        if top is None or view.scalar(top.input[1]) != 1:
+            continue
+        largest = view.add("GatherElements", [node.input[0], top.output[1]], axis=-1)
+        view.add("Squeeze", [largest, node.input[1]], outputs=[node.output[0]])
 
 
 def _is_width(view: GraphView, name: str) -> bool:

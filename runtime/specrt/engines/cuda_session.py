@@ -36,17 +36,23 @@ def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any
             enable_fallback=0,
         )
     except Exception as error:  # the library raises its own pybind types
+        if device == "cuda" and (absent := unloadable()):
+            raise EngineError(_not_started(path, absent)) from error
         reason = str(error).splitlines()[0]
         raise EngineError(
-            f"ONNX Runtime {ort.__version__} cannot open {path} on {device}: {reason}; "
-            "build the bundle again with the version installed here"
+            f"ONNX Runtime {ort.__version__} cannot open {path} on {device}: {reason}; ask "
+            "`specrt doctor` what is missing, or build the bundle again with this version"
         ) from error
     if device == "cuda" and PROVIDER not in session.get_providers():
-        raise EngineError(
-            f"{path} needs the CUDA provider of ONNX Runtime {ort.__version__}, which does not "
-            f"start: {unloadable() or 'its reason is above'}; {INSTALL}"
-        )
+        raise EngineError(_not_started(path, unloadable() or "its reason is above"))
     return session
+
+
+def _not_started(path: Path, reason: str) -> str:
+    return (
+        f"{path} needs the CUDA provider of ONNX Runtime {ort.__version__}, which does not start: "
+        f"{reason}; {INSTALL}"
+    )
 
 
 def missing(device_id: int = 0) -> str:
