@@ -11,11 +11,15 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from specrt.errors import SpecrtError
+from specrt.prompts import read_prompts
+from specrt.text import Tokenizer
 
 from peerbench.catalog import HERE, PEERS, MissingError, Models, label
 from peerbench.conversion import PRECISIONS
@@ -41,10 +45,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--draft", type=Path, required=True, help="the draft's checkpoint")
     parser.add_argument("--precision", choices=PRECISIONS, required=True)
     parser.add_argument("--prompts", type=Path, default=HERE.parent / "prompts" / "code.jsonl")
-    parser.add_argument("--limit", type=int, default=9, help="how many prompts, from the first")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--limit", type=at_least(1), default=9, help="how many prompts, from the first"
+    )
+    parser.add_argument("--max-tokens", type=at_least(2), default=128)
+    parser.add_argument("--threads", type=at_least(1), default=2)
+    parser.add_argument("--repeats", type=at_least(1), default=5)
     parser.add_argument("--gammas", default="2,3,4,5", help="for every mode that drafts")
     parser.add_argument("--peers", default=",".join(PEERS), help="which, by comma")
     parser.add_argument("--contender", action="append", help="peer:mode:gamma instead of all modes")
@@ -55,6 +61,17 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of at least {least}")
+        return int(text)
+
+    return read
+
+
 def main() -> None:
     """Prepare, measure, print."""
     parser = arguments()
@@ -63,7 +80,7 @@ def main() -> None:
         base = Contender.parse(given.base)
         contenders = [Contender.parse(text) for text in given.contender or []]
         gammas = [parse_gamma(text) for text in given.gammas.split(",")]
-        order = Order(read_prompts(given), given.max_tokens)
+        order = Order(token_ids(given), given.max_tokens)
         starting = commands(given, contenders)
         if given.prepare:
             return
@@ -72,18 +89,18 @@ def main() -> None:
                 name: stack.enter_context(Runner(starts, given.work / f"{name}.log"))
                 for name, starts in starting.items()
             }
-            rows = contend(runners, contenders, gammas, order, given.repeats)
+            chosen = contenders or everyone(runners.values(), gammas)
+            if base not in chosen:
+                raise ValueError(f"{base} is not measured; name another row with --base")
+            rows = measure(runners, chosen, order, given.repeats, say)
             hellos = {name: runner.hello for name, runner in runners.items()}
         report(given, hellos, rows, base)
-    except (MissingError, RunnerError, ValueError, OSError) as error:
+    except (MissingError, RunnerError, SpecrtError, ValueError, OSError) as error:
         parser.exit(1, f"compare: {error}\n")
 
 
-def read_prompts(given: argparse.Namespace) -> list[list[int]]:
+def token_ids(given: argparse.Namespace) -> list[list[int]]:
     """Make token ids once, with specrt's tokenizer, so that no peer's tokenizer matters."""
-    from specrt.prompts import read_prompts
-    from specrt.text import Tokenizer
-
     tokenizer = Tokenizer(given.target / "tokenizer.json", None)
     texts = [prompt.text for prompt in read_prompts(given.prompts)[: given.limit]]
     return [tokenizer.encode(text) for text in texts]
@@ -106,18 +123,9 @@ def commands(given: argparse.Namespace, contenders: Sequence[Contender]) -> dict
     return found
 
 
-def contend(
-    runners: Mapping[str, Runner],
-    contenders: Sequence[Contender],
-    gammas: Sequence[Gamma],
-    order: Order,
-    repeats: int,
-) -> list[Row]:
-    """Measure the contenders named, or everything that the peers can do."""
-    chosen = list(contenders)
-    for runner in () if chosen else runners.values():
-        chosen += everything(runner.hello, gammas)
-    return measure(runners, chosen, order, repeats, say)
+def everyone(runners: Iterable[Runner], gammas: Sequence[Gamma]) -> list[Contender]:
+    """List everything that all peers can do."""
+    return [found for runner in runners for found in everything(runner.hello, gammas)]
 
 
 def everything(hello: Hello, gammas: Sequence[Gamma]) -> list[Contender]:
@@ -135,9 +143,7 @@ def report(
     given: argparse.Namespace, hellos: Mapping[str, Hello], rows: Sequence[Row], base: Contender
 ) -> None:
     """Print a table and a verdict, and write the results where a name was given."""
-    against = next((row for row in rows if row.contender == base), None)
-    if against is None:
-        raise ValueError(f"{base} was not measured; name a row of the table with --base")
+    against = next(row for row in rows if row.contender == base)
     table = [figures(row, rows, against) for row in rows]
     said = verdict(rows, against)
     print(f"{markdown(table)}\n\n{said}")

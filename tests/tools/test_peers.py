@@ -299,6 +299,9 @@ def test_a_peer_without_its_environment_names_the_script(
         (["--peers", "nobody"], "no peer is called nobody"),
         (["--gammas", "2,x"], "gamma is 'x'"),
         (["--base", "specrt:plain:2"], "no contender"),
+        (["--target", "nowhere"], "nowhere"),
+        (["--prompts", "nowhere"], "nowhere cannot be read"),
+        (["--contender", "specrt:plain"], "the runner ended"),
     ],
 )
 def test_bad_flags_end_in_one_line(tmp_path: Path, flags: list[str], said: str) -> None:
@@ -354,6 +357,16 @@ def test_an_example_that_lost_its_log_runs_again(
             run_llamacpp.run_example([])
     else:
         assert run_llamacpp.run_example([])[0] == "made\n"
+
+
+@pytest.mark.parametrize("flags", [["--repeats", "0"], ["--max-tokens", "1"], ["--limit", "x"]])
+def test_numbers_out_of_range_are_refused(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = ["--bundle", "b", "--target", "t", "--draft", "d", "--precision", "int8"]
+    with pytest.raises(SystemExit):
+        compare.arguments().parse_args([*needed, *flags])
+    assert "no number of at least" in capsys.readouterr().err
 
 
 def test_results_hold_no_place_of_this_machine() -> None:
