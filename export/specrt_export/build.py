@@ -14,7 +14,6 @@ from specrt.text import Tokenizer
 from specrt_export.aside import aside
 from specrt_export.calibration import read_calibration
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile.ort_cpu import BATCH
 from specrt_export.gate import Gate
 from specrt_export.inputs import (
     ModelInputs,
@@ -134,7 +133,7 @@ def _manifest(
         name=recipe.name,
         backend=options.backend,
         precision=models["target"].precision,
-        batch=BATCH,
+        batch=options.batch,
         max_length=options.max_length,
         prefill=options.prefill,
         gammas=tuple(sorted({0, *options.gammas})),

@@ -14,9 +14,13 @@ from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt_export.compile.ort_cpu import ENGINE
 from specrt_export.portable import GraphRun, Tokens, runs_here
+from specrt_export.quality import PASS_BYTES
 
 TOLERANCE = 2e-4
 """Largest error of a logit over the spread of its row; fp32 sums in another order give 1e-6."""
+
+_RAGGED = 4
+"""Lengths that rows of a batch have."""
 
 _FP32 = 1
 """MatMulNBits' `accuracy_level` of sums and activations in fp32; 4 has int8 activations."""
@@ -24,42 +28,44 @@ _FP32 = 1
 
 def check_equal(
     graph: Path, checkpoint: Path, engine: Path, geometry: Geometry, max_length: int,
-    widths: list[int],
+    widths: list[int], batch: int = 1,
 ) -> float | None:  # fmt: skip
     """Run engine and portable graph on the same tokens; return the largest relative error.
 
     A prefill that reaches past every sliding window, then a pass of each width, then the same
-    positions again over stale keys. Products of quantized weights are computed in fp32 here: the
-    engine itself rounds activations too, which would hide a defect of the lowering. Returns None
-    where the ONNX Runtime installed is too old to run the portable graph.
+    positions again over stale keys; rows of a batch are at lengths of their own. Products of
+    quantized weights are computed in fp32 here: the engine itself rounds activations too, which
+    would hide a defect of the lowering. Returns None where the ONNX Runtime installed is too old
+    to run the portable graph.
     Raises: BuildError above the tolerance.
     """
     if not runs_here():
         return None
     plan = _plan(geometry, max_length, widths)
     reference = GraphRun(graph, checkpoint)
-    reference.reset(batch=1, length=max_length)
-    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, max_length)
+    reference.reset(batch, max_length)
+    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, (batch, max_length))
     with exact(engine / ENGINE) as path:
         compiled = open_engine(
-            "ort-cpu", path, geometry, batch=1, max_length=max_length,
+            "ort-cpu", path, geometry, batch=batch, max_length=max_length,
             max_width=max(width for _, width in plan), threads=1,
         )  # fmt: skip
         try:
-            errors = [
-                _compare(reference, compiled, tokens[None, start : start + width], start)
-                for start, width in plan
-            ]
+            errors = [_compare(reference, compiled, tokens, start, width) for start, width in plan]
         finally:
             compiled.close()
     return max(errors)
 
 
-def _compare(reference: GraphRun, compiled: Engine, piece: Tokens, start: int) -> float:
+def _compare(
+    reference: GraphRun, compiled: Engine, tokens: Tokens, start: int, width: int
+) -> float:
     """Run one pass with both; return the error, unless it is above the tolerance."""
-    width = piece.shape[1]
-    expected = reference(piece, [start], range(width))[0]
-    found = compiled.forward(piece, start).logits
+    starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
+    piece = np.stack([t[at : at + width] for t, at in zip(tokens, starts, strict=True)])
+    scored = min(width, max(1, PASS_BYTES // (4 * len(tokens) * compiled.geometry.vocab_size)))
+    expected = reference(piece, starts, range(width - scored, width))[0]
+    found = compiled.forward(piece, starts, scored).logits
     spread = float(expected.max() - expected.min()) or 1.0
     error = float(np.abs(found - expected).max()) / spread
     if not error <= TOLERANCE:  # also when either is not a number

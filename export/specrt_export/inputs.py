@@ -84,12 +84,11 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
 
 
 def _disk_bytes(model: ModelInputs, precision: Precision) -> int:
-    """Return about what one model takes: its engine, and while quantizing also what it is from."""
+    """Return about what building one model takes."""
     ends = model.checkpoint.config.get("vocab_size")
-    times = 2 if precision.rewrites else 1
     return int(
         sum(
-            prod(weight.shape) * times * precision.item_bytes(weight.shape[:1] == (ends,))
+            prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
             for weight in model.checkpoint.weights.values()
         )
     )

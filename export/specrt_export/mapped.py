@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -64,8 +63,8 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
             )
 
 
-def map_weights(model: onnx.ModelProto, *folders: Path) -> list[Weight]:
-    """Map every external initializer of a portable graph from the first folder that has its file.
+def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
+    """Map every external initializer of a portable graph from the files in a folder.
 
     Raises: CheckpointError naming the shard that is missing or too short.
     """
@@ -74,7 +73,6 @@ def map_weights(model: onnx.ModelProto, *folders: Path) -> list[Weight]:
     for tensor in external_tensors(model):
         place = {entry.key: entry.value for entry in tensor.external_data}
         shard = place.get("location", "")
-        folder = _folder_of(shard, folders)
         if shard not in shards:
             shards[shard] = _map(folder, shard)
         begin = int(place.get("offset", 0))
@@ -103,8 +101,9 @@ def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
     return [t for t in model.graph.initializer if t.data_location == external]
 
 
-def _folder_of(shard: str, folders: Sequence[Path]) -> Path:
-    return next((folder for folder in folders if (folder / shard).is_file()), folders[0])
+def location(tensor: onnx.TensorProto) -> str:
+    """Return the name of the file that holds an external tensor."""
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def _map(folder: Path, shard: str) -> NDArray[np.uint8]:

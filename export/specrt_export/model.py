@@ -16,6 +16,7 @@ from specrt_export.equal import check_equal
 from specrt_export.gate import Gate, Source
 from specrt_export.inputs import ModelInputs
 from specrt_export.mapped import check_weights, external_tensors
+from specrt_export.narrow import narrow_engine
 from specrt_export.portable import read_graph
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
@@ -74,13 +75,16 @@ class ModelBuilder:
             source.weights,
             made,
             options.max_length,
+            batch=options.batch,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
         )
+        narrow_engine(made, self.recipe.precisions[role])
         progress(f"check {role}", 0.7)
         widths = sorted({1, max(options.gammas, default=0) + 1})
         check_equal(
-            source.graph, source.weights, made, compiled.geometry, options.max_length, widths
-        )
+            source.graph, source.weights, made, compiled.geometry, options.max_length, widths,
+            options.batch,
+        )  # fmt: skip
         return compiled
 
 

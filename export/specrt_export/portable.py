@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import ExportError
 from specrt.geometry import Geometry
-from specrt_export.mapped import Weight, map_weights
+from specrt_export.mapped import Weight, external_tensors, location, map_weights
 
 ATTACHED = "specrt.attached"
 GEOMETRY = "specrt.geometry"
@@ -77,17 +77,17 @@ def runs_here() -> bool:
 class GraphRun:
     """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
 
-    def __init__(self, graph: Path | onnx.ModelProto, *folders: Path) -> None:
+    def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
         model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
-        # Held as long as the session is: it reads the mapped bytes in place.
-        weights = map_weights(model, *folders)
-        self._weights = _values(weights)
+        weights = map_weights(model, folder)
+        # Held as long as the session is: it may read the mapped bytes in place.
+        self._weights = _linked(model, weights, folder)
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        # int4 has no OrtValue over packed bytes; the library maps those from the file itself.
+        # ONNX Runtime maps files that it opens itself, and copies what it is handed.
         options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(folders[0])
+            "session.model_external_initializers_file_folder_path", str(folder)
         )
         options.add_external_initializers(list(self._weights), list(self._weights.values()))
         # Folding would cast and transpose every weight into memory of its own.
@@ -125,10 +125,12 @@ class GraphRun:
         return logits, argmax
 
 
-def _values(weights: Sequence[Weight]) -> dict[str, Any]:
-    """Wrap mapped weights for ONNX Runtime, without a copy."""
+def _linked(model: onnx.ModelProto, weights: Sequence[Weight], folder: Path) -> dict[str, Any]:
+    """Wrap the weights of files that are links, as in hub caches: ONNX Runtime follows none."""
+    places = {tensor.name: location(tensor) for tensor in external_tensors(model)}
+    links = {place for place in places.values() if (folder / place).is_symlink()}
     return {
         weight.name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.array, weight.onnx_type)
         for weight in weights
-        if weight.onnx_type != onnx.TensorProto.INT4
+        if places[weight.name] in links
     }

@@ -53,9 +53,14 @@ class EngineScorer:
 
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """See `Scorer`."""
-        batch = np.broadcast_to(tokens, (self._engine.batch, len(tokens)))
-        logits: Logits = self._engine.forward(batch, [start] * self._engine.batch).logits[0]
-        return logits
+        batch = self._engine.batch
+        # Every row has logits of its own, so as many passes keep their memory the same.
+        width = -(-len(tokens) // batch)
+        rows = []
+        for at in range(0, len(tokens), width):
+            piece = np.broadcast_to(tokens[at : at + width], (batch, len(tokens[at : at + width])))
+            rows.append(self._engine.forward(piece, [start + at] * batch).logits[0].copy())
+        return np.concatenate(rows)
 
 
 def measure(reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]) -> Quality:

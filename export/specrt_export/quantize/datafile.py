@@ -17,8 +17,9 @@ ALIGNMENT = 4096
 class DataFile:
     """Tensors written one after another, in pieces and from several threads."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, name: str) -> None:
+        """Write to a path; graphs will look for it under a name."""
+        self._name = name
         self._file = path.open("wb")
         self._end = 0
 
@@ -30,7 +31,7 @@ class DataFile:
         tensor = onnx.TensorProto(
             name=name, data_type=onnx_type, dims=shape, data_location=onnx.TensorProto.EXTERNAL
         )
-        place = (("location", self._path.name), ("offset", offset), ("length", size))
+        place = (("location", self._name), ("offset", offset), ("length", size))
         for key, value in place:
             tensor.external_data.add(key=key, value=str(value))
         return Region(tensor, self._file.fileno(), offset, row_bytes)

@@ -55,11 +55,19 @@ class Precision:
         """Whether any weight becomes whole numbers."""
         return bool(set(self.names) & set(INTEGER))
 
-    def item_bytes(self, end: bool) -> float:
-        """Return the bytes of a weight, its share of a scale included.
+    def disk_bytes(self, end: bool) -> float:
+        """Return the bytes that a weight takes on disk while an engine is built.
 
-        `end` is for a table of vocabulary size, which may be stored twice.
+        Whole numbers and their scales lie in the quantized graph's folder and in the engine; what
+        is stored as fp16 or bf16 is also fp32 in between. `end` is for a table of vocabulary size,
+        which may be stored twice.
         """
-        used = {self.embedding, self.head} if end else {self.layers}
-        bits = sum(_BITS[p] + (_SCALE_BITS / self.block if p in INTEGER else 0) for p in used)
+        if not self.rewrites:
+            return 4
+        bits = 0.0
+        for name in {self.embedding, self.head} if end else {self.layers}:
+            if name in INTEGER:
+                bits += 2 * (_BITS[name] + _SCALE_BITS / self.block)
+            else:
+                bits += 2 * _BITS[name] + _BITS["fp32"]
         return bits / 8

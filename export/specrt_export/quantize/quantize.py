@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from specrt_export.mapped import external_tensors
+from specrt_export.mapped import external_tensors, location
 from specrt_export.portable import PRECISION, read_graph
 from specrt_export.quantize.datafile import DataFile
 from specrt_export.quantize.graft import graft, prune
@@ -52,7 +52,7 @@ def quantize(
     """
     model = read_graph(graph)
     folder.mkdir(parents=True)
-    with closing(DataFile(folder / WEIGHTS)) as file, closing(Store(file)) as store:
+    with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
         stored = _write_chosen(model, checkpoint, precision, store, progress)
         graft(model, stored)
         _keep_rest(model, checkpoint, store)
@@ -80,7 +80,7 @@ def _write_chosen(
 
 def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
     """Copy the weights still in the checkpoint as fp32, without the casts that followed them."""
-    left = {t.name: t for t in external_tensors(model) if _location(t) != WEIGHTS}
+    left = {t.name: t for t in external_tensors(model) if location(t) != WEIGHTS}
     for tensor in left.values():
         tensor.CopyFrom(store.keep(StoredTensor(tensor, checkpoint)))
     cast = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Cast"}
@@ -89,7 +89,3 @@ def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
             if cast.get(name) in left:
                 node.input[index] = cast[name]
     prune(model)
-
-
-def _location(tensor: onnx.TensorProto) -> str:
-    return next((e.value for e in tensor.external_data if e.key == "location"), "")

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import onnx
+
+from specrt_export.mapped import external_tensors, location
 from specrt_export.portable import GraphRun, Tokens, read_graph
 from specrt_export.quality import GraphScorer, measure
 from specrt_export.quantize.graft import graft
-from specrt_export.quantize.quantize import Quantized
+from specrt_export.quantize.quantize import WEIGHTS, Quantized
 from specrt_export.quantize.store import Stored
 
 TOKENS = 96
@@ -50,9 +54,22 @@ def sensitivities(
             break
         mixed = read_graph(graph)
         graft(mixed, stored)
-        scorer = GraphScorer(GraphRun(mixed, quantized.folder, checkpoint), len(piece))
+        take_in(mixed, quantized.folder)
+        scorer = GraphScorer(GraphRun(mixed, checkpoint), len(piece))
         found.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
     return sorted(found, key=lambda one: -one.kl)
+
+
+def take_in(model: onnx.ModelProto, folder: Path) -> None:
+    """Write the weights of a quantized graph's folder into a graph: a session reads one folder."""
+    for tensor in external_tensors(model):
+        if location(tensor) == WEIGHTS:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            length, offset = int(place["length"]), int(place["offset"])
+            held = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
+            tensor.raw_data = held.tobytes()
+            del tensor.external_data[:]
+            tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def _parts(quantized: Quantized) -> list[tuple[str, list[Stored]]]:

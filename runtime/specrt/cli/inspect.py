@@ -102,7 +102,7 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
                 f"{100 * top1:.1f} % of {tokens} places",
             )
         )
-    if verifies and model.quality is not None:
+    if verifies and model.block:
         facts.append(("  lossless", "output is that of this quantized target decoding plainly"))
     return facts
 

@@ -1,0 +1,124 @@
+"""An engine whose weights are stored as fp16 or bf16 is the fp32 engine, in half the space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from specrt.bundle import Bundle
+from specrt_export.build import build
+from specrt_export.compile.engine_file import ENGINE, WEIGHTS
+from specrt_export.compile.ort_cpu import compile_ort_cpu
+from specrt_export.narrow import narrow_engine
+from specrt_export.quantize.precision import Precision
+from specrt_export.quantize.quantize import quantize
+from specrt_export.recipe import read_recipe
+
+MAX_LENGTH = 64
+
+
+@pytest.fixture
+def draft(engines: Path) -> tuple[Path, Path]:
+    folder = engines / "codelet"
+    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
+
+
+def types(folder: Path) -> list[str]:
+    """The types of an engine's weights that lie beside it."""
+    model = onnx.load(folder / ENGINE, load_external_data=False)
+    return [
+        onnx.TensorProto.DataType.Name(t.data_type)
+        for t in model.graph.initializer
+        if t.data_location == onnx.TensorProto.EXTERNAL
+    ]
+
+
+def logits(folder: Path) -> NDArray[np.float32]:
+    """Run two passes with casts folded, as a device opens such an engine."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(folder / ENGINE), options, ["CPUExecutionProvider"])
+    caches = {i.name: np.zeros(i.shape, np.float32) for i in session.get_inputs()[3:]}
+    tokens = np.random.default_rng(0).integers(0, 8192, (1, 20))
+    found = []
+    for begin, end in ((0, 15), (15, 20)):
+        names = ["logits", *(f"present_{name}" for name in caches)]
+        rows = np.arange(end - begin)
+        feed = {"input_ids": tokens[:, begin:end], "start": np.array([begin]), "rows": rows}
+        made, *written = session.run(names, {**feed, **caches})
+        caches = dict(zip(caches, written, strict=True))
+        found.append(made)
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_weights_take_half_and_come_back_bit_for_bit(
+    draft: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    precision = Precision.of(kind)
+    made = quantize(*draft, tmp_path / "q", precision)
+    compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
+    whole = logits(tmp_path / "engine")
+    before = (tmp_path / "engine" / WEIGHTS).stat().st_size
+    count = narrow_engine(tmp_path / "engine", precision)
+    after = (tmp_path / "engine" / WEIGHTS).stat().st_size
+    assert after < 0.55 * before
+    assert (logits(tmp_path / "engine") == whole).all()
+    found = types(tmp_path / "engine")
+    assert found.count("BFLOAT16" if kind == "bf16" else "FLOAT16") == count > 5
+    # Sines and cosines are no weights of the checkpoint, and need all of their digits.
+    assert "FLOAT" in found
+    assert sorted(p.name for p in (tmp_path / "engine").iterdir()) == [WEIGHTS, ENGINE]
+
+
+def test_slices_do_not_show(
+    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, items in (("whole", 1 << 22), ("sliced", 1000)):
+        monkeypatch.setattr("specrt_export.narrow.SLICE", items)
+        compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH)
+        narrow_engine(tmp_path / name, Precision.of("bf16"))
+    for file in (ENGINE, WEIGHTS):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "sliced" / file).read_bytes()
+
+
+def test_whole_numbers_stay_beside_a_table_in_bf16(
+    draft: tuple[Path, Path], tmp_path: Path
+) -> None:
+    precision = Precision.of("int4", embedding="bf16")
+    made = quantize(*draft, tmp_path / "q", precision)
+    compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
+    whole = logits(tmp_path / "engine")
+    assert narrow_engine(tmp_path / "engine", precision) >= 1
+    assert (logits(tmp_path / "engine") == whole).all()
+    assert {"BFLOAT16", "UINT8", "FLOAT"} <= set(types(tmp_path / "engine"))
+
+
+@pytest.mark.parametrize("precision", [Precision.of("fp32"), Precision.of("int8")])
+def test_other_precisions_are_left_alone(
+    draft: tuple[Path, Path], tmp_path: Path, precision: Precision
+) -> None:
+    compile_ort_cpu(*draft, tmp_path, MAX_LENGTH)
+    before = [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)]
+    assert narrow_engine(tmp_path, precision) == 0
+    assert [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)] == before
+
+
+def test_a_bundle_stored_as_bf16_takes_half(small: Path, out: Path) -> None:
+    build(read_recipe(small), out)
+    whole = Bundle.open(out).manifest
+    written = small.read_text(encoding="utf-8")
+    small.write_text(written.replace("[engine]", '[engine]\nprecision = "bf16"'), encoding="utf-8")
+    build(read_recipe(small), out)
+    half = Bundle.open(out).manifest
+    for role in ("target", "draft"):
+        name = f"{role}/{WEIGHTS}"
+        assert half.files[name].bytes < 0.6 * whole.files[name].bytes
+    # What opening it takes is fp32 all the same.
+    assert half.target.weight_bytes >= whole.target.weight_bytes
