@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import exp, log
 from operator import mul
 
 LEVELS = (-4.0, -2.4, -1.2, -0.2, 0.7, 1.6, 2.6, 3.9)
 """How easy the text may be, as log odds of the first drafted token: from 2 % to 98 %."""
-FIRST_BELIEF = (0.12, 0.08, 0.08, 0.1, 0.17, 0.2, 0.15, 0.1)
-"""Before any round: nothing is known, and most pairs are worth something."""
+FIRST_BELIEF = (0.25, 0.1, 0.05, 0.05, 0.1, 0.2, 0.15, 0.1)
+"""Before any round: most pairs are worth something, and the rest should be found out soon."""
 CHANGE = 0.01
 """How likely the text is to turn, per round."""
 HABIT = 0.2
@@ -27,11 +28,11 @@ FADE = 0.85
 """Share of the counts kept at each refit."""
 WORTH = 0.15
 """What one token tells about an offset: p (1 - p), as it mostly is."""
+ENOUGH = 4.0
+"""Tokens judged before confidence is thought to tell anything."""
 BAND_PRIOR = 1.0
 PLACE_PRIOR = 2.0
 """What an offset's prior weighs, in the same unit."""
-FURTHEST = 5.0
-"""The largest offset, in log odds."""
 
 
 class Acceptance:
@@ -52,7 +53,7 @@ class Acceptance:
         """Offset of each place, that of the first being 0."""
         self.bands = list(FIRST_BANDS)
         """Offset of each band of confidence, 0 on average."""
-        self.seen = [(i + 1) / 8 for i in range(UNTOLD)] + [0.0]
+        self.seen = [(i + 1) / 80 for i in range(UNTOLD)] + [0.0]
         """How many tokens of each band were judged lately."""
         self._belief = list(FIRST_BELIEF)
         self._usual = list(FIRST_BELIEF)
@@ -109,7 +110,7 @@ class Acceptance:
             offset = places[accepted] + bands[band]
             belief = list(map(mul, belief, self._likelihood(0, round(offset * 4))))
         scale = (1.0 - CHANGE) / sum(belief)
-        self._belief = [b * scale + c for b, c in zip(belief, self._change, strict=True)]
+        self._belief = [b * scale + c for b, c in zip(belief, self._change)]  # noqa: B905
         self._summarise()
 
     def chances(self, odds: float, offset: float = 0.0) -> list[float]:
@@ -119,8 +120,11 @@ class Acceptance:
     def surest(self, share: float) -> tuple[float, float]:
         """Return the mean offset of the surest tokens, and what share of all tokens they are.
 
-        `share` is the least they should be; a band is taken as a whole.
+        `share` is the least they should be; a band is taken as a whole. While hardly any token was
+        judged they are all alike.
         """
+        if sum(self.seen) < ENOUGH:
+            return 0.0, 1.0
         least = share * sum(self.seen)
         count = total = 0.0
         for band in sorted(range(len(self.bands)), key=self.bands.__getitem__, reverse=True):
@@ -146,8 +150,7 @@ class Acceptance:
         before, fitted = 0.0, []
         for place, gap, depth in zip(self.places, self._place_gaps, self._depths, strict=True):
             pull = PLACE_PRIOR * (before - place)
-            corrected = place + (gap + pull) / (WORTH * judged + PLACE_PRIOR)
-            before = max(-FURTHEST, min(FURTHEST, corrected))
+            before = place + (gap + pull) / (WORTH * judged + PLACE_PRIOR)
             fitted.append(before)
             judged -= depth
         first = fitted[0]
@@ -156,20 +159,20 @@ class Acceptance:
         self._depths = [FADE * depth for depth in self._depths]
 
     def _refit_bands(self) -> None:
+        seen = self.seen
+        middle = sum(map(mul, FIRST_BANDS, seen)) / sum(seen)
         fitted = [
-            band + (gap + BAND_PRIOR * (first - band)) / (WORTH * seen + BAND_PRIOR)
-            for band, first, gap, seen in zip(
-                self.bands, FIRST_BANDS, self._band_gaps, self.seen, strict=True
+            band + (gap + BAND_PRIOR * (first - middle - band)) / (WORTH * count + BAND_PRIOR)
+            for band, first, gap, count in zip(
+                self.bands, FIRST_BANDS, self._band_gaps, seen, strict=True
             )
         ]
-        centre = sum(map(mul, fitted, self.seen)) / sum(self.seen)
-        top = -FURTHEST
-        for i in range(UNTOLD):
-            fitted[i] = top = max(top, min(FURTHEST, fitted[i] - centre))
-        fitted[UNTOLD] = max(-FURTHEST, min(FURTHEST, fitted[UNTOLD] - centre))
-        self.bands = fitted
-        self._band_gaps = [0.0] * len(fitted)
-        self.seen = [FADE * seen for seen in self.seen]
+        centre = sum(map(mul, fitted, seen)) / sum(seen)
+        untold = fitted.pop()
+        self.bands = [band - centre for band in accumulate(fitted, max)]
+        self.bands.append(untold - centre)
+        self._band_gaps = [0.0] * len(seen)
+        self.seen = [FADE * count for count in seen]
 
     def _summarise(self) -> None:
         self.mean = mean = sum(map(mul, self._belief, self._chances))

@@ -9,28 +9,23 @@ from specrt.costs import Costs
 from specrt.drift import Drift
 from specrt.gamma import Weight
 from specrt.plan import Plan, plan
+from specrt.probing import Probes, Rests
 from specrt.round import Round
 
-PROBING = 0.02
-"""Share of the time that probes may cost while drafting does not pay."""
-PATIENCE = 1.05
-"""How much longer to wait after each probe that fails."""
-LONGEST = 4.0
-"""How many times as long at most."""
-DEAREST = 8.0
-"""The most one probe counts, in tokens lost: a pass held up for other reasons is not its fault."""
 CHECK = 200
 """Rounds in a row that draft, before a plain step shows what one costs now."""
 LIMIT = 256
 """Tokens without drafting before that is called a fallback."""
 ENOUGH = 8
 """Drafted tokens judged before an acceptance is quoted."""
-CELLS = 40
+CELLS = 32
 """Of the chance of the first token; a plan is made for each when it is first needed."""
 REFIT = 16
 """Rounds between refits, at first fewer."""
 REPLAN = 4
 """Refits between plans."""
+TIMED = 2
+"""Of so many rounds one is timed; the clock moves slower than the text."""
 SURE = 0.4
 """Share of tokens that count as the surest."""
 TELLING = 0.2
@@ -48,7 +43,7 @@ class AutoGamma:
     step. What was learned stays for the completions that follow.
 
     While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
-    that probes cost 2 % of the time, and less the longer they fail. Each is charged what it
+    that probes cost 1.5 % of the time, and less the longer they fail. Each is charged what it
     really took, draft passes that caught up included.
     """
 
@@ -64,9 +59,10 @@ class AutoGamma:
         self._plan = self._planned()
         self._reach = 1.0
         self._steps = 0
-        self._asked = self._trying = self._warm = False
-        self._run = self._idle = self._misses = self._spared = 0
-        self._wait = self._least_loss() / PROBING
+        self._asked = self._trying = self._warm = self._sparing = False
+        self._run = self._dropped = 0
+        self._probes = Probes()
+        self._rests = Rests()
         self._silent = self._judged = self._kept = 0
         self.fallback: str | None = self._unpayable()
         """Why nothing is drafted but for probes; None again as soon as drafting pays."""
@@ -85,22 +81,27 @@ class AutoGamma:
         self._acceptance.begin()
         self._plan = plan = self._planned()
         if plan.gamma or (self._telling and plan.more[0] <= 1.0):
+            if self._rests.left > 0:
+                self._rests.left -= 1
+                return 0
             if self._run >= CHECK and self._rival is None:
                 return 0
             return self._most if self._telling else plan.gamma
-        self._trying = self._idle >= self._wait
-        return min(1, self._most) if self._trying else 0
+        depth = self._probes.depth(self._loss())
+        self._trying = depth > 0
+        return min(depth, self._most)
 
     def weigh(self, drafted: int, confidence: float) -> Weight:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._reach = reach = self._reach * self._acceptance.expect(drafted - 1, confidence)
-        if reach >= self._plan.more[drafted]:
+        if reach >= self._plan.more[drafted] or self._trying:
             return Weight.MORE
-        if reach >= self._plan.keep[drafted] or self._trying:
+        if reach >= self._plan.keep[drafted]:
             return Weight.LAST
-        self._spared += 1
-        return Weight.DROP if self._spared & SPARED else Weight.LAST
+        self._dropped += 1
+        self._sparing = not self._dropped & SPARED
+        return Weight.LAST if self._sparing else Weight.DROP
 
     def observe(self, round_: Round) -> None:
         """Learn from the tokens that were judged, and from what passes took.
@@ -113,33 +114,39 @@ class AutoGamma:
             self._judge(round_)
             return
         self._warm = False
-        self._idle += 1
+        self._probes.idle += 1
+        if asked and self._steps:
+            self._rests.bore(self._drift.prices.step[0] * self._floor())
         self._silent += len(round_.tokens)
         if asked and self._rival is None:
             self._run = 0
             self._drift.time_verify(0, round_.verify_ns)
-        if not self._idle & (REFIT * REPLAN - 1):
+        if not self._probes.idle & (REFIT * REPLAN - 1):
             self._replan()
-        if self._silent >= LIMIT and self._judged >= ENOUGH and self.fallback is None:
+        if self._silent >= LIMIT and self.fallback is None:
             self.fallback = self._unprofitable()
 
     def _judge(self, round_: Round) -> None:
         """Learn from a round that this policy drafted in."""
         drafted, accepted = round_.drafted, round_.accepted
-        self._acceptance.learn(accepted, round_.evaluated)
-        self._drift.time_verify(drafted, round_.verify_ns)
-        if self._warm:
-            self._drift.time_draft(self._steps or drafted, round_.draft_ns)
+        evaluated = accepted + (accepted < drafted)
+        self._acceptance.learn(accepted, evaluated)
+        if not self._refit_in % TIMED:
+            self._drift.time_verify(drafted, round_.verify_ns)
+            self._drift.time_draft(self._steps or drafted, round_.draft_ns, self._warm)
+        if not self._sparing:
+            self._rests.dull = 0
+        self._sparing = False
         self._warm = True
         self._run += 1
-        self._idle = 0
-        self._judged += round_.evaluated
+        self._probes.idle = 0
+        self._judged += evaluated
         self._kept += accepted
         if self._trying:
             self._charge(round_)
         else:
-            self._misses = self._silent = 0
-            self._wait = self._least_loss() / PROBING
+            self._probes.reset()
+            self._silent = 0
             if accepted:
                 self._judged = self._kept = 0
                 self.fallback = None
@@ -148,17 +155,16 @@ class AutoGamma:
             self._refit()
 
     def _charge(self, round_: Round) -> None:
-        """Space the next probe by what this one lost."""
-        self._misses = 0 if round_.accepted else self._misses + 1
-        spent = round_.draft_ns + round_.verify_ns
-        lost = min(DEAREST, spent * self._floor()) - len(round_.tokens)
-        patience = min(LONGEST, PATIENCE**self._misses)
-        self._wait = max(lost, self._least_loss() / 2) / PROBING * patience
+        """Charge a probe what it lost: of one token on average, not by the luck it had."""
+        drafted, accepted = round_.drafted, round_.accepted
+        gained = 1.0 + (self._acceptance.mean if drafted == 1 else accepted)
+        spent = (round_.draft_ns + round_.verify_ns) * self._floor()
+        self._probes.charge(drafted, accepted, max(self._loss() / 2, spent - gained))
 
-    def _least_loss(self) -> float:
-        """Return the tokens that a failing probe costs, where nothing has to be caught up."""
+    def _loss(self) -> float:
+        """Return the tokens that a probe is expected to cost, where it has nothing to catch up."""
         total = self._drift.prices.total
-        return total[min(1, self._most)] * self._floor() - 1.0
+        return total[min(1, self._most)] * self._floor() - 1.0 - self._acceptance.mean
 
     def _floor(self) -> float:
         """Return the tokens per nanosecond to be had without drafting."""
@@ -217,8 +223,10 @@ class AutoGamma:
             "step here: no acceptance pays for that"
         )
 
-    def _unprofitable(self) -> str:
-        return (
-            f"acceptance {self._kept / self._judged:.2f} over the last {self._judged} drafted "
-            f"tokens does not pay here"
-        )
+    def _unprofitable(self) -> str | None:
+        if self._judged >= ENOUGH:
+            rate = self._kept / self._judged
+            return f"acceptance {rate:.2f} over the last {self._judged} drafted tokens"
+        if self._rests.dull >= ENOUGH:
+            return f"the draft was unsure of its first token {self._rests.dull} times in a row"
+        return None

@@ -71,7 +71,8 @@ class Costs:
         table: list[float] = [measured[0][1]]
         for (low, before), (high, after) in pairwise(measured):
             slope = (after - before) / (high - low)
-            table += [before + slope * i for i in range(1, high - low + 1)]
+            table += [before + slope * i for i in range(1, high - low)]
+            table.append(after)
         return tuple(_along(table, g) for g in range(most + 1))
 
 

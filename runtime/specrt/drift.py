@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp
 
 from specrt.costs import Costs
-from specrt.plan import Prices, landings
+from specrt.plan import Prices
 
 SURPRISE = 0.5
 """The most by which one pass may differ from what was expected, as a share of it."""
@@ -44,15 +44,17 @@ class Drift:
         """Take note of what a target pass took."""
         if ns > 0:
             note = self._verified[drafted]
-            surprise = ns / self.prices.verify[drafted] - 1.0
-            note[0] += max(-SURPRISE, min(SURPRISE, surprise))
+            note[0] += _surprise(ns / self.prices.verify[drafted])
             note[1] += 1.0
 
-    def time_draft(self, steps: int, ns: float) -> None:
-        """Take note of what so many draft steps took; where they cost nothing, it is ignored."""
+    def time_draft(self, steps: int, ns: float, warm: bool) -> None:
+        """Take note of what so many draft steps took; where they cost nothing, it is ignored.
+
+        A draft that is not warm had tokens to catch up with: it tells only that it is no slower.
+        """
         expected = self.prices.draft[steps]
-        if ns > 0 and expected > 0:
-            self._drafted[0] += max(-SURPRISE, min(SURPRISE, ns / expected - 1.0))
+        if ns > 0 and expected > 0 and (warm or ns < expected):
+            self._drafted[0] += _surprise(ns / expected)
             self._drafted[1] += 1.0
 
     def settle(self) -> None:
@@ -91,8 +93,15 @@ class Drift:
     def _price(self) -> Prices:
         verify = [self._level * (self._plain + self._slope * wider) for wider in self._wider]
         draft = [self._pace * step for step in self._steps]
-        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
-        return Prices(verify, draft, total, landings(total))
+        return Prices.of(verify, draft, self._outside)
+
+
+def _surprise(ratio: float) -> float:
+    """Return by how much a ratio differs from 1, at most `SURPRISE`."""
+    surprise = ratio - 1.0
+    if surprise > SURPRISE:
+        return SURPRISE
+    return surprise if surprise > -SURPRISE else -SURPRISE
 
 
 def _within(factor: float, most: float) -> float:

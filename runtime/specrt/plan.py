@@ -35,8 +35,20 @@ class Prices(NamedTuple):
     verify: Sequence[float]
     draft: Sequence[float]
     total: Sequence[float]
+    wider: Sequence[float]
+    """At index k, what verifying one token more than k adds."""
+    step: Sequence[float]
+    """At index k, what drafting one token more than k adds."""
     landings: Sequence[int]
     """At index k, how far a draft that goes beyond k tokens is best planned: see `landings`."""
+
+    @classmethod
+    def of(cls, verify: Sequence[float], draft: Sequence[float], outside: float) -> Prices:
+        """Return the prices of engines with these costs."""
+        total = [v + d + outside for v, d in zip(verify, draft, strict=True)]
+        wider = [after - before for before, after in pairwise(verify)]
+        step = [after - before for before, after in pairwise(draft)]
+        return cls(verify, draft, total, wider, step, landings(total))
 
 
 def landings(total: Sequence[float]) -> list[int]:
@@ -75,20 +87,18 @@ def plan(
     Source: Chow, Robbins and Siegmund 1971, Great Expectations, chapter 3.
     """
     gamma, rate = _best(prices.total, chances, rate)
-    verify, draft = prices.verify, prices.draft
     keep, more = [0.0], []
     spans = _spans(prices.landings, chances)
-    for k, chance in enumerate(chances):
-        wider = verify[k + 1] - verify[k]
-        step = draft[k + 1] - draft[k]
-        enough = min((wider + step) / chance, (wider * share + step) / (share * surest[k]))
-        end = prices.landings[k]
+    steps = zip(prices.wider, prices.step, chances, surest, prices.landings, strict=True)
+    for k, (wider, step, chance, sure, end) in enumerate(steps):
+        least = wider
+        enough = min((wider + step) / chance, (wider + step / share) / sure)
         if end > k + 1:
-            climb = verify[end] - verify[k] + draft[end] - draft[k]
+            climb = prices.total[end] - prices.total[k]
             enough = min(enough, climb / spans[k])
-            wider = min(wider, (climb - step) * chance / spans[k])
+            least = min(least, (climb - step) * chance / spans[k])
         more.append(enough * rate)
-        keep.append(wider * rate)
+        keep.append(least * rate)
     more.append(NEVER)
     return Plan(gamma, rate, keep, more)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from specrt.costs import Costs
 from specrt.gamma import FixedGamma, GammaPolicy, Weight
@@ -13,7 +14,7 @@ from specrt.round import Round
 LARGEST = 8
 
 COSTS = {
-    # Relative to a plain step where no figure is known; nanoseconds otherwise.
+    # Of shapes that engines have, by name where one was measured.
     "cheap draft, flat verify": Costs(
         tuple(1e6 * (1 + 0.02 * g) for g in range(9)), tuple(1e6 * 0.02 * g for g in range(9)), 2e4
     ),
@@ -52,8 +53,10 @@ COSTS = {
     ),
 }
 
+FREE = Costs((1e6,) * 9, (0.0,) * 9)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Text:
     """A text whose token at each position a draft would get right or not.
 
@@ -68,6 +71,10 @@ class Text:
 
     def right(self, position: int, place: int) -> bool:
         return self.luck[position] < self.chances[position] * self.fade**place
+
+    def untold(self) -> Text:
+        """Return the same text, drafted by one that has no confidence to give."""
+        return replace(self, confidences=None)
 
     def confidence(self, position: int) -> float:
         return 1.0 if self.confidences is None else self.confidences[position]
@@ -177,8 +184,18 @@ def one_round(
     )
 
 
-def best_fixed(text: Text, costs: Costs) -> tuple[int, float]:
-    """Return the fixed gamma that did best on a text, and its tokens per second."""
-    rates = [ride(FixedGamma(g), text, costs).rate for g in range(LARGEST + 1)]
-    best = max(range(LARGEST + 1), key=rates.__getitem__)
-    return best, rates[best]
+@cache
+def fixed_rounds(text: Text) -> tuple[int, ...]:
+    """Return how many rounds each fixed gamma takes for a text, whatever they cost."""
+    return tuple(len(ride(FixedGamma(g), text, FREE).rounds) for g in range(LARGEST + 1))
+
+
+def fixed_rates(text: Text, costs: Costs) -> list[float]:
+    """Return the tokens per second of every fixed gamma on a text."""
+    emitted = len(text.chances) - LARGEST
+    return [emitted / n / costs.round_ns(g) * 1e9 for g, n in enumerate(fixed_rounds(text))]
+
+
+def best_fixed(text: Text, costs: Costs) -> float:
+    """Return the tokens per second of the fixed gamma that turned out best."""
+    return max(fixed_rates(text, costs))
