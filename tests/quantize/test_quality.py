@@ -251,3 +251,14 @@ def test_a_large_graph_runs_without_copies_of_its_weights(
         large = GraphScorer(GraphRun(path, place), 32)(text(32), 0)
         monkeypatch.undo()
         assert np.abs(small - large).max() < 1e-4
+
+
+@needs_reference
+def test_weights_behind_links_are_read_too(engines: Path, tmp_path: Path) -> None:
+    """Hub caches are made of links, which ONNX Runtime does not follow out of a folder."""
+    graph = engines / "codelet" / "portable" / "draft.onnx"
+    folder = engines / "codelet" / "checkpoint" / "draft"
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "model.safetensors").symlink_to(folder / "model.safetensors")
+    linked = GraphScorer(GraphRun(graph, tmp_path / "cache"), 32)(text(32), 0)
+    assert (linked == GraphScorer(GraphRun(graph, folder), 32)(text(32), 0)).all()

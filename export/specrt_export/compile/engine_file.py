@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -10,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 import onnx
 
-from specrt.errors import BuildError
+from specrt_export.compile.room import no_room
 from specrt_export.lower.stored import Stored
 
 ENGINE, WEIGHTS = "engine.onnx", "engine.data"
@@ -35,11 +34,7 @@ def write_engine(model: onnx.ModelProto, weights: Mapping[str, Stored], out: Pat
             _write_weights(model, weights, file)
         (out / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
     except OSError as error:
-        free = shutil.disk_usage(out).free >> 20
-        raise BuildError(
-            f"{out / WEIGHTS} could not be written, with {free} MiB free on its disk "
-            f"({error.strerror}); free some, or build elsewhere with --out"
-        ) from error
+        raise no_room(out / WEIGHTS) from error
 
 
 def _write_weights(model: onnx.ModelProto, weights: Mapping[str, Stored], file: BinaryIO) -> None:

@@ -10,6 +10,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from specrt.errors import BuildError
+from specrt_export.compile.room import no_room
 from specrt_export.lower.stored import Stored
 
 _OPTIMISED = "optimised.onnx"
@@ -46,6 +47,8 @@ def _optimise(model: onnx.ModelProto, folder: Path) -> Path:
         ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
+        if "serialization failed" in reason:  # said of a full disk
+            raise no_room(folder / _OPTIMISED) from error
         raise BuildError(f"ONNX Runtime {ort.__version__} could not compile: {reason}") from error
     return folder / _OPTIMISED
 
