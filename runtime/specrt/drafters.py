@@ -74,13 +74,12 @@ class Drafters:
             return self._model(gamma, params, noise)
         if drafter == "ngram":
             return NgramDrafter(self._policy("ngram", gamma, params))
-        return CascadeDrafter(
-            NgramDrafter(self._policy("ngram", gamma, params)), self._model(gamma, params, noise)
-        )
+        model = self._model(gamma, params, noise)
+        return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, params)), model)
 
     def fallback(self, drafter: str, greedy: bool) -> str | None:
         """Say why speculation is off, where a limit was crossed."""
-        sources = {"cascade": ("ngram", "model")}.get(drafter, (drafter,))
+        sources = {"cascade": ("lookup", "model")}.get(drafter, (drafter,))
         policies = [self._policies.get((source, greedy)) for source in sources]
         reasons = [p.fallback if p is not None else None for p in policies]
         return "; ".join(r for r in reasons if r) if all(reasons) else self._models.absent
@@ -92,14 +91,19 @@ class Drafters:
         return ModelDrafter(draft, params, noise, self._policy("model", gamma, params), both)
 
     def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
-        if gamma != AUTO:
-            return FixedGamma(gamma)
-        key = (source, params.greedy)
+        return FixedGamma(gamma) if gamma != AUTO else self._adaptive(source, params.greedy)
+
+    def _adaptive(self, source: str, greedy: bool) -> AutoGamma:
+        """Return the policy of a source: the model, an n-gram, or lookup before the model."""
+        key = (source, greedy)
         if key not in self._policies:
-            costs = self._measured()
-            if source == "ngram":
+            costs, most = self._measured(), max(self._models.gammas)
+            rival = None
+            if source != "model":
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
-            self._policies[key] = AutoGamma(costs, max(self._models.gammas))
+            if source == "lookup":
+                rival = self._adaptive("model", greedy)
+            self._policies[key] = AutoGamma(costs, most, rival)
         return self._policies[key]
 
     def _measured(self) -> Costs:
