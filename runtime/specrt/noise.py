@@ -38,18 +38,18 @@ class Noise:
         """Return one number in (0, 1)."""
         return ((_mix(self._stream(purpose, position) + _GOLDEN) >> 12) + 0.5) * 2.0**-52
 
-    def gumbel(
+    def exponential(
         self, purpose: Purpose, position: int, tokens: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return standard Gumbel noise for the given tokens.
+        """Return standard exponential noise for the given tokens.
 
-        Shapes: tokens [K] -> [K] f64.
+        Shapes: tokens [K] -> [K] f64, positive.
         """
         stream = np.uint64(self._stream(purpose, position))
         bits = _mix_array(stream + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
         # 52 bits, not 53: with a half added, one more bit would round to 1 at the top.
         uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-        noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+        noise: NDArray[np.float64] = np.negative(np.log(uniform, out=uniform), out=uniform)
         return noise
 
     def _stream(self, purpose: Purpose, position: int) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
+from specrt.nucleus import nucleus, nucleus_of, weigh
 from specrt.params import SamplingParams
 
 
@@ -32,10 +33,12 @@ class Distribution:
     def draw(self, noise: Noise, purpose: Purpose, position: int) -> int:
         """Draw a token by the Gumbel-max trick, with noise that depends on the position only.
 
+        The largest log p + Gumbel is the smallest exponential / p, which takes fewer logarithms.
         Source: Gumbel 1954; Daliri et al. 2024, arXiv:2408.07978 (shared noise in drafting).
         """
-        keys = np.log(self.probs) + noise.gumbel(purpose, position, self.ids)
-        return int(self.ids[int(np.argmax(keys))])
+        waits = noise.exponential(purpose, position, self.ids)
+        waits /= self.probs
+        return int(self.ids[waits.argmin()])
 
 
 def residual(target: Distribution, draft: Distribution | None, token: int) -> Distribution:
@@ -71,22 +74,19 @@ def process(
         raise not_a_number()
     ids = _candidates(logits, peak, params, reach)
     if ids is None and params.top_p < 1.0:
-        ids, probs = _above_floor(logits, peak, params)
+        ids, weights = nucleus_of(logits, peak, params.temperature, params.top_p)
     else:
         ids = np.arange(len(logits)) if ids is None else ids
-        weights = _weights(logits[ids], peak, params.temperature)
-        probs = weights / weights.sum()
-    if params.top_p < 1.0:
-        ids, probs = _keep(ids, probs, _nucleus(probs, params.top_p))
+        weights = weigh(logits[ids], peak, params.temperature)
+        if params.top_p < 1.0:
+            mask = nucleus(weights, params.top_p * float(weights.sum()))
+            ids, weights = ids[mask], weights[mask]
+    mask = weights > 0.0
     if params.min_p > 0.0:
-        ids, probs = _keep(ids, probs, probs >= params.min_p * probs.max())
-    return Distribution(*_keep(ids, probs, probs > 0.0))
-
-
-def _weights(logits: NDArray[np.float32], peak: float, temperature: float) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):  # beside a tiny temperature all but the peak is -inf
-        weights: NDArray[np.float64] = np.exp((logits.astype(np.float64) - peak) / temperature)
-    return weights
+        mask &= weights >= params.min_p * weights.max()
+    if not mask.all():
+        ids, weights = ids[mask], weights[mask]
+    return Distribution(ids, weights / weights.sum())
 
 
 def _candidates(
@@ -118,50 +118,6 @@ def _largest(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Return where the k best scores are, and those that tie with the last, ascending."""
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     return np.flatnonzero(scores >= threshold)
-
-
-def _above_floor(
-    logits: NDArray[np.float32], peak: float, params: SamplingParams
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the tokens that may be in the nucleus, and their probabilities.
-
-    Tokens below (1 - top_p) / V hold less than 1 - top_p together, so the rest reach top_p
-    without them. Their sum is taken in f32, whose error of 1e-6 is that of the logits themselves;
-    what is returned is computed in f64.
-    """
-    scaled = logits - np.float32(peak)
-    with np.errstate(over="ignore"):
-        scaled /= np.float32(params.temperature)
-    rough = np.exp(scaled, out=scaled)
-    total = float(rough.sum())
-    floor = (1.0 - params.top_p) / len(logits)
-    ids = np.flatnonzero(rough >= np.float32(floor * total * 0.999))
-    weights = _weights(logits[ids], peak, params.temperature)
-    rest = max(0.0, total - float(rough[ids].sum(dtype=np.float64)))
-    return ids, weights / (float(weights.sum()) + rest)
-
-
-def _keep(
-    ids: NDArray[np.int64], probs: NDArray[np.float64], mask: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    if mask.all():
-        return ids, probs / probs.sum()
-    return ids[mask], probs[mask] / probs[mask].sum()
-
-
-def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.bool_]:
-    """Mark the fewest most likely tokens whose mass reaches top_p; at least one.
-
-    Source: Holtzman et al. 2020, arXiv:1904.09751.
-    """
-    falling = np.sort(probs)[::-1]  # of values: NumPy sorts those ten times as fast as indices
-    before = np.cumsum(falling) - falling
-    kept = max(1, int(np.count_nonzero(before < top_p)))
-    last = falling[kept - 1]
-    mask: NDArray[np.bool_] = probs > last
-    ties = np.flatnonzero(probs == last)
-    mask[ties[: kept - int(np.count_nonzero(mask))]] = True
-    return mask
 
 
 def require_number(token: int, logit: float) -> None:

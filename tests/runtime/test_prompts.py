@@ -105,3 +105,15 @@ def test_the_bundled_prompts_are_varied_code(code_prompts: Path) -> None:
     prompts = read_prompts(code_prompts)
     assert len({p.text for p in prompts}) == 16
     assert {p.category for p in prompts} == {"code"}
+
+
+PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("code", 16), ("prose", 12), ("copy", 12), ("adversarial", 8)]
+)
+def test_every_set_that_comes_with_specrt_is_of_one_kind(name: str, count: int) -> None:
+    prompts = read_prompts(PROMPTS / f"{name}.jsonl")
+    assert len({p.text for p in prompts}) == len(prompts) == count
+    assert len({p.category for p in prompts}) == 1
