@@ -57,7 +57,6 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(recipe, models, inputs[0].checkpoint, source, folder)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    progress("done", 1.0)
 
 
 def is_fresh(recipe: Recipe, out: Path) -> bool:

@@ -14,6 +14,7 @@ from specrt.engine import open_engine
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt.manifest import Quality
+from specrt_export.compile.halved import on_cpu
 from specrt_export.compile.ort_cpu import ENGINE, compile_ort_cpu
 from specrt_export.portable import GraphRun, Tokens, runs_here
 from specrt_export.quality import EngineScorer, GraphScorer, Scorer, measure
@@ -43,13 +44,17 @@ class Gate:
     """The calibration text; pieces of it are scored one by one."""
 
     def hold(
-        self, role: str, original: Source, quantized: Quantized, engine: Path, geometry: Geometry
-    ) -> Quality:
+        self, role: str, original: Source, quantized: Quantized, engine: Path, geometry: Geometry,
+        backend: str,
+    ) -> Quality:  # fmt: skip
         """Return how far the engine in a folder is from the model it was made from.
 
         Raises: BuildError beyond a limit, naming the parts of the model that hurt most.
         """
-        with self._reference(original, engine) as reference, self._engine(engine, geometry) as made:
+        with (
+            self._reference(original, engine) as reference,
+            self._engine(engine, geometry, backend) as made,
+        ):
             quality = measure(reference, made, self.pieces)
         if not isfinite(quality.kl):
             raise BuildError(
@@ -92,13 +97,18 @@ class Gate:
         with tempfile.TemporaryDirectory(dir=beside.parent) as folder:
             whole = Path(folder) / "engine"
             compiled = compile_ort_cpu(original.graph, original.weights, whole, length)
-            with self._engine(whole, compiled.geometry) as scorer:
+            with self._engine(whole, compiled.geometry, "ort-cpu") as scorer:
                 yield scorer
 
     @contextmanager
-    def _engine(self, folder: Path, geometry: Geometry) -> Iterator[EngineScorer]:
+    def _engine(self, folder: Path, geometry: Geometry, backend: str) -> Iterator[EngineScorer]:
+        if backend == "ort-cuda":  # scored without a GPU
+            widest = max(map(len, self.pieces))
+            with on_cpu(folder, geometry, self.options.max_length, widest) as halved:
+                yield EngineScorer(halved)
+            return
         engine = open_engine(
-            self.options.backend,
+            backend,
             folder / ENGINE,
             geometry,
             batch=self.options.batch,

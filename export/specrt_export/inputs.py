@@ -14,6 +14,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from specrt import libraries
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.quantize.precision import Precision
@@ -131,7 +132,8 @@ def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what writes a bundle."""
-    return {name: version(name) for name in ("specrt", "onnxruntime", "onnx")}
+    library = {"onnxruntime": libraries.version(libraries.ONNXRUNTIME) or "unknown"}
+    return {"specrt": version("specrt"), **library, "onnx": version("onnx")}
 
 
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from specrt.errors import BuildError
 from specrt.manifest import ModelRecord, Quality
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile.halved import build_ort_cuda
 from specrt_export.compile.ort_cpu import ENGINE, CompiledModel, compile_ort_cpu
+from specrt_export.compile.ort_cuda import KV_ITEM_BYTES as _CUDA_KV_BYTES
 from specrt_export.equal import check_equal
 from specrt_export.gate import Gate, Source
 from specrt_export.inputs import ModelInputs
@@ -22,7 +24,7 @@ from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import Recipe
 
-_FP32_BYTES = 4
+_CPU_KV_BYTES = 4
 
 Progress = Callable[[str, float], None]
 """Called with the stage that begins and the fraction of the work that is done."""
@@ -43,6 +45,7 @@ class ModelBuilder:
         Raises: SpecrtError.
         """
         role, precision, quality = model.role, self.recipe.precisions[model.role], None
+        backend = self.recipe.backend_of(role)
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             original = self._export(model, Path(scratch), progress)
             source, quantized = original, None
@@ -55,8 +58,10 @@ class ModelBuilder:
             if quantized is not None and self.gate is not None:
                 progress(f"measure {role}", 0.8)
                 made = self.folder / role
-                quality = self.gate.hold(role, original, quantized, made, compiled.geometry)
-            return _record(role, original, compiled, precision, quality)
+                quality = self.gate.hold(
+                    role, original, quantized, made, compiled.geometry, backend
+                )
+            return _record(role, original, compiled, precision, quality, backend)
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> Source:
         """Return the portable graph the recipe names, or one made now."""
@@ -70,6 +75,17 @@ class ModelBuilder:
     def _compile(self, role: str, source: Source, progress: Progress) -> CompiledModel:
         options, made = self.recipe.engine, self.folder / role
         progress(f"compile {role}", 0.3)
+        if self.recipe.backend_of(role) == "ort-cuda":
+            return build_ort_cuda(
+                source.graph,
+                source.weights,
+                made,
+                max_length=options.max_length,
+                gammas=options.gammas,
+                precision=self.recipe.precisions[role].layers,
+                batch=options.batch,
+                confidence=role == "draft",
+            )
         compiled = compile_ort_cpu(
             source.graph,
             source.weights,
@@ -105,6 +121,7 @@ def _record(
     compiled: CompiledModel,
     precision: Precision,
     quality: Quality | None,
+    backend: str,
 ) -> ModelRecord:
     return ModelRecord(
         engine=f"{role}/{ENGINE}",
@@ -113,11 +130,12 @@ def _record(
         # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
         parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
         weight_bytes=compiled.weight_bytes,
-        kv_item_bytes=_FP32_BYTES,
+        kv_item_bytes=_CUDA_KV_BYTES if backend == "ort-cuda" else _CPU_KV_BYTES,
         fused=compiled.fused,
         precision=precision.layers,
         embedding=precision.embedding,
         head=precision.head,
         block=precision.block,
         quality=quality,
+        backend=backend,
     )

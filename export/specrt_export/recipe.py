@@ -12,7 +12,7 @@ from specrt_export.quantize.precision import BLOCKS, INTEGER, PRECISIONS, Precis
 from specrt_export.table import parse, record, table
 
 _TABLES = ("target", "draft", "engine", "quality")
-BACKENDS = {"ort-cpu": PRECISIONS}
+BACKENDS = {"ort-cpu": PRECISIONS, "ort-cuda": tuple(p for p in PRECISIONS if p != "fp32")}
 """Each backend, and the precisions it has engines for."""
 
 BATCHES = range(1, 65)
@@ -36,6 +36,8 @@ class ModelSource:
     """The same for the last projection."""
     block: int = 0
     """Weights that share a scale in int8 and int4; 32 when 0."""
+    backend: str = ""
+    """What runs this model; `engine.backend` when empty."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ class Recipe:
         """Return the models there are, the target first."""
         both = {"target": self.target, "draft": self.draft}
         return {role: source for role, source in both.items() if source is not None}
+
+    def backend_of(self, role: str) -> str:
+        """Return what a model is built for."""
+        return self.sources[role].backend or self.engine.backend
 
     @property
     def precisions(self) -> dict[str, Precision]:
@@ -155,10 +161,12 @@ def _engine(recipe: Recipe) -> Problems:
     widest = max(e.gammas, default=0) + 1
     folder = name.isprintable() and "/" not in name and name[:1] not in ("", ".")
     yield not folder or len(name) > 255, f"name is {name!r}; expected a plain folder name"
-    yield (
-        e.backend not in BACKENDS,
-        f"engine.backend is {e.backend!r}; this version builds {', '.join(BACKENDS)}",
-    )
+    named = {"engine": e.backend, **{r: s.backend for r, s in recipe.sources.items() if s.backend}}
+    for where, backend in named.items():
+        yield (
+            backend not in BACKENDS,
+            f"{where}.backend is {backend!r}; this version builds {', '.join(BACKENDS)}",
+        )
     yield (
         e.batch not in BATCHES,
         f"engine.batch is {e.batch}; expected {BATCHES[0]} to {BATCHES[-1]}",
@@ -183,17 +191,17 @@ def _engine(recipe: Recipe) -> Problems:
 
 
 def _weights(recipe: Recipe) -> Problems:
-    backend = recipe.engine.backend
-    known = BACKENDS.get(backend, ())
-    asked = {"engine.precision": recipe.engine.precision}
     for role, source in recipe.sources.items():
-        for key in ("precision", "embedding", "head"):
-            asked[f"{role}.{key}"] = getattr(source, key)
-    for key, value in asked.items():
-        yield (
-            value not in known and (value != "" or key == "engine.precision"),
-            f"{key} is {value!r}; {backend} builds {', '.join(known)}",
-        )
+        backend = recipe.backend_of(role)
+        known = BACKENDS.get(backend, ())
+        own = f"{role}.precision" if source.precision else "engine.precision"
+        asked = {own: source.precision or recipe.engine.precision}
+        asked |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
+        for key, value in asked.items():
+            yield (
+                value not in known and (value != "" or key == own),
+                f"{key} is {value!r}; {backend} builds {', '.join(known)}",
+            )
     for role, precision in recipe.precisions.items():
         block = recipe.sources[role].block
         yield (

@@ -11,9 +11,9 @@ from pathlib import Path
 from reprlib import repr as short
 
 from specrt.errors import BundleError
+from specrt.libraries import ONNXRUNTIME, version
 from specrt.manifest import FileRecord, Manifest, read_manifest
 
-LIBRARY = "onnxruntime"
 BUILD_ROOT = Path("engines/build")
 DEFAULT_BUNDLE = BUILD_ROOT / "codelet"
 
@@ -52,19 +52,20 @@ class Bundle:
 
     def _check_library(self) -> None:
         """Refuse a library older than the one that saved the engines; newer ones read them."""
-        built, here = self.manifest.versions.get(LIBRARY), _installed(LIBRARY)
+        library = ONNXRUNTIME[0]
+        built, here = self.manifest.versions.get(library), version(ONNXRUNTIME)
         if built is None or here is None:
             return
         needed, found = _release(built), _release(here)
         if needed is None:
             raise BundleError(
-                f"{self.path} names {short(built)} as its version of {LIBRARY}; expected one such "
+                f"{self.path} names {short(built)} as its version of {library}; expected one such "
                 "as 1.25.1: build the bundle again with `specrt build RECIPE`"
             )
         if found is not None and found < needed:
             raise BundleError(
-                f"{self.path} was built with {LIBRARY} {built}, and {here} is installed here; "
-                f"upgrade it with `pip install '{LIBRARY}>={needed[0]}.{needed[1]}'`, or build the "
+                f"{self.path} was built with {library} {built}, and {here} is installed here; "
+                f"upgrade it with `pip install '{library}>={needed[0]}.{needed[1]}'`, or build the "
                 "bundle again here with `specrt build RECIPE`"
             )
 
@@ -99,19 +100,9 @@ class Bundle:
         )
 
 
-def _installed(library: str) -> str | None:
-    """Return the version of a library without importing it; None where it goes by other names."""
-    from importlib import metadata  # slow to import; only opening needs it
-
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _release(version: str) -> tuple[int, int] | None:
+def _release(text: str) -> tuple[int, int] | None:
     """Return the (major, minor) a version begins with."""
-    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", version)
+    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", text)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.cuda import find_devices
+from specrt.libraries import ONNXRUNTIME, installed
+from specrt.machine import vector_units
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ _LIBRARIES = (
 )
 
 
-_DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
-"""Modules that packages of several names bring."""
-
-
 def machine() -> list[Finding]:
     """Return what is known about the machine itself."""
     cores = len(os.sched_getaffinity(0))
@@ -50,7 +46,7 @@ def machine() -> list[Finding]:
         Finding("system", f"{platform.system()} {platform.machine()}", True),
         Finding("cores", f"{cores} of {os.cpu_count()} usable", True),
         Finding("memory", _memory(), True),
-        Finding("vector units", _vector_units(), True),
+        Finding("vector units", vector_units() or "none known", True),
         _devices(),
     ]
 
@@ -107,7 +103,7 @@ def _yes(able: bool) -> str:
 def _library(name: str, purpose: str, remedy: str) -> Finding:
     if importlib.util.find_spec(name) is None:
         return Finding(name, f"missing: {purpose}", False, remedy)
-    found = _distributions(name)
+    found = installed(ONNXRUNTIME if name == "onnxruntime" else (name,))
     if len(found) > 1:
         both = " and ".join(f"{label} {number}" for label, number in found.items())
         said = f"{both} in one place: the last installed wins; uninstall both, then install one"
@@ -115,15 +111,6 @@ def _library(name: str, purpose: str, remedy: str) -> Finding:
     label, number = next(iter(found.items()), (name, "of unknown version"))
     kind = "" if label == name else f" ({label})"
     return Finding(name, f"{number}{kind}: {purpose}", True)
-
-
-def _distributions(module: str) -> dict[str, str]:
-    """Return the packages that bring a module, and their versions."""
-    found = {}
-    for name in _DISTRIBUTIONS.get(module, (module,)):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def _memory() -> str:
@@ -135,13 +122,3 @@ def _memory() -> str:
         )
     except (OSError, KeyError, ValueError, IndexError):
         return "unknown"
-
-
-def _vector_units() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    line = next((x for x in text.splitlines() if x.startswith(("flags", "Features"))), "")
-    known = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "sve")
-    return ", ".join(flag for flag in known if flag in line.split()) or "none known"

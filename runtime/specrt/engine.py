@@ -77,7 +77,15 @@ def open_engine(
             threads=threads,
             even=even,
         )
-    raise EngineError(f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu")
+    if backend == "ort-cuda":
+        from specrt.engines.ort_cuda import OrtCudaEngine
+
+        return OrtCudaEngine(
+            path, geometry, batch=batch, max_length=max_length, max_width=max_width
+        )
+    raise EngineError(
+        f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu, ort-cuda"
+    )
 
 
 def share_threads(backend: str, threads: int) -> None:

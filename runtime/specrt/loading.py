@@ -39,10 +39,12 @@ def load(
     manifest = opened.manifest
     tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
     _check_vocabulary(tokenizer, manifest)
+    _check_batch(opened)
     cores = _cores(threads)
     absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
-    if owns_process:
-        share_threads(manifest.backend, cores)
+    backends = {manifest.backend_of(m) for m in (manifest.target, manifest.draft) if m}
+    if owns_process and len(backends) == 1:  # two libraries share no threads
+        share_threads(manifest.backend_of(manifest.target), cores)
     target = _open_model(opened, manifest.target, cores)
     draft = None
     if manifest.draft is not None and absent is None:
@@ -87,7 +89,7 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
     """Say why the draft must stay closed, where target and draft do not fit together."""
     if manifest.draft is None or most is None:
         return None
-    both = manifest.weight_bytes() + manifest.kv_bytes()
+    both = manifest.host_bytes()
     if both <= most:
         return None
     return (
@@ -99,7 +101,7 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
 def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
     manifest = bundle.manifest
     return open_engine(
-        manifest.backend,
+        manifest.backend_of(model),
         bundle.file(model.engine),
         model.geometry,
         batch=manifest.batch,
@@ -121,6 +123,14 @@ def _cores(threads: int | None) -> int:
             "process may use"
         )
     return threads
+
+
+def _check_batch(bundle: Bundle) -> None:
+    if bundle.manifest.batch > 1:
+        raise BundleError(
+            f"{bundle.path} was built for {bundle.manifest.batch} rows at once, and this version "
+            "completes one prompt at a time: build it with `batch = 1`"
+        )
 
 
 def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:

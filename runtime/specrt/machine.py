@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from specrt.libraries import ONNXRUNTIME, version
+
 _PROC = Path("/proc")
 _VECTOR_UNITS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile",
@@ -47,7 +49,7 @@ def this_machine(backend: str, proc: Path = _PROC) -> Machine:
         vector_units=_units(cpu),
         cores=len(os.sched_getaffinity(0)),
         accelerator=_plain(_accelerator(proc)),
-        library=_plain(f"{_library(backend)} {_version(_library(backend))}"),
+        library=_plain(_library(backend)),
     )
 
 
@@ -87,16 +89,9 @@ def _accelerator(proc: Path) -> str:
 
 
 def _library(backend: str) -> str:
-    return "onnxruntime" if backend.startswith("ort-") else backend.replace("-", "_")
-
-
-def _version(library: str) -> str:
-    from importlib import metadata  # slow to import; only a tuned bundle needs it
-
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
+    """Return the library of a backend and its version."""
+    names = ONNXRUNTIME if backend.startswith("ort-") else (backend.replace("-", "_"),)
+    return f"{names[0]} {version(names) or 'of unknown version'}"
 
 
 def _text(path: Path) -> str:

@@ -59,6 +59,8 @@ class ModelRecord:
     """Weights that share a scale; 0 where none are whole numbers."""
     quality: Quality | None = None
     """None where nothing was measured, because the weights are those of the checkpoint."""
+    backend: str = ""
+    """What runs it; the bundle's when empty."""
 
     @property
     def quantized(self) -> bool:
@@ -96,6 +98,19 @@ class Manifest:
     def max_width(self) -> int:
         """Widest pass the engines accept."""
         return max(self.prefill, max(self.gammas) + 1)
+
+    def backend_of(self, model: ModelRecord) -> str:
+        """Return what runs one of the models."""
+        return model.backend or self.backend
+
+    def host_bytes(self) -> int:
+        """Return the bytes of main memory that weights and full KV buffers take."""
+        models = [m for m in (self.target, self.draft) if m]
+        return sum(
+            m.weight_bytes + m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes)
+            for m in models
+            if self.backend_of(m) == "ort-cpu"
+        )
 
     def kv_bytes(self) -> int:
         """Return the bytes of all KV buffers when every position is filled."""

@@ -38,7 +38,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's own end."""
     verifier: str = "match"
-    """`match` or `rejection`; both lossless."""
+    """`match` or `rejection`; both lossless. A seed repeats its text under `match` always, under
+    `rejection` only with a gamma that is a number: `auto` goes by the clock."""
 
     def __post_init__(self) -> None:
         """Normalise sequences and check every range."""

@@ -65,11 +65,11 @@ def test_building_twice_gives_the_same_files(small: Path, out: Path) -> None:
     assert (first.gammas, first.gamma, first.max_width) == ((0, 1, 3), 3, 64)
     assert [stage for stage, _ in stages] == [
         "read checkpoints", "compile target", "check target", "compile draft", "check draft",
-        "write manifest", "done",
+        "write manifest",
     ]  # fmt: skip
     shares = [done for _, done in stages]
     assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert shares[0] == 0.0
     assert leftovers(out) == ["again"]
     assert complete(out) == complete(out, gamma=0)
 

@@ -71,7 +71,7 @@ def test_a_quantized_pair_is_measured(asked: Callable[..., Recipe], out: Path) -
     build(recipe, out, lambda stage, done: stages.append(stage))
     assert stages == [
         "read checkpoints", "quantize target", "compile target", "check target", "measure target",
-        "quantize draft", "compile draft", "check draft", "measure draft", "write manifest", "done",
+        "quantize draft", "compile draft", "check draft", "measure draft", "write manifest",
     ]  # fmt: skip
     manifest = Bundle.open(out).manifest
     target, draft = manifest.target, manifest.draft
@@ -319,6 +319,8 @@ def test_rows_of_a_batch_are_checked_and_measured(asked: Callable[..., Recipe], 
     assert alone is not None
     assert found is not None
     assert found.kl == pytest.approx(alone.kl, rel=0.2)
+    with pytest.raises(BundleError, match="was built for 3 rows at once"):
+        specrt.load(out)
 
 
 def shown(bundle: Path) -> str:

@@ -147,7 +147,18 @@ def test_a_seed_that_was_drawn_is_told(cli: Run, codelet: Path) -> None:
 def test_the_verifier_may_be_chosen(cli: Run, codelet: Path) -> None:
     greedy = ids_of(cli, codelet, "--prompt", PROMPT)
     assert ids_of(cli, codelet, "--prompt", PROMPT, "--verifier", "rejection") == greedy
-    warm = ("--prompt", PROMPT, "--temperature", 1.0, "--seed", 3, "--verifier", "rejection")
+    warm = (
+        "--prompt",
+        PROMPT,
+        "--temperature",
+        1.0,
+        "--seed",
+        3,
+        "--verifier",
+        "rejection",
+        "--gamma",
+        2,
+    )
     assert ids_of(cli, codelet, *warm) == ids_of(cli, codelet, *warm)
 
 

@@ -54,7 +54,8 @@ from specrt.prompts import decode_utf8, read_text
     type=click.Choice(VERIFIERS),
     default="match",
     show_default=True,
-    help="match: same seed, same text at every gamma. rejection: accepts more when sampling.",
+    help="match: same seed, same text at every gamma. rejection: accepts more when sampling; a "
+    "seed repeats its text at a numbered gamma only.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle
 from specrt.manifest import Manifest, ModelRecord
+from specrt.tuning import read_tuning
 
 MIB = 1 << 20
 
@@ -19,11 +21,12 @@ MIB = 1 << 20
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds, for whom it was built, and the memory it will take."""
-    manifest = Bundle.open(bundle).manifest
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
     if as_json:
         print(json.dumps({**json.loads(manifest.to_json()), "memory": memory(manifest)}))
         return
-    _show(bundle, manifest)
+    _show(bundle, manifest, _tuned(opened))
 
 
 def memory(manifest: Manifest) -> dict[str, int]:
@@ -34,11 +37,20 @@ def memory(manifest: Manifest) -> dict[str, int]:
     return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
 
 
-def _show(bundle: Path, manifest: Manifest) -> None:
+def _tuned(bundle: Bundle) -> str:
+    """Say what tuning found, or why it does not hold here."""
+    tuning, ignored = read_tuning(bundle, len(os.sched_getaffinity(0)))
+    if tuning is None:
+        return ignored or f"no; `specrt tune {bundle.path}` measures what passes cost here"
+    best = f"drafter {tuning.drafter}, gamma {tuning.gamma}" if tuning.drafter else "costs only"
+    return f"{tuning.date} on {tuning.machine.cpu}, {tuning.threads} threads: {best}"
+
+
+def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_facts(*_bundle_facts(bundle, manifest)))
+    console.print(_facts(*_bundle_facts(bundle, manifest), ("tuned", tuned)))
     for role, model in (("target", manifest.target), ("draft", manifest.draft)):
         if model is not None:
             weights = _weight_facts(model, role == "target")
@@ -50,7 +62,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     needs = {name: f"{size / MIB:.0f}" for name, size in memory(manifest).items()}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
-        ("backend", f"{manifest.backend}, {manifest.precision}, batch {manifest.batch}"),
+        ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
         ("gammas", f"{_list(manifest.gammas)} (default {_default(manifest.gamma)})"),
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
@@ -105,6 +117,13 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
     if verifies and model.block:
         facts.append(("  lossless", "output is that of this quantized target decoding plainly"))
     return facts
+
+
+def _backends(manifest: Manifest) -> str:
+    """Name the backend, and the draft's where it has another."""
+    target = manifest.backend_of(manifest.target)
+    draft = manifest.draft and manifest.backend_of(manifest.draft)
+    return f"{target} (draft: {draft})" if draft and draft != target else target
 
 
 def _default(gamma: int | None) -> str:

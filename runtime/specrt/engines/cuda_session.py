@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime as ort
 
 from specrt.cuda import find_devices
-from specrt.engines.ort import _pool as shared_pool
+from specrt.engines.ort import shared_pool
 from specrt.errors import EngineError
 
 PROVIDER = "CUDAExecutionProvider"

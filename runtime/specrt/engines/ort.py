@@ -137,7 +137,7 @@ def _open_session(path: Path, threads: int) -> Any:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    if _pool:
+    if shared_pool:
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = _own_threads(path, threads)
@@ -160,13 +160,13 @@ def share_pool(threads: int) -> None:
     Only the owner of a process may ask for it: afterwards ONNX Runtime refuses every session,
     whoever makes it, that wants threads of its own.
     """
-    if not _pool:
+    if not shared_pool:
         with suppress(Exception):  # the application made it already: then that is the pool
             ort.set_global_thread_pool_sizes(threads, 1)
-        _pool.append(threads)
+        shared_pool.append(threads)
 
 
-_pool: list[int] = []
+shared_pool: list[int] = []
 """Threads asked of the shared pool, once there is one: the library itself does not tell."""
 
 _SMALL_BYTES = 64 << 20
