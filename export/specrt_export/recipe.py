@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specrt.doctor import best_backend
 from specrt.errors import RecipeError, did_you_mean
 from specrt.models import AUTO, Gamma
 from specrt_export.quantize.precision import BLOCKS, INTEGER, PRECISIONS, Precision
@@ -45,6 +46,7 @@ class EngineOptions:
     """What the engines are built for."""
 
     backend: str = "ort-cpu"
+    """What runs the models; `auto` is the fastest that works on the machine that builds."""
     precision: str = "fp32"
     """What the weights of both models are stored as, unless their tables say otherwise."""
     batch: int = 1
@@ -142,8 +144,17 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
         engine=record(path, "engine", EngineOptions, tables["engine"]),
         quality=record(path, "quality", QualityOptions, tables["quality"]),
     )
+    if recipe.engine.backend == AUTO:
+        recipe = replace(recipe, engine=replace(recipe.engine, backend=_best_here(recipe)))
     _check(recipe)
     return recipe
+
+
+def _best_here(recipe: Recipe) -> str:
+    """Return the fastest backend of this machine that has engines for the recipe's precisions."""
+    best = best_backend()
+    asked = [recipe.precisions[role].layers for role, s in recipe.sources.items() if not s.backend]
+    return best if set(asked) <= set(BACKENDS[best]) else "ort-cpu"
 
 
 def _check(recipe: Recipe) -> None:

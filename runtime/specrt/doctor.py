@@ -70,6 +70,11 @@ def abilities() -> list[Finding]:
     ]
 
 
+def best_backend() -> str:
+    """Return the fastest backend that this machine can run."""
+    return "ort-cpu" if _lacks_for_cuda() else "ort-cuda"
+
+
 def _devices() -> Finding:
     found = find_devices()
     names = ", ".join(found.names) or f"none ({found.problem})"

@@ -120,6 +120,34 @@ def test_a_target_alone_may_be_drafted_for(tmp_path: Path) -> None:
     assert (found.draft, found.engine.gamma) == (None, 4)
 
 
+@pytest.mark.parametrize(
+    ("best", "precision", "expected"),
+    [
+        ("ort-cuda", "fp16", "ort-cuda"),
+        ("ort-cuda", "fp32", "ort-cpu"),
+        ("ort-cpu", "fp16", "ort-cpu"),
+    ],
+)
+def test_auto_is_the_fastest_backend_that_works_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: str, precision: str, expected: str
+) -> None:
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: best)
+    path = recipe(tmp_path, models(engine=f'backend = "auto"\nprecision = "{precision}"'))
+    assert read_recipe(path).engine.backend == expected
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: "ort-cuda")
+    wrong = recipe(tmp_path, models(engine='backend = "auto"\nprecision = "fp8"'))
+    with pytest.raises(RecipeError, match=r"engine\.precision is 'fp8'"):
+        read_recipe(wrong)
+
+
+def test_models_may_have_backends_of_their_own(tmp_path: Path) -> None:
+    text = models(target='backend = "ort-cuda"\nprecision = "bf16"')
+    found = read_recipe(recipe(tmp_path, text))
+    assert [found.backend_of(role) for role in ("target", "draft")] == ["ort-cuda", "ort-cpu"]
+    with pytest.raises(RecipeError, match=r"engine\.precision is 'fp32'; ort-cuda builds fp16"):
+        read_recipe(recipe(tmp_path, models(target='backend = "ort-cuda"')))
+
+
 CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
 
 

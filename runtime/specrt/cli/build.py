@@ -17,7 +17,11 @@ from specrt.tune import tune_quickly
 
 @click.command("build")
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--backend", help="Build for this backend instead of the recipe's.")
+@click.option(
+    "--backend",
+    help="Build for ort-cpu or ort-cuda instead of what the recipe says; auto: the "
+    "fastest that works here.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the bundle.")
 @click.option("--no-tune", is_flag=True, help="Leave the costs to be measured where it runs.")
 @click.option("--if-stale", is_flag=True, help="Do nothing when the bundle is up to date.")
