@@ -1,0 +1,54 @@
+"""Bundles whose models run on different backends, built on a machine without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import specrt
+from specrt.bundle import Bundle
+from specrt.cli.inspect import command as inspect
+from specrt.errors import EngineError
+from specrt_export.build import build
+from specrt_export.compile.halved import on_cpu
+from specrt_export.recipe import read_recipe
+
+
+def test_target_and_draft_may_run_on_different_devices(small: Path, tmp_path: Path) -> None:
+    text = small.read_text(encoding="utf-8")
+    mixed = '[target]\nbackend = "ort-cuda"\nprecision = "fp16"'
+    small.write_text(text.replace("[target]", mixed), encoding="utf-8")
+    out = tmp_path / "out"
+    build(read_recipe(small), out)
+    manifest = Bundle.open(out).manifest
+    assert manifest.draft is not None
+    assert manifest.backend_of(manifest.target) == "ort-cuda"
+    assert manifest.backend_of(manifest.draft) == manifest.backend == "ort-cpu"
+    assert (manifest.target.kv_item_bytes, manifest.draft.kv_item_bytes) == (2, 4)
+    # A GPU's weights and buffers are not in main memory.
+    full = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
+    assert manifest.host_bytes() == manifest.draft.weight_bytes + full
+    assert "ort-cuda (draft: ort-cpu)" in CliRunner().invoke(inspect, [str(out)]).output
+    if shutil.which("nvidia-smi") is None:
+        with pytest.raises(EngineError, match="runs on an NVIDIA GPU only"):
+            specrt.load(out)
+
+
+def test_the_same_recipe_builds_for_either_backend(small: Path, tmp_path: Path) -> None:
+    text = small.read_text(encoding="utf-8")
+    small.write_text(text.replace("[engine]", '[engine]\nprecision = "fp16"'), encoding="utf-8")
+    for backend in ("ort-cpu", "ort-cuda"):
+        build(read_recipe(small, backend=backend), tmp_path / backend)
+    whole = Bundle.open(tmp_path / "ort-cpu").manifest
+    halved = Bundle.open(tmp_path / "ort-cuda").manifest
+    assert (whole.backend, halved.backend) == ("ort-cpu", "ort-cuda")
+    assert halved.kv_bytes() * 2 == whole.kv_bytes()
+    # What would run on a GPU gives the same tokens here, where it is widened for a CPU.
+    folder = tmp_path / "ort-cuda" / "target"
+    with on_cpu(folder, halved.target.geometry, halved.max_length, 64) as engine:
+        found = engine.forward([[5, 6, 7, 8]], [0]).argmax.tolist()
+    with specrt.load(tmp_path / "ort-cpu") as generator:
+        assert generator.models.target.forward([[5, 6, 7, 8]], [0]).argmax.tolist() == found
