@@ -18,7 +18,7 @@ from specrt.engines.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.compile import ort_cuda
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.halved import TOLERANCES, check_halved, on_cpu
+from specrt_export.compile.halved import TOLERANCES, build_ort_cuda, check_halved, on_cpu
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.compile.ort_cuda import compile_ort_cuda
 from specrt_export.lower.halve import TYPES, narrowed
@@ -186,6 +186,28 @@ def test_whole_number_weights_are_multiplied_with_fp16(
     assert {n.op_type for n in model.graph.node} >= {"MatMulNBits", "GatherBlockQuantized"}
     assert FLOAT not in {t.data_type for t in model.graph.initializer}
     assert hold(made.graph, made.folder, out, compiled) < TOLERANCES["fp16"] / 4
+
+
+@needs_reference
+@pytest.mark.parametrize(("embedding", "head"), [("", "int8"), ("int4", "")])
+def test_ends_of_whole_numbers_are_held_beside_layers_in_bf16(
+    engines: Path, tmp_path: Path, embedding: str, head: str
+) -> None:
+    graph, weights = source(engines, "draft")
+    precision = Precision.of("bf16", embedding, head)
+    made = quantize(graph, weights, tmp_path / "quantized", precision)
+    out = tmp_path / "engine"
+    compiled, _ = halved(made.graph, made.folder, out, "bf16")
+    assert hold(made.graph, made.folder, out, compiled) < TOLERANCES["bf16"] / 4
+
+
+@needs_reference
+def test_buffers_may_be_as_short_as_the_widest_pass(engines: Path, tmp_path: Path) -> None:
+    graph, weights = source(engines, "draft")
+    build_ort_cuda(
+        graph, weights, tmp_path, max_length=CAPTURES, gammas=[CAPTURES - 1], precision="fp16"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])
 
 
 @pytest.mark.export

@@ -140,5 +140,6 @@ def _plan(geometry: Geometry, max_length: int, widths: Sequence[int]) -> list[tu
     """
     reach = max((w for w in geometry.windows if w <= 512), default=0)
     prefill = max(1, min(reach + 24, max_length - max(widths)))
-    passes = [(prefill, width) for width in widths for _ in range(2)]
+    starts = {width: min(prefill, max_length - width) for width in widths}
+    passes = [(starts[width], width) for width in widths for _ in range(2)]
     return [(0, prefill), *passes]

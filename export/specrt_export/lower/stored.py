@@ -49,7 +49,7 @@ class Stored:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        size = prod(self.shape[1:]) * STORED_AS[self.onnx_type].itemsize
+        size = prod(self.shape[1:]) * STORAGE[self.onnx_type].itemsize
         return size // 2 if self.onnx_type == onnx.TensorProto.INT4 else size
 
     @property
@@ -60,10 +60,6 @@ class Stored:
     def load(self) -> NDArray[Any]:
         """Return all of it at once."""
         return self.rows(0, self.length)
-
-
-STORED_AS: dict[int, np.dtype[Any]] = {**STORAGE, onnx.TensorProto.UINT8: np.dtype(np.uint8)}
-"""How the types of stored tensors lie in memory."""
 
 
 def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, Stored]:
