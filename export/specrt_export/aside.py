@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from pathlib import Path
 from specrt.errors import BuildError
 
 _AT_FDCWD, _EXCHANGE = -100, 2
+
+_LEFT = re.compile(r"([0-9]{1,9})\.\w+\.(part|old)")
+"""What follows the name of a bundle in that of a folder it is built in: process, chance, state."""
 
 
 @contextmanager
@@ -71,8 +75,9 @@ def _exchange(first: Path, second: Path) -> bool:
 def _sweep(out: Path) -> None:
     """Remove what a killed build left, and bring back a bundle it had moved away."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        owner = left.name.removeprefix(f".{out.name}.").partition(".")[0]
-        if left.suffix not in (".part", ".old") or not owner.isdigit() or _alive(int(owner)):
+        # All of the rest: what `m.2` left begins with `.m.` too.
+        found = _LEFT.fullmatch(left.name.removeprefix(f".{out.name}."))
+        if found is None or _alive(int(found[1])):
             continue
         if left.suffix == ".old" and not out.exists():
             left.rename(out)

@@ -79,7 +79,11 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
         raise BuildError(
             f"{out} exists and is not a bundle; name another place with --out, or remove it"
         )
-    for source in (recipe.path, *(model.checkpoint.folder for model in inputs)):
+    read = [recipe.path, *(model.checkpoint.folder for model in inputs)]
+    read += [model.graph for model in inputs if model.graph is not None]
+    if recipe.quality.calibration:
+        read.append(calibration_path(recipe))
+    for source in read:
         if source.resolve().is_relative_to(out.resolve()):
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 

@@ -139,7 +139,7 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, ou
 def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    moved = out.parent / f".small.{dead.pid}.old"
+    moved = out.parent / f".small.{dead.pid}.a1b2c3d4.old"
     moved.mkdir(parents=True)
     (moved / "manifest.json").write_text("the old one", encoding="utf-8")
     with pytest.raises(KeyboardInterrupt), aside(out):
@@ -149,7 +149,7 @@ def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
 
 
 def test_what_a_live_build_writes_is_left_alone(out: Path) -> None:
-    other = out.parent / f".small.{os.getppid()}.part"
+    other = out.parent / f".small.{os.getppid()}.a1b2c3d4.part"
     other.mkdir(parents=True)
     with aside(out) as folder:
         (folder / "file").touch()

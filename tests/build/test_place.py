@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,23 @@ def test_what_a_build_reads_is_never_replaced(small: Path) -> None:
     with pytest.raises(BuildError, match="which the build reads"):
         build(read_recipe(small), small.parent)
     assert small.is_file()
+
+
+@pytest.mark.parametrize("kind", ["graph", "calibration"])
+def test_a_graph_or_a_text_inside_a_bundle_is_never_replaced(
+    small: Path, engines: Path, out: Path, kind: str
+) -> None:
+    out.mkdir(parents=True)
+    (out / "manifest.json").write_text("{}", encoding="utf-8")
+    name = {"graph": "target.onnx", "calibration": "text.jsonl"}[kind]
+    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
+    shutil.move(small.parent / name, out / name)
+    text = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
+    text += '[quality]\ncalibration = "text.jsonl"\n'
+    small.write_text(text.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
+    with pytest.raises(BuildError, match=f"holds .*{name}, which the build reads"):
+        build(read_recipe(small), out)
+    assert (out / name).is_file()
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "by two renames"])
@@ -80,6 +100,22 @@ def test_two_builds_of_one_name_do_not_share_a_folder(tmp_path: Path) -> None:
         (first / "manifest.json").write_text("first", encoding="utf-8")
         (second / "manifest.json").write_text("second", encoding="utf-8")
     assert (out / "manifest.json").read_text(encoding="utf-8") == "first"
+
+
+@pytest.mark.parametrize("suffix", ["part", "old"])
+def test_what_a_bundle_with_a_longer_name_left_is_not_taken(tmp_path: Path, suffix: str) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".llama3.{dead.pid}.{os.getpid()}.a1b2c3d4.{suffix}"
+    left.mkdir()
+    (left / "manifest.json").write_text("theirs", encoding="utf-8")
+    with aside(tmp_path / "llama3") as folder:
+        assert not (tmp_path / "llama3").exists()
+        (folder / "manifest.json").write_text("mine", encoding="utf-8")
+    assert (left / "manifest.json").read_text(encoding="utf-8") == "theirs"
+    with aside(tmp_path / f"llama3.{dead.pid}"):
+        pass
+    assert (left / "manifest.json").exists(), "its owner is this process, which lives"
 
 
 def test_a_graph_of_another_checkpoint_is_refused(small: Path, out: Path, engines: Path) -> None:
