@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrt.doctor import best_backend
 from specrt.errors import RecipeError, did_you_mean
 from specrt.models import AUTO, Gamma
-from specrt_export.quantize.precision import BLOCKS, INTEGER, PRECISIONS, Precision
+from specrt_export.problems import BACKENDS, problems
+from specrt_export.quantize.precision import Precision
 from specrt_export.table import parse, record, table
 
 _TABLES = ("target", "draft", "engine", "quality")
-BACKENDS = {"ort-cpu": PRECISIONS, "ort-cuda": tuple(p for p in PRECISIONS if p != "fp32")}
-"""Each backend, and the precisions it has engines for."""
-
-BATCHES = range(1, 65)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,8 @@ class EngineOptions:
     precision: str = "fp32"
     """What the weights of both models are stored as, unless their tables say otherwise."""
     batch: int = 1
-    """Rows of text that a pass holds at once."""
+    """Rows of text that a pass holds at once. Engines of several are for programs that drive them
+    through `specrt.engine.open_engine`; `specrt.load` and `specrt generate` want 1."""
     max_length: int = 2048
     """Positions of the KV buffers: prompt and completion together."""
     prefill: int = 256
@@ -118,7 +115,7 @@ class Recipe:
 
 
 def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
-    """Read and check a recipe; `backend` replaces the one it names.
+    """Read and check a recipe; `backend` replaces those it names, the models' own too.
 
     Raises: RecipeError naming the key, the value and what was expected.
     """
@@ -135,11 +132,14 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
     if backend:
         tables["engine"]["backend"] = backend
+    target = record(path, "target", ModelSource, tables["target"])
     draft = record(path, "draft", ModelSource, tables["draft"]) if tables["draft"] else None
+    if backend:
+        target, draft = replace(target, backend=""), draft and replace(draft, backend="")
     recipe = Recipe(
         path=path,
         name=name,
-        target=record(path, "target", ModelSource, tables["target"]),
+        target=target,
         draft=draft,
         engine=record(path, "engine", EngineOptions, tables["engine"]),
         quality=record(path, "quality", QualityOptions, tables["quality"]),
@@ -151,95 +151,17 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
 
 
 def _best_here(recipe: Recipe) -> str:
-    """Return the fastest backend of this machine that has engines for the recipe's precisions."""
+    """Return the fastest backend of this machine that has engines for what the recipe asks."""
     best = best_backend()
-    asked = [recipe.precisions[role].layers for role, s in recipe.sources.items() if not s.backend]
-    return best if set(asked) <= set(BACKENDS[best]) else "ort-cpu"
+    asked = {
+        n for r, s in recipe.sources.items() if not s.backend for n in recipe.precisions[r].names
+    }
+    fits = asked <= set(BACKENDS[best]) and (recipe.engine.batch == 1 or best == "ort-cpu")
+    return best if fits else "ort-cpu"
 
 
 def _check(recipe: Recipe) -> None:
     """Refuse values that no engine can be built for."""
-    for wrong, message in (*_engine(recipe), *_weights(recipe), *_quality(recipe)):
+    for wrong, message in problems(recipe):
         if wrong:
             raise RecipeError(f"{recipe.path}: {message}")
-
-
-Problems = Iterator[tuple[bool, str]]
-
-
-def _engine(recipe: Recipe) -> Problems:
-    name, e = recipe.name, recipe.engine
-    widest = max(e.gammas, default=0) + 1
-    folder = name.isprintable() and "/" not in name and name[:1] not in ("", ".")
-    yield not folder or len(name) > 255, f"name is {name!r}; expected a plain folder name"
-    named = {"engine": e.backend, **{r: s.backend for r, s in recipe.sources.items() if s.backend}}
-    for where, backend in named.items():
-        yield (
-            backend not in BACKENDS,
-            f"{where}.backend is {backend!r}; this version builds {', '.join(BACKENDS)}",
-        )
-    yield (
-        e.batch not in BATCHES,
-        f"engine.batch is {e.batch}; expected {BATCHES[0]} to {BATCHES[-1]}",
-    )
-    yield e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"
-    yield (
-        any(g < 0 for g in e.gammas),
-        f"engine.gammas is {list(e.gammas)}; expected 0 or more each",
-    )
-    yield (
-        e.gamma not in (AUTO, 0, *e.gammas),
-        f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
-    )
-    yield (
-        not 1 <= e.prefill <= e.max_length,
-        f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})",
-    )
-    yield (
-        widest > e.max_length,
-        f"engine.gammas reaches {widest - 1}; a pass of {widest} does not fit {e.max_length}",
-    )
-
-
-def _weights(recipe: Recipe) -> Problems:
-    for role, source in recipe.sources.items():
-        backend = recipe.backend_of(role)
-        known = BACKENDS.get(backend, ())
-        own = f"{role}.precision" if source.precision else "engine.precision"
-        asked = {own: source.precision or recipe.engine.precision}
-        asked |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
-        for key, value in asked.items():
-            yield (
-                value not in known and (value != "" or key == own),
-                f"{key} is {value!r}; {backend} builds {', '.join(known)}",
-            )
-    for role, precision in recipe.precisions.items():
-        block = recipe.sources[role].block
-        yield (
-            block not in (0, *BLOCKS),
-            f"{role}.block is {block}; expected one of {', '.join(map(str, BLOCKS))}",
-        )
-        yield (
-            block > 0 and not precision.quantizes,
-            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(INTEGER)}; "
-            "remove it, or set a precision",
-        )
-
-
-def _quality(recipe: Recipe) -> Problems:
-    q = recipe.quality
-    quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
-    yield (
-        bool(quantized) and not q.calibration,
-        f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "
-        "name a text beside the recipe to measure on, of the kind the models will meet, as "
-        '`[quality]` with `calibration = "calibration.jsonl"`',
-    )
-    yield (
-        q.max_kl is not None and not q.max_kl >= 0,
-        f"quality.max_kl is {q.max_kl}; expected 0 or more nats",
-    )
-    yield (
-        q.min_top1 is not None and not 0 <= q.min_top1 <= 1,
-        f"quality.min_top1 is {q.min_top1}; expected a share from 0 to 1",
-    )

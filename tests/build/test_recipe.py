@@ -148,6 +148,38 @@ def test_models_may_have_backends_of_their_own(tmp_path: Path) -> None:
         read_recipe(recipe(tmp_path, models(target='backend = "ort-cuda"')))
 
 
+@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda", "auto"])
+def test_a_backend_given_replaces_those_of_the_models_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: "ort-cuda")
+    own = [f'backend = "{name}"\nprecision = "fp16"' for name in ("ort-cuda", "ort-cpu")]
+    found = read_recipe(recipe(tmp_path, models(*own)), backend=backend)
+    wanted = "ort-cuda" if backend == "auto" else backend
+    assert [found.backend_of(role) for role in ("target", "draft")] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("target", "engine"),
+    [('head = "fp32"', ""), ('embedding = "fp32"', ""), ('head = "fp16"', "batch = 2")],
+)
+def test_auto_is_never_a_backend_that_is_then_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, engine: str
+) -> None:
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: "ort-cuda")
+    halved = 'backend = "auto"\nprecision = "fp16"\n'
+    found = read_recipe(recipe(tmp_path, models(target, engine=halved + engine)))
+    assert found.engine.backend == "ort-cpu"
+
+
+@pytest.mark.parametrize("table", ["engine", "target", "draft"])
+def test_several_rows_are_for_the_cpu(tmp_path: Path, table: str) -> None:
+    tables = {"target": "", "draft": "", "engine": 'precision = "fp16"\nbatch = 2'}
+    tables[table] += '\nbackend = "ort-cuda"'
+    said = refusal(tmp_path, models(**tables))
+    assert "engine.batch is 2, and ort-cuda builds batch 1" in said
+
+
 CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
 
 
@@ -190,6 +222,13 @@ def test_each_model_has_its_own_precision(
         (models(target="precision = 8"), "target.precision is 8; expected a string"),
         (models(target='precison = "int8"'), "unknown key target.precison; did you mean 'precis"),
         (models(engine='precision = ""'), "engine.precision is ''; ort-cpu builds fp32"),
+        (models('precision = "fp16"', 'precision = "fp32"', 'precision = "garbage"'),
+         "engine.precision is 'garbage'; expected one of fp32, fp16, bf16, int8, int4"),
+        (models('precision = "bf16"') + "[quality]\nmax_kl = 0.1\nmin_top1 = 1\n",
+         "quality.max_kl and min_top1 cannot be held to without quality.calibration, and the "
+         "target would not be stored as fp32"),
+        (models(draft='head = "fp16"') + "[quality]\nmin_top1 = 0\n",
+         "quality.min_top1 cannot be held to without quality.calibration, and the draft would"),
         (models(target='precision = "int4"\nblock = 48'),
          "target.block is 48; expected one of 32, 64, 128"),
         (models(target='precision = "int4"\nblock = 16'), "target.block is 16; expected one of 32"),
