@@ -109,6 +109,7 @@ def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
         max_width=manifest.max_width,
         threads=threads,
         even=model is manifest.target and model.quantized,
+        widens=model.half_stored,
     )
 
 

@@ -67,6 +67,11 @@ class ModelRecord:
         """Whether any weights are whole numbers that share a scale."""
         return self.block > 0
 
+    @property
+    def half_stored(self) -> bool:
+        """Whether any weights are stored in half precision."""
+        return bool({"fp16", "bf16"} & {self.precision, self.embedding, self.head})
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -36,7 +36,10 @@ class OrtEngine:
     With `even`, a pass of an odd width is given one token more, whose keys are overwritten before
     they are read and whose row is not scored. The kernels for quantized weights compute rows two
     at a time, and round a row without a partner otherwise: with partners for all, a row comes out
-    the same, bit for bit, whatever the width, and so speculative output is plain output.
+    the same, bit for bit, whatever the width, and so speculative output is plain output. The last
+    position is kept free for such a partner: `max_length` is one less than was asked for.
+    With `widens`, weights that are stored in half precision become fp32 once, here; otherwise every
+    pass would widen them.
 
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
     Threads: forward passes of one engine must not overlap.
@@ -44,23 +47,23 @@ class OrtEngine:
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, even: bool = False,
+        threads: int, even: bool = False, widens: bool = False,
     ) -> None:  # fmt: skip
         self._even = even
         self.geometry = geometry
         self.batch = batch
-        self.max_length = max_length
+        self.max_length = max_length - even
         self.max_width = max_width
-        self._session = _open_session(path, threads)
+        self._session = _open_session(path, threads, widens)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
-        self._caches = self._allocate()
-        self._passes: dict[tuple[int, int, int], _Pass] = {}
+        self._caches = self._allocate(max_length)
+        self._passes: dict[tuple[int, int], _Pass] = {}
 
-    def _allocate(self) -> dict[str, NDArray[Any]]:
+    def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
         g = self.geometry
-        shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
+        shape = (self.batch, g.kv_heads, positions, g.head_dim)
         inputs = {i.name: i for i in self._session.get_inputs()}
         caches = {}
         for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
@@ -88,8 +91,7 @@ class OrtEngine:
         else:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
-        extra = int(self._even and width % 2 == 1 and last + width < self.max_length)
-        key = (width, rows or width, extra)
+        key = (width, rows or width)
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:, :width] = batch
         try:
@@ -101,13 +103,13 @@ class OrtEngine:
             ) from error
         return bound
 
-    def _bind(self, width: int, rows: int, extra: int) -> _Pass:
+    def _bind(self, width: int, rows: int) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
         binding = self._session.io_binding()
         batch, vocab = self.batch, self.geometry.vocab_size
         bound = _Pass(
             binding=binding,
-            tokens=np.zeros((batch, width + extra), np.int64),
+            tokens=np.zeros((batch, width + int(self._even and width % 2)), np.int64),
             rows=np.arange(width - rows, width, dtype=np.int64),
             argmax=np.zeros((batch, rows), np.int64),
             logits=np.zeros((batch, rows, vocab), np.float32),
@@ -123,7 +125,7 @@ class OrtEngine:
         for name, cache in self._caches.items():
             _bind_input(binding, name, cache)
             _bind_output(binding, f"present_{name}", cache)
-        self._passes[width, rows, extra] = bound
+        self._passes[width, rows] = bound
         return bound
 
     def close(self) -> None:
@@ -133,9 +135,12 @@ class OrtEngine:
         self._session = None
 
 
-def _open_session(path: Path, threads: int) -> Any:
+def _open_session(path: Path, threads: int, widens: bool) -> Any:
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
+    )
     options.log_severity_level = 3
     if shared_pool:
         options.use_per_session_threads = False

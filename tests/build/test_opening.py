@@ -1,0 +1,73 @@
+"""How a built engine is opened: what its weights are stored as decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import specrt
+from specrt.bundle import Bundle
+from specrt_export.build import build
+from specrt_export.recipe import read_recipe
+
+Store = Callable[[str], Path]
+
+
+@pytest.fixture
+def stored(small: Path, tmp_path: Path) -> Store:
+    """Build the small pair in a precision."""
+
+    def make(precision: str) -> Path:
+        (small.parent / "text.txt").write_text("def f(x):\n    return x\n" * 40, encoding="utf-8")
+        text = small.read_text(encoding="utf-8")
+        text = text.replace("[engine]", f'[engine]\nprecision = "{precision}"')
+        small.write_text(text + '\n[quality]\ncalibration = "text.txt"\n', encoding="utf-8")
+        build(read_recipe(small), tmp_path / precision)
+        return tmp_path / precision
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_half_stored_weights_are_widened_once_not_in_every_pass(
+    stored: Store, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    levels = []
+    real = ort.InferenceSession
+
+    def session(path: str, options: Any, **rest: Any) -> Any:
+        levels.append(options.graph_optimization_level)
+        return real(path, options, **rest)
+
+    bundle = stored(precision)
+    assert Bundle.open(bundle).manifest.target.half_stored == (precision != "fp32")
+    monkeypatch.setattr(ort, "InferenceSession", session)
+    with specrt.load(bundle):
+        pass
+    whole, half = (
+        ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    )
+    assert levels == [whole if precision == "fp32" else half] * 2
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
+    stored: Store, precision: str
+) -> None:
+    with specrt.load(stored(precision)) as generator:
+        target = generator.models.target
+        assert target.max_length == 127, "one position of 128 is kept for a partner"
+        tokens = np.random.default_rng(0).integers(0, 8192, (1, target.max_length))
+        for begin in range(0, target.max_length, 2):  # as decoding fills it
+            target.forward(tokens[:, begin : begin + 2], begin, 1)
+        for end in (100, target.max_length):
+            alone = target.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
+            for width in (2, 3, 4, 5):
+                company = target.forward(tokens[:, end - width : end], end - width)
+                assert (company.logits[0, -1] == alone).all(), (end, width)
