@@ -66,7 +66,7 @@ def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
         tokens = np.random.default_rng(0).integers(0, 8192, (1, target.max_length))
         for begin in range(0, target.max_length, 2):  # as decoding fills it
             target.forward(tokens[:, begin : begin + 2], begin, 1)
-        for end in (100, target.max_length):
+        for end in (target.max_length, 100):  # a partner is written behind the end
             alone = target.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
             for width in (2, 3, 4, 5):
                 company = target.forward(tokens[:, end - width : end], end - width)
