@@ -17,6 +17,8 @@ from typing import Any
 from specrt import libraries
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.mapped import check_weights
+from specrt_export.portable import check_length, geometry_of, read_graph
 from specrt_export.quantize.precision import Precision
 from specrt_export.recipe import ModelSource, Recipe
 from specrt_export.vocabulary import check_vocabulary
@@ -63,7 +65,7 @@ def calibration_path(recipe: Recipe) -> Path:
 def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     """Refuse, before any work, a pair that does not fit together or a disk too small for it.
 
-    Raises: CheckpointError, BuildError.
+    Raises: CheckpointError, BuildError, ExportError.
     """
     target = inputs[0].checkpoint
     if not (target.folder / "tokenizer.json").is_file():
@@ -75,6 +77,9 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
         check_vocabulary(target, model.checkpoint)
     end_tokens(target)
     begin_token(target)
+    for model in inputs:
+        if model.graph is not None:
+            check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
     needed = sum(_disk_bytes(m, recipe.precisions[m.role]) for m in inputs) * 5 // 4 + 16 * MIB
     free = _free(out.parent)
     if free < needed:
@@ -82,6 +87,16 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
             f"{out.parent} has {free // MIB} MiB free, and the build needs about "
             f"{needed // MIB} MiB; free some, or build elsewhere with --out"
         )
+
+
+def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
+    """Hold a portable graph to its checkpoint, and to the positions asked for.
+
+    Raises: BuildError, CheckpointError, ExportError.
+    """
+    portable = read_graph(graph)
+    check_weights(graph, portable, checkpoint)
+    check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
 def _disk_bytes(model: ModelInputs, precision: Precision) -> int:

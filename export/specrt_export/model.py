@@ -16,8 +16,8 @@ from specrt_export.compile.ort_cpu import ENGINE, CompiledModel, compile_ort_cpu
 from specrt_export.compile.ort_cuda import KV_ITEM_BYTES as _CUDA_KV_BYTES
 from specrt_export.equal import check_equal
 from specrt_export.gate import Gate, Source
-from specrt_export.inputs import ModelInputs
-from specrt_export.mapped import check_weights, external_tensors
+from specrt_export.inputs import ModelInputs, check_graph
+from specrt_export.mapped import external_tensors
 from specrt_export.narrow import narrow_engine
 from specrt_export.portable import read_graph
 from specrt_export.quantize.precision import Precision
@@ -69,7 +69,7 @@ class ModelBuilder:
         if graph is None:
             progress(f"export {model.role}", 0.0)
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
-        check_weights(graph, read_graph(graph), checkpoint)
+            check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return Source(graph, checkpoint.folder)
 
     def _compile(self, role: str, source: Source, progress: Progress) -> CompiledModel:

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specrt.errors import ExportError
+from specrt.errors import BuildError, ExportError
 from specrt.geometry import Geometry
 from specrt_export.mapped import Weight, external_tensors, location, map_weights
 
@@ -66,6 +66,18 @@ def geometry_of(model: onnx.ModelProto) -> Geometry:
         raise ExportError(
             f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
         ) from error
+
+
+def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
+    """Refuse more positions than a model was trained for.
+
+    Raises: BuildError.
+    """
+    if max_length > geometry.max_positions:
+        raise BuildError(
+            f"max_length {max_length} is more than the {geometry.max_positions} positions "
+            f"{checkpoint} was trained for; lower `max_length` in the recipe"
+        )
 
 
 def runs_here() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import specrt
@@ -25,6 +27,7 @@ from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
 from specrt_export.aside import aside
 from specrt_export.build import build, is_fresh
+from specrt_export.portable import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
 
@@ -314,6 +317,23 @@ def test_a_context_longer_than_the_models_is_refused(small: Path, out: Path) -> 
     small.write_text(text, encoding="utf-8")
     said = refusal(read_recipe(small), out, BuildError)
     assert "max_length 2049 is more than the 2048 positions" in said
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_context_too_long_for_either_is_refused_before_any_work(
+    small: Path, out: Path, role: str
+) -> None:
+    graph = onnx.load(small.parent / f"{role}.onnx", load_external_data=False)
+    for entry in graph.metadata_props:
+        if entry.key == GEOMETRY:
+            entry.value = json.dumps({**json.loads(entry.value), "max_positions": 100})
+    (small.parent / f"{role}.onnx").write_bytes(graph.SerializeToString())
+    stages: list[str] = []
+    told = f"max_length 128 is more than the 100 positions {small.parent / role} was trained for"
+    with pytest.raises(BuildError, match=re.escape(told)):
+        build(read_recipe(small), out, lambda stage, done: stages.append(stage))
+    assert stages == ["read checkpoints"]
+    assert leftovers(out) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ from specrt_export.compile.engine_file import WEIGHTS, write_engine
 from specrt_export.compile.weightless import optimise
 from specrt_export.lower.ort import Target, lower
 from specrt_export.lower.stored import stored_weights
-from specrt_export.portable import MODEL_TYPE, facts_of, geometry_of, read_graph, runs_here
+from specrt_export.portable import (
+    MODEL_TYPE,
+    check_length,
+    facts_of,
+    geometry_of,
+    read_graph,
+    runs_here,
+)
 
 BATCH = 1
 """Rows of an engine, unless more are asked for."""
@@ -49,11 +56,7 @@ def compile_ort_cpu(
     """
     portable = read_graph(graph)
     geometry = geometry_of(portable)
-    if max_length > geometry.max_positions:
-        raise BuildError(
-            f"max_length {max_length} is more than the {geometry.max_positions} positions "
-            f"{checkpoint} was trained for; lower `max_length` in the recipe"
-        )
+    check_length(geometry, max_length, checkpoint)
     if batch > 1 and not runs_here():
         raise BuildError(
             f"an engine of {batch} rows needs ONNX Runtime 1.25 or later, and "

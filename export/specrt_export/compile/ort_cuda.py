@@ -16,10 +16,7 @@ from specrt_export.lower.ort import Lowered, Target, lower
 from specrt_export.lower.resident import keep_resident
 from specrt_export.lower.stored import stored_weights
 from specrt_export.lower.view import GraphView
-from specrt_export.portable import MODEL_TYPE, facts_of, geometry_of, read_graph
-
-PRECISIONS = ("fp16", "bf16", "int8", "int4")
-"""What weights can be stored as. Whole numbers are multiplied with fp16 activations."""
+from specrt_export.portable import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
 
 KV_ITEM_BYTES = 2
 
@@ -27,7 +24,10 @@ _HEAD_STEP, _WIDEST_HEAD = 8, 256
 
 
 def compute_type(precision: str) -> str:
-    """Return what an engine computes in, from what the weights of its layers are stored as."""
+    """Return what an engine computes in, from what the weights of its layers are stored as.
+
+    Whole numbers are multiplied with fp16 activations.
+    """
     return "bf16" if precision == "bf16" else "fp16"
 
 
@@ -50,7 +50,8 @@ def compile_ort_cuda(
     """
     portable = read_graph(graph)
     geometry = geometry_of(portable)
-    _check(geometry, max_length, batch, compute)
+    check_length(geometry, max_length, checkpoint)
+    _check(geometry, batch, compute)
     weights = stored_weights(portable, checkpoint)
     target = Target(geometry, max_length, batch, confidence=confidence)
     lowered = lower(portable, weights, target)
@@ -71,16 +72,11 @@ def compile_ort_cuda(
     )
 
 
-def _check(geometry: Geometry, max_length: int, batch: int, compute: str) -> None:
+def _check(geometry: Geometry, batch: int, compute: str) -> None:
     """Refuse what the CUDA kernels of ONNX Runtime do not take."""
     head = geometry.head_dim
     if compute not in TYPES:
         raise BuildError(f"compute type is {compute!r}; expected {' or '.join(TYPES)}")
-    if max_length > geometry.max_positions:
-        raise BuildError(
-            f"max_length {max_length} is more than the {geometry.max_positions} positions the "
-            "model was trained for; lower `max_length` in the recipe"
-        )
     if batch != 1:
         raise BuildError(
             f"engine.batch is {batch}, and ort-cuda builds batch 1: its attention takes several "
