@@ -90,13 +90,15 @@ class Gate:
     @contextmanager
     def _reference(self, original: Source, beside: Path) -> Iterator[Scorer]:
         """Give the unquantized model: its portable graph, or an engine where that cannot run."""
-        length = self.options.max_length
         if runs_here():
-            yield GraphScorer(GraphRun(original.graph, original.weights), length)
+            run = GraphRun(original.graph, original.weights)
+            yield GraphScorer(run, max(map(len, self.pieces)))
             return
         with tempfile.TemporaryDirectory(dir=beside.parent) as folder:
             whole = Path(folder) / "engine"
-            compiled = compile_ort_cpu(original.graph, original.weights, whole, length)
+            compiled = compile_ort_cpu(
+                original.graph, original.weights, whole, self.options.max_length
+            )
             with self._engine(whole, compiled.geometry, "ort-cpu") as scorer:
                 yield scorer
 

@@ -25,7 +25,7 @@ from specrt_export.build import build, is_fresh
 from specrt_export.compile.ort_cpu import ENGINE, compile_ort_cpu
 from specrt_export.equal import check_equal, exact
 from specrt_export.inputs import check_inputs, find_inputs
-from specrt_export.portable import runs_here
+from specrt_export.portable import GraphRun, runs_here
 from specrt_export.quality import EngineScorer, measure
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
@@ -321,6 +321,26 @@ def test_rows_of_a_batch_are_checked_and_measured(asked: Callable[..., Recipe], 
     assert found.kl == pytest.approx(alone.kl, rel=0.2)
     with pytest.raises(BundleError, match="was built for 3 rows at once"):
         specrt.load(out)
+
+
+@needs_reference
+@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda"])
+def test_references_have_no_more_positions_than_passes_reach(
+    asked: Callable[..., Recipe], out: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    reset, lengths = GraphRun.reset, []
+
+    def record(run: GraphRun, batch: int, length: int) -> None:
+        lengths.append(length)
+        reset(run, batch, length)
+
+    monkeypatch.setattr(GraphRun, "reset", record)
+    recipe = asked("int8")
+    options = replace(recipe.engine, backend=backend, max_length=2048)
+    build(replace(recipe, engine=options), out)
+    # A calibration text in pieces of 512; passes of 1 and 4 tokens behind at most 24 and a window.
+    assert max(lengths) == 512
+    assert min(lengths) <= 24 + 2 * (1 + 4)
 
 
 def shown(bundle: Path) -> str:

@@ -17,6 +17,7 @@ from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE, write_engine
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.compile.ort_cuda import compile_ort_cuda, compute_type
+from specrt_export.equal import past_windows
 from specrt_export.lower.stored import Stored, as_float, stored_weights
 from specrt_export.portable import GraphRun, runs_here
 
@@ -61,10 +62,11 @@ def check_halved(
     """
     if not runs_here():
         return None
-    reference = GraphRun(graph, weights)
-    reference.reset(batch=1, length=max_length)
-    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, max_length)
     plan = _plan(geometry, max_length, widths)
+    reach = max(start + width for start, width in plan)
+    reference = GraphRun(graph, weights)
+    reference.reset(batch=1, length=reach)
+    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, reach)
     tolerance, worst = TOLERANCES[_compute_type(engine)], 0.0
     with on_cpu(engine, geometry, max_length, max(width for _, width in plan)) as halved:
         for start, width in plan:
@@ -134,12 +136,11 @@ def _widened(model: onnx.ModelProto, weights: dict[str, Stored]) -> onnx.ModelPr
 
 
 def _plan(geometry: Geometry, max_length: int, widths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (start, width) of each pass: past every window, then each width twice.
+    """Return the (start, width) of each pass: past the windows, then each width twice.
 
     The second time goes back to the positions of the first, over stale keys.
     """
-    reach = max((w for w in geometry.windows if w <= 512), default=0)
-    prefill = max(1, min(reach + 24, max_length - max(widths)))
+    prefill = max(1, min(past_windows(geometry), max_length - max(widths)))
     starts = {width: min(prefill, max_length - width) for width in widths}
     passes = [(starts[width], width) for width in widths for _ in range(2)]
     return [(0, prefill), *passes]
