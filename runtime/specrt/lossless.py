@@ -40,6 +40,8 @@ class Report:
 
     prompts: int = 0
     tokens: int = 0
+    drafted: int = 0
+    """Tokens that were drafted; where none were, plain decoding was held to itself."""
     tolerance: float = FP32_TOLERANCE
     divergences: tuple[Divergence, ...] = ()
 
@@ -59,21 +61,27 @@ def compare(
     gammas: Sequence[int],
     max_tokens: int,
     tolerance: float = FP32_TOLERANCE,
+    drafter: str | None = None,
 ) -> Iterator[Report]:
     """Complete every prompt greedily, plain and at each gamma; yield the report as it grows.
 
+    `drafter` is the draft model where there is one, else lookup, when None: the bundle's default
+    may be to draft nothing.
     Raises: RequestError for a tolerance that is no number of logits.
     """
     if not 0.0 <= tolerance < float("inf"):
         raise RequestError(f"tolerance is {tolerance!r}; expected a number of logits, 0 or more")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    drafter = drafter or default_drafter(generator)
     report = Report(tolerance=tolerance)
     for number, prompt in enumerate(prompts):
         ids = generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         plain = generator.generate(ids, params, gamma=0).token_ids
         for gamma in gammas:
-            found = generator.generate(ids, params, gamma=gamma).token_ids
+            done = generator.generate(ids, params, gamma=gamma, drafter=drafter)
+            found = done.token_ids
             report.tokens += len(found)
+            report.drafted += done.speculation.drafted
             at = first_difference(plain, found)
             if at is not None:
                 margin = plain_margin(generator, ids + plain[:at])
@@ -83,6 +91,11 @@ def compare(
                 report.divergences += (divergence,)
         report.prompts += 1
         yield report
+
+
+def default_drafter(generator: Generator) -> str:
+    """Return the drafter that a comparison uses where none is asked for."""
+    return "model" if generator.models.draft else "ngram"
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

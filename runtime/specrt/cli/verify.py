@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError
+from specrt.generate import Generator
 from specrt.loading import load
-from specrt.lossless import FP32_TOLERANCE, Report, compare
+from specrt.lossless import FP32_TOLERANCE, Report, compare, default_drafter
+from specrt.models import DRAFTERS
 from specrt.prompts import read_prompts
 
 
@@ -21,6 +24,8 @@ from specrt.prompts import read_prompts
 @click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSONL file.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--gammas", help="Gammas to compare with plain decoding.  [default: all built]")
+@click.option("--drafter", type=click.Choice([d for d in DRAFTERS if d != "none"]),
+              help="What drafts.  [default: the draft model, or lookup without one]")  # fmt: skip
 @click.option("--tolerance", default=FP32_TOLERANCE, show_default=True,
               help="Margin, in logits, up to which a divergence counts as a near-tie.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
@@ -32,33 +37,56 @@ def command(
     prompts: Path,
     max_tokens: int,
     gammas: str | None,
+    drafter: str | None,
     tolerance: float,
     threads: int | None,
     as_json: bool,
 ) -> int:
     """Compare greedy output at every gamma with plain decoding, token for token.
 
-    Exit status 1 when a divergence is larger than rounding explains.
+    Exit status 1 when a divergence is larger than rounding explains, 2 when nothing was drafted.
     """
     texts = [p.text for p in read_prompts(prompts)]
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
-        asked = parse_gammas(gammas) if gammas is not None else list(generator.models.gammas)
-        compared = [g for g in asked if g]
-        if not compared:
-            raise RequestError(
-                "there is nothing to compare: no gamma above 0 is built or asked for"
-            )
-        report = Report()
-        for report in compare(generator, texts, compared, max_tokens, tolerance):
-            if sys.stderr.isatty():
-                print(f"\r{report.prompts}/{len(texts)} prompts", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+        for notice in generator.notices:
+            print(f"note: {notice}", file=sys.stderr)
+        compared = _above_0(gammas, generator)
+        drafter = drafter or default_drafter(generator)
+        report = _compare(generator, texts, compared, max_tokens, tolerance, drafter)
+    if not report.drafted and not report.unexplained:
+        raise RequestError(
+            f"drafter {drafter!r} drafted nothing at gamma {_listed(compared)}, so nothing was "
+            "verified; give longer prompts, more --max-tokens, or another --drafter"
+        )
     if as_json:
         print(json.dumps(report.to_json()))
     else:
         _show(report, compared)
     return 1 if report.unexplained else 0
+
+
+def _above_0(gammas: str | None, generator: Generator) -> list[int]:
+    """Return the gammas to hold to plain decoding."""
+    asked = parse_gammas(gammas) if gammas is not None else generator.models.gammas
+    compared = [g for g in asked if g]
+    if not compared:
+        raise RequestError("there is nothing to compare: no gamma above 0 is built or asked for")
+    return compared
+
+
+def _compare(generator: Generator, texts: list[str], *how: Any) -> Report:
+    """Compare, and tell a person who waits how far it is."""
+    report, watched = Report(), sys.stderr.isatty()
+    for report in compare(generator, texts, *how):
+        if watched:
+            print(f"\r{report.prompts}/{len(texts)} prompts", end="", file=sys.stderr)
+    if watched:
+        print(file=sys.stderr)
+    return report
+
+
+def _listed(gammas: list[int]) -> str:
+    return ", ".join(map(str, gammas))
 
 
 def _show(report: Report, gammas: list[int]) -> None:
@@ -68,8 +96,7 @@ def _show(report: Report, gammas: list[int]) -> None:
             f"prompt {d.prompt}, gamma {d.gamma}, token {d.position}: plain {d.plain_token}, "
             f"speculative {d.speculative_token}; the plain margin is {d.margin:.2e}: {verdict}"
         )
-    names = ", ".join(map(str, gammas))
-    head = f"{report.tokens} tokens of {report.prompts} prompts at gamma {names}: "
+    head = f"{report.tokens} tokens of {report.prompts} prompts at gamma {_listed(gammas)}: "
     if not report.divergences:
         print(head + "identical to plain decoding")
     else:
