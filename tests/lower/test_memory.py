@@ -70,9 +70,8 @@ def growth(graph: Path, out: Path, slice_bytes: int = 0) -> tuple[int, int]:
 
 
 def test_the_measure_sees_a_table_that_is_whole_in_memory(large: Path, tmp_path: Path) -> None:
-    held = np.ones(2 * MOST, np.uint8)  # as torch is, in the process that tests
     grown, _ = growth(large, tmp_path / "engine", 1 << 40)
-    assert grown > MOST < held.nbytes
+    assert grown > MOST
 
 
 def test_a_model_larger_than_memory_compiles(large: Path, tmp_path: Path) -> None:
