@@ -106,6 +106,18 @@ def test_codelet_can_grow_to_every_preset(name: str) -> None:
         ({}, ["--layers", 10**9, "--dtype", "float16"], "free; use a shorter"),
         ({"model_type": "gemma2"}, ["--layers", 3], "of model_type 'gemma2'; only llama"),
         ({"hidden_size": "48"}, ["--layers", 3], "hidden_size is '48'"),
+        ({"hidden_size": "48", "head_dim": None}, ["--layers", 3], "hidden_size is '48'"),
+        ({"hidden_size": [48], "head_dim": None}, ["--layers", 3], "hidden_size is [48]"),
+        ({"num_attention_heads": {}, "head_dim": None}, ["--to", "200M"], "heads is {}; expected"),
+        (
+            {"rope_parameters": [1]},
+            ["--head-dim", 16],
+            "rope_parameters is [1]; expected an object",
+        ),
+        ({"rope_scaling": "x"}, ["--layers", 3], "rope_scaling is 'x'; expected an object"),
+        ({"layer_types": 5}, ["--layers", 3], "layer_types is 5; expected one word for each"),
+        ({"layer_types": ["x"]}, ["--layers", 3], "expected one word for each of 2 layers"),
+        ({"layer_types": [1, 2]}, ["--layers", 3], "layer_types is [1, 2]; expected one word"),
         ({"num_hidden_layers": 1}, ["--layers", 3], "holds model.layers.1."),
         ({"num_hidden_layers": 3}, ["--layers", 4], "holds no weight model.layers.2."),
         ({"intermediate_size": 81}, ["--layers", 3], "has shape [80, 48], config.json calls for"),
@@ -123,6 +135,7 @@ def test_what_cannot_grow_is_refused_by_name(
     code, output = run(folder, "--out", tmp_path / "grown", *arguments)
     assert code
     assert message in output
+    assert output.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from reprlib import repr as short
 from typing import Any
 
 from growth.shape import CONFIG_KEYS, Shape
@@ -33,9 +34,25 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
     vocab = config.get("vocab_size")
     if type(vocab) is not int or vocab < 1:
         raise CheckpointError(f"{name}: vocab_size is {vocab!r}; expected a positive number")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise CheckpointError(f"{name}: {key} is {config[key]!r}; expected an object")
+    _check_layer_types(config, name)
     eps = config.get("rms_norm_eps")
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or eps < 0:
         raise CheckpointError(f"{name}: rms_norm_eps is {eps!r}; expected a number of 0 or more")
+
+
+def _check_layer_types(config: Mapping[str, Any], name: str) -> None:
+    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if kinds is None or (
+        isinstance(kinds, list) and len(kinds) == layers and all(isinstance(k, str) for k in kinds)
+    ):
+        return
+    raise CheckpointError(
+        f"{name}: layer_types is {short(kinds)}; expected one word for each of {short(layers)} "
+        "layers"
+    )
 
 
 def check_rotary(config: Mapping[str, Any], old: Shape, new: Shape) -> None:

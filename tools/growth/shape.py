@@ -50,8 +50,9 @@ class Shape:
         found = {name: config.get(key) for name, key in CONFIG_KEYS.items()}
         if found["kv_heads"] is None:
             found["kv_heads"] = found["heads"]
-        if found["head_dim"] is None and found["hidden_size"] and found["heads"]:
-            found["head_dim"] = found["hidden_size"] // found["heads"]
+        width, heads = found["hidden_size"], found["heads"]
+        if found["head_dim"] is None and type(width) is type(heads) is int and heads:
+            found["head_dim"] = width // heads
         return cls(**found)  # type: ignore[arg-type]
 
     @property
