@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,11 +117,11 @@ def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: 
     ran = cli("bench", codelet, *options)
     assert (ran.status, ran.err) == (0, "")
     assert "speedup" in ran.out
-    assert "outputs identical: 4 compared with plain decoding" in ran.out
+    assert "outputs identical: 2 compared with plain decoding" in ran.out
     found = json.loads(ran.out.splitlines()[-1])
     assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
     assert found["sampling"]["max_tokens"] == 8
-    assert found["outputs"] == {"compared": 4, "differing": 0, "differences": []}
+    assert found["outputs"] == {"compared": 2, "differing": 0, "differences": []}
     (task,) = found["tasks"]
     assert (task["category"], task["prompts"]) == (two_prompts.stem, 2)
     plain, drafting = task["results"]
@@ -183,7 +184,7 @@ def test_bench_samples(cli: Run, codelet: Path, two_prompts: Path, verifier: str
     assert (ran.status, ran.err) == (0, "")
     found = json.loads(ran.out.splitlines()[-1])
     assert (found["sampling"]["top_p"], found["sampling"]["verifier"]) == (0.95, verifier)
-    assert found["outputs"]["compared"] == (4 if verifier == "match" else 0)
+    assert found["outputs"]["compared"] == (2 if verifier == "match" else 0)
     assert ("outputs not compared" in ran.out) == (verifier == "rejection")
 
 
@@ -200,24 +201,46 @@ def test_bench_gives_no_speed_when_outputs_differ(
     assert f"specrt verify {codelet} --prompts {two_prompts}" in ran.err
 
 
+@pytest.fixture
+def target_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a benchmark think that its target is of another kind."""
+
+    def says(**fields: Any) -> None:
+        def changed(folder: Path) -> Manifest:
+            manifest = read_manifest(folder)
+            return replace(manifest, target=replace(manifest.target, **fields))
+
+        monkeypatch.setattr("specrt.cli.bench.read_manifest", changed)
+
+    return says
+
+
+@pytest.mark.usefixtures("believe_everything")
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "bf16"])
+def test_bench_gives_no_speed_when_outputs_of_a_narrow_target_differ_on_a_cpu(
+    cli: Run, codelet: Path, two_prompts: Path, precision: str, target_says: Callable[..., None]
+) -> None:
+    target_says(precision=precision)
+    ran = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4",
+              "--repeats", 1)  # fmt: skip
+    assert (ran.status, ran.out) == (1, "")
+    assert "so no speed is reported" in ran.err
+
+
 @pytest.mark.usefixtures("believe_everything")
 @pytest.mark.parametrize(
-    ("precision", "told"), [("int8", "int8"), ("fp32", "fp32 with a head of int8")]
+    ("precision", "told"), [("fp16", "fp16 with a head of int8"), ("int8", "int8")]
 )
-def test_bench_below_fp32_tells_how_many_outputs_differ(
+def test_bench_where_nothing_is_promised_tells_how_many_outputs_differ(
     cli: Run, codelet: Path, two_prompts: Path, precision: str, told: str,
-    monkeypatch: pytest.MonkeyPatch,
+    target_says: Callable[..., None],
 ) -> None:  # fmt: skip
-    def int8(folder: Path) -> Manifest:
-        manifest = read_manifest(folder)
-        return replace(manifest, target=replace(manifest.target, precision=precision, head="int8"))
-
-    monkeypatch.setattr("specrt.cli.bench.read_manifest", int8)
+    target_says(precision=precision, head="int8", backend="ort-cuda")
     ran = cli("bench", codelet, "--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4",
               "--repeats", 1)  # fmt: skip
     assert ran.status == 0
-    assert f"ort-cpu {told}, draft fp32, " in ran.out
-    assert "of 4 outputs differ from plain decoding, where the plain pass's best two" in ran.out
+    assert f" {told}, draft " in ran.out
+    assert "of 2 outputs differ from plain decoding, where the plain pass's best two" in ran.out
     found = json.loads(ran.out.splitlines()[-1])["outputs"]
     assert found["differing"] == len(found["differences"]) > 0
     assert all(d["margin"] > 0 for d in found["differences"])
@@ -262,6 +285,19 @@ def test_bench_refuses_before_it_measures(
 
     monkeypatch.setattr("specrt.cli.bench.measure", measured)
     assert told in cli("bench", codelet, "--prompts", two_prompts, *options).refusal
+
+
+def test_bench_refuses_a_class_called_as_all_of_them(
+    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
+) -> None:
+    taken = tmp_path / "all.jsonl"
+    taken.write_text('{"prompt": "Once"}\n', encoding="utf-8")
+    options = ("--max-tokens", 4, "--gammas", "2", "--repeats", 1, "--json")
+    said = cli("bench", codelet, "--prompts", two_prompts, "--prompts", taken, *options).refusal
+    assert "all.jsonl:1 is of category 'all'" in said
+    assert "another name" in said
+    alone = cli("bench", codelet, "--prompts", taken, *options)
+    assert [t["category"] for t in json.loads(alone.out)["tasks"]] == ["all"]
 
 
 def test_bench_names_a_prompt_without_tokens(

@@ -29,21 +29,23 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All outputs of a run against the plain ones.
-
-    Below fp32 passes of different widths round differently, so outputs may part at a near-tie.
-    In fp32 on a CPU only a margin within the tolerance of `specrt verify` can be rounding.
-    """
+    """All outputs of a run against the plain ones."""
 
     compared: int
-    """Pairs of a prompt and a configuration; 0 where the rule keeps the distribution only."""
+    """Pairs of a prompt and a configuration that drafted, or that differs all the same."""
     differences: tuple[Difference, ...] = ()
     precision: str = "fp32"
+    promised: bool = True
+    """Whether passes of every width round alike but for the order of sums in fp32, so that only
+    a margin within the tolerance of `specrt verify` can be rounding. Where it is not, outputs may
+    part at a near-tie that is wider."""
+    untold: str = "nothing was drafted"
+    """Why nothing was compared, where that is so."""
 
     @property
     def unexplained(self) -> list[Difference]:
         """What no rounding explains: a bug, and no figure is worth showing."""
-        if self.precision != "fp32":
+        if not self.promised:
             return []
         found = self.differences
         return [d for d in found if d.margin is None or d.margin > FP32_TOLERANCE]
@@ -51,7 +53,7 @@ class Comparison:
     def __str__(self) -> str:
         """Return a sentence."""
         if not self.compared:
-            return "outputs not compared: the rejection rule keeps the distribution, not the text"
+            return f"outputs not compared: {self.untold}"
         if not self.differences:
             return f"outputs identical: {self.compared} compared with plain decoding"
         told = f"{len(self.differences)} of {self.compared} outputs differ from plain decoding"
@@ -70,9 +72,15 @@ class Comparison:
 
 
 def compare_outputs(
-    samples: Mapping[Configuration, Iterable[Sample]], margin: Margin | None, precision: str
+    samples: Mapping[Configuration, Iterable[Sample]],
+    margin: Margin | None,
+    precision: str,
+    promised: bool = True,
 ) -> Comparison:
-    """Hold every output to the first plain one of its prompt, plain repeats included."""
+    """Hold every output to the first plain one of its prompt, plain repeats included.
+
+    Where nothing was drafted an equal output proves nothing, and is not counted.
+    """
     first: dict[int, tuple[int, ...]] = {}
     for sample in samples[PLAIN]:
         first.setdefault(sample.prompt, sample.tokens)
@@ -82,9 +90,10 @@ def compare_outputs(
         for sample in its:
             name = configuration, sample.prompt
             plain = first[sample.prompt]
-            seen.add(name)
+            if sample.counts.drafted:
+                seen.add(name)
             at = first_difference(plain, sample.tokens)
             if at is not None and name not in found:
                 before = margin(sample.prompt, plain[:at]) if margin else None
                 found[name] = Difference(*name, at, plain[at], sample.tokens[at], before)
-    return Comparison(len(seen), tuple(found.values()), precision)
+    return Comparison(len(seen | found.keys()), tuple(found.values()), precision, promised)
