@@ -18,7 +18,7 @@ from specrt.bench.footprint import footprint, resident_bytes
 from specrt.bench.measure import Samples, measure
 from specrt.bench.outputs import Comparison, compare_outputs
 from specrt.bench.plot import check_plot, draw
-from specrt.bench.report import Report, report
+from specrt.bench.report import ALL, Report, report
 from specrt.bench.setting import Setting, target_precision
 from specrt.bench.summary import Summary
 from specrt.bundle import DEFAULT_BUNDLE
@@ -100,13 +100,17 @@ def command(
         return 1
     cores = threads or len(os.sched_getaffinity(0))
     setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
-    summary = Summary(setting, found, taken, measure_bandwidth(cores))
-    if not as_json:
-        print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
-    print(json.dumps(summary.to_json()))
+    show(Summary(setting, found, taken, measure_bandwidth(cores)), markdown, as_json)
     if plot is not None:
         draw(found, plot, str(setting))
     return 0
+
+
+def show(summary: Summary, markdown: bool, as_json: bool) -> None:
+    """Print tables for people, unless only JSON is wanted, and then one line of it."""
+    if not as_json:
+        print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
+    print(json.dumps(summary.to_json()))
 
 
 @dataclass(frozen=True)
@@ -134,11 +138,21 @@ def answer(generator: Generator, manifest: Manifest, asked: Asked) -> Report:
 
 
 def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
-    """Return the prompts to measure; one without a category takes the name of its file."""
+    """Return the prompts to measure; one without a category takes the name of its file.
+
+    Raises: RequestError for prompts that cannot be read, and a class called as all of them.
+    """
     read = [(file, prompt) for file in files for prompt in read_prompts(file)]
     named = [replace(p, category=p.category or file.stem) for file, p in read]
     wanted = of_categories(named, categories)
-    each = limit or max(1, SHARED_PROMPTS // len({p.category for p in wanted}))
+    classes = {p.category for p in wanted}
+    if ALL in classes and len(classes) > 1:
+        place = next(p.place for p in wanted if p.category == ALL)
+        raise RequestError(
+            f"{place} is of category {ALL!r}, as all classes together are called; give it another "
+            "`category`, or its file another name"
+        )
+    each = limit or max(1, SHARED_PROMPTS // len(classes))
     return first_of_each(wanted, each)
 
 
