@@ -15,16 +15,18 @@ import pytest
 import specrt
 from specrt import Generator, SamplingParams
 from specrt.bundle import Bundle
-from specrt.engine import Engine, open_engine
+from specrt.engine import Engine
 from specrt.engines.cuda_session import missing, unloadable
 from specrt.engines.ort_cuda import OrtCudaEngine
 from specrt.geometry import Geometry
 from specrt.lossless import compare, first_difference
 from specrt.models import Models
 from specrt.prompts import read_prompts
+from specrt_export.build import build
 from specrt_export.compile.ort_cuda import compile_ort_cuda
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
+from specrt_export.recipe import read_recipe
 
 _LACKS = missing() or unloadable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_LACKS), reason=_LACKS or "runs here")]
@@ -170,11 +172,15 @@ def test_the_output_is_nearly_that_of_the_cpu(
     assert same >= len(prompts) // 2
 
 
-def test_a_bundle_opens_by_its_backend(built: Callable[[str, str], Built], codelet: Path) -> None:
-    path, _, _, geometry = built("draft", "fp16")
-    engine = open_engine(
-        "ort-cuda", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_WIDTH, threads=1
-    )
-    assert engine.forward(tokens(3), 0).argmax.shape == (1, 3)
-    engine.close()
-    assert Bundle.open(codelet).manifest.backend == "ort-cpu"
+def test_a_bundle_opens_by_its_backend(engines: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(engines.parent / "benchmarks" / "gpu" / "codelet.toml")
+    build(recipe, tmp_path / "bundle")
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert (manifest.backend, manifest.precision) == ("ort-cuda", "fp16")
+    with specrt.load(tmp_path / "bundle") as generator:
+        models = generator.models
+        assert isinstance(models.target, OrtCudaEngine)
+        assert isinstance(models.draft, OrtCudaEngine)
+        params = SamplingParams(max_tokens=32, ignore_eos=True)
+        done = generator.generate("def f(x):\n", params, gamma=4)
+        assert len(done.token_ids) == 32
