@@ -76,13 +76,19 @@ def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:
     """Return the recipe's gamma where it names one, else what tuning found best, else auto."""
     if manifest.gamma is not None:
         return manifest.gamma
-    return tuning.gamma if tuning else AUTO
+    if tuning is None:
+        return AUTO
+    return 0 if tuning.drafter == "none" else tuning.gamma
 
 
 def _default_drafter(draft: Engine | None, tuning: Tuning | None) -> str:
-    """Return the drafter that tuning found best, where it can be had."""
+    """Return the drafter that tuning found best, where it can be had.
+
+    Where plain decoding was best the default gamma is 0, and one that is asked for drafts.
+    """
     best = tuning.drafter if tuning else ""
-    return "" if draft is None and best in ("model", "cascade") else best
+    unfit = ("none", "model", "cascade") if draft is None else ("none",)
+    return "" if best in unfit else best
 
 
 def _no_room(manifest: Manifest, most: int | None) -> str | None:

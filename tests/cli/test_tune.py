@@ -127,9 +127,24 @@ def test_a_tuned_bundle_opens_with_what_was_found(
     assert tuning is not None
     with specrt.load(bundle, threads=1) as generator:
         assert generator.notices == ()
-        assert generator.models.drafter == tuning.drafter
+        assert generator.models.drafter == tuning.drafter.replace("none", "")
         assert generator.models.measure is not None
         assert generator.models.measure(generator.models) == tuning.costs
+
+
+@pytest.mark.parametrize("fixed", [0, None])
+def test_where_plain_decoding_is_best_a_gamma_that_is_asked_for_drafts(
+    cli: Run, bundle: Path, fixed: int | None
+) -> None:
+    cli("tune", bundle, "--threads", 1)
+    place = bundle / FILE_NAME
+    record = {**json.loads(place.read_text()), "drafter": "none", "fixed_gamma": fixed}
+    place.write_text(json.dumps(record))
+    options = ("--prompt", "import os\n", "--max-tokens", 8, "--threads", 1, "--json")
+    found = json.loads(cli("generate", bundle, *options, "--gamma", 4).out)["speculation"]
+    assert (found["drafter"], found["gamma"], found["drafted"] > 0) == ("model", 4, True)
+    found = json.loads(cli("generate", bundle, *options).out)["speculation"]
+    assert (found["drafter"], found["gamma"], found["drafted"]) == ("model", 0, 0)
 
 
 def test_a_tuned_bundle_moved_elsewhere_says_so_and_works(cli: Run, bundle: Path) -> None:
