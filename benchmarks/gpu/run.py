@@ -59,6 +59,11 @@ def main() -> int:
     parser.add_argument("--no-gpu", action="store_true", help="Leave out what needs a GPU.")
     parser.add_argument("--out", type=Path, help="File for the JSON as well.")
     options = parser.parse_args()
+    if options.out:
+        try:
+            options.out.open("a").close()  # now, not after an hour of steps
+        except OSError as error:
+            parser.error(f"--out {options.out} cannot be written: {error.strerror}")
     python = sys.executable if options.here else _install()
     steps = []
     for step in _steps(python, gpu=not options.no_gpu):
