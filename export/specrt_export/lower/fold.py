@@ -55,7 +55,7 @@ def fold_layouts(view: GraphView) -> None:
     ```
     """
     shapes = Shapes(view)
-    for node in view.nodes("Transpose", "Reshape", "Unsqueeze", "DequantizeLinear"):
+    for node in view.nodes("Transpose", "Reshape", "DequantizeLinear"):
         source = view.stored(node.input[0])
         if source is None:
             continue
@@ -63,7 +63,7 @@ def fold_layouts(view: GraphView) -> None:
             _fold_codes(view, node, source)
         elif node.op_type == "Transpose":
             _fold_transpose(view, node, source)
-        elif source.onnx_type == onnx.TensorProto.FLOAT and node.op_type == "Reshape":
+        elif source.onnx_type == onnx.TensorProto.FLOAT:
             dims = shapes.dims(node.output[0])
             _fold(view, node, dims, lambda array, *_, to=dims: array.reshape(to))
     view.tidy()

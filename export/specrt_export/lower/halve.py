@@ -12,6 +12,7 @@ from specrt.errors import BuildError
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.types import value_types
 from specrt_export.lower.view import GraphView
+from specrt_export.quantize.source import narrow
 
 _FLOAT, _FP16, _BF16 = (
     onnx.TensorProto.FLOAT,
@@ -151,7 +152,7 @@ def narrowed(source: Stored, to: int) -> Stored:
 
     def rows(begin: int, end: int) -> NDArray[Any]:
         part = np.asarray(source.rows(begin, end), np.float32)
-        return _to_bf16(part) if to == _BF16 else _to_fp16(source.name, part)
+        return narrow(part, "bf16") if to == _BF16 else _to_fp16(source.name, part)
 
     bytes_of = f"{source.bytes_of}/half" if source.bytes_of else ""
     return Stored(f"{source.name}/half", to, source.shape, rows, bytes_of)
@@ -166,10 +167,3 @@ def _to_fp16(name: str, part: NDArray[np.float32]) -> NDArray[np.float16]:
             "build with precision bf16"
         )
     return half
-
-
-def _to_bf16(part: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to the nearest of the upper 16 bits, ties to even."""
-    bits = np.ascontiguousarray(part).view(np.uint32).reshape(part.shape)
-    upper = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(part), np.uint32(0x7FC0), upper).astype(np.uint16)

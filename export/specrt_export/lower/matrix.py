@@ -9,8 +9,8 @@ import onnx
 
 from specrt_export.lower.stored import Stored, joined, reshaped, taken, transposed, unsigned
 from specrt_export.lower.view import GraphView
+from specrt_export.quantize.precision import SMALLEST_BLOCK
 
-_SMALLEST_BLOCK = 16
 _BITS: dict[int, int] = {onnx.TensorProto.INT8: 8, onnx.TensorProto.INT4: 4}
 
 
@@ -41,7 +41,7 @@ class Matrix:
     def is_in_blocks(self) -> bool:
         """Tell whether the kernels take its codes: blocks of a power of two, from 16 on."""
         block = self.block
-        return self.scales is not None and block >= _SMALLEST_BLOCK and block & (block - 1) == 0
+        return self.scales is not None and block >= SMALLEST_BLOCK and block & (block - 1) == 0
 
     def fits(self, other: Matrix) -> bool:
         """Tell whether rows of both can form one matrix."""

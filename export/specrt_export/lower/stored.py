@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import BuildError
 from specrt_export.mapped import STORAGE, external_tensors, map_weights
+from specrt_export.quantize.codes import unpack
 
 Rows = Callable[[int, int], NDArray[Any]]
 
@@ -181,18 +182,12 @@ def dequantized(codes: Stored, scales: Stored, block: int) -> Stored:
 
     def rows(begin: int, end: int) -> NDArray[Any]:
         part, scale = codes.rows(begin, end), scales.rows(begin, end)
-        whole = _unpacked(part) if codes.onnx_type == onnx.TensorProto.INT4 else part
+        whole = unpack(part) if codes.onnx_type == onnx.TensorProto.INT4 else part
         values = whole.astype(np.float32)
         values *= np.repeat(scale, block, axis=1)
         return values
 
     return Stored(f"{codes.name}/float", _FLOAT, codes.shape, rows)
-
-
-def _unpacked(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Return int4 bytes [n, K / 2] as int8 [n, K]; the first of two lies in the low half."""
-    pairs = np.stack([packed << 4, packed & 0xF0], axis=-1).view(np.int8) >> 4
-    return pairs.reshape(len(packed), -1)
 
 
 def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> Stored:

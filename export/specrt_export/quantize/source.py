@@ -15,6 +15,9 @@ from specrt_export.mapped import STORAGE
 
 Floats = NDArray[np.float32]
 
+_NAN = np.uint32(0x7FC0)
+"""In bf16; rounding the bits of one may end at infinity."""
+
 
 class StoredTensor:
     """A tensor of a checkpoint, read with plain reads.
@@ -81,5 +84,5 @@ def narrow(values: Floats, precision: str) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
-    return (rounded >> 16).astype(np.uint16)
+    upper = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), _NAN, upper).astype(np.uint16)
