@@ -49,7 +49,7 @@ class ModelDrafter:
 
     Under `match` it draws with the noise the target will draw with, so that two similar
     distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
-    Under `rejection` its draws must be independent of the target's.
+    Under `rejection` its draws must be independent of the target's, and of those of rounds before.
 
     `gamma` says how far to draft, token by token. What it is told of a token, its confidence, is
     the largest probability of the draft's distribution: known before the token is drawn, so that
@@ -126,6 +126,11 @@ class ModelDrafter:
         logits = output.logits[0, 0, : self._vocabulary]
         distribution = process(logits, self._params, reach=REACH)
         if self._keeps:
+            # A token drafted behind a rejection was never judged, and is drawn again in the next
+            # round: with other noise, or whoever saw the first draw would know the second. No two
+            # rounds begin at the same length.
+            place = len(distributions)
+            position = (position - place) << 16 | place
             distributions.append(distribution)
         token = distribution.draw(self._noise, self._purpose, position)
         return token, float(distribution.probs.max())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from scipy import stats
 
 from runtime.toy import TableEngine, near, run
 from specrt import target as target_module
+from specrt.gamma import Weight
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.round import Round
 from specrt.sampling import Distribution, process, residual
 from specrt.verify import Proposal, Verdict, match, rejection
 
@@ -249,6 +252,39 @@ def test_a_long_sample_is_distributed_as_the_targets_own(verifier: str, gamma: i
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
 def test_a_filtered_sample_is_distributed_as_the_targets_own(verifier: str, setting: str) -> None:
     assert long_run(verifier, SETTINGS[setting], 3, LONG) > ALPHA
+
+
+class LooksBack:
+    """Drafts again only where the third token of a draft that was refused at once looked sure.
+
+    That token was never judged: whoever remembers it knows what the same noise would draw again.
+    """
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+        self._next = 3
+
+    def choose(self) -> int:
+        return self._next
+
+    def weigh(self, drafted: int, confidence: float) -> Weight:
+        return Weight.MORE
+
+    def observe(self, round_: Round) -> None:
+        refused = round_.drafted == 3 and round_.accepted == 0
+        self._next = 3 if not refused or round_.confidences[2] > self._least else 0
+
+
+def test_a_policy_may_remember_tokens_that_were_never_judged() -> None:
+    target, draft = chain()
+    params = SamplingParams(verifier="rejection", temperature=1.0)
+    surest = laws(draft, params).max(axis=1)
+    policy = partial(LooksBack, float(np.median(surest)) - 1e-9)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(6):
+        done = run(target, draft, [0], gamma=policy(), params=params, new=15000, seed=seed)
+        counts.update(itertools.pairwise([0, *done.tokens]))
+    assert surprise(counts, laws(target, params)) > ALPHA
 
 
 def test_plain_sampling_is_distributed_as_the_target() -> None:
