@@ -58,12 +58,13 @@ class Engine(Protocol):
 
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-    threads: int, even: bool = False, widens: bool = False,
+    threads: int, spare: bool = False, even: bool = False, widens: bool = False,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
-    `even` makes passes of an odd width one token wider, `widens` turns weights stored in half
-    precision into fp32 now instead of in every pass; see `OrtEngine`.
+    `spare` keeps the last position free for the partner of a lone token, `even` makes passes of an
+    odd width one token wider, `widens` turns weights stored in half precision into fp32 now instead
+    of in every pass; see `OrtEngine`.
     Raises: EngineError when the library is missing or refuses the engine.
     """
     if backend == "ort-cpu":
@@ -76,6 +77,7 @@ def open_engine(
             max_length=max_length,
             max_width=max_width,
             threads=threads,
+            spare=spare,
             even=even,
             widens=widens,
         )

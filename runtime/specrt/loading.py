@@ -45,12 +45,12 @@ def load(
     backends = {manifest.backend_of(m) for m in (manifest.target, manifest.draft) if m}
     if owns_process and len(backends) == 1:  # two libraries share no threads
         share_threads(manifest.backend_of(manifest.target), cores)
-    target = _open_model(opened, manifest.target, cores)
+    # Costs measured with a shared pool will do without one: what counts is their ratios.
+    tuning, ignored = read_tuning(opened, cores)
+    target = _open_model(opened, manifest.target, cores, even=tuning is None or tuning.even)
     draft = None
     if manifest.draft is not None and absent is None:
         draft = _open_model(opened, manifest.draft, cores)
-    # Costs measured with a shared pool will do without one: what counts is their ratios.
-    tuning, ignored = read_tuning(opened, cores)
     models = Models(
         target,
         draft,
@@ -104,8 +104,11 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
     )
 
 
-def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
+def _open_model(
+    bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False
+) -> Engine:  # fmt: skip
     manifest = bundle.manifest
+    spare = model is manifest.target and model.quantized
     return open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
@@ -114,7 +117,8 @@ def _open_model(bundle: Bundle, model: ModelRecord, threads: int) -> Engine:
         max_length=manifest.max_length,
         max_width=manifest.max_width,
         threads=threads,
-        even=model is manifest.target and model.quantized,
+        spare=spare,
+        even=spare and even,
         widens=model.half_stored,
     )
 

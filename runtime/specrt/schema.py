@@ -41,6 +41,10 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _whole(value, name, inner[1])
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {short(value)}; expected true or false")
+        return value
     if kind is int:
         return _whole(value, name, _PLAIN)
     if kind is str:

@@ -22,7 +22,7 @@ from specrt.machine import Machine, this_machine
 from specrt.models import AUTO, DRAFTERS, Gamma
 from specrt.schema import Count, Span, read
 
-FORMAT = 1
+FORMAT = 2
 FILE_NAME = "tuning.json"
 _MOST_BYTES = 1 << 20
 
@@ -85,6 +85,8 @@ class Tuning:
     drafter: str
     """The drafter that is best here; empty where none was tried."""
     settings: tuple[Setting, ...]
+    even: bool = True
+    """Whether a quantized target's passes must be of an even width here; see `partners`."""
 
     @property
     def gamma(self) -> Gamma:

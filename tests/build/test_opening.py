@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,25 @@ import pytest
 
 import specrt
 from specrt.bundle import Bundle
+from specrt.engines.ort import OrtEngine
+from specrt.engines.partners import settle_partners
+from specrt.tune import tune_quickly
+from specrt.tuning import write_tuning
 from specrt_export.build import build
 from specrt_export.recipe import read_recipe
 
-Store = Callable[[str], Path]
+Store = Callable[..., Path]
 
 
 @pytest.fixture
 def stored(small: Path, tmp_path: Path) -> Store:
-    """Build the small pair in a precision."""
+    """Build the small pair in a precision, its target in blocks of so many weights."""
 
-    def make(precision: str) -> Path:
+    def make(precision: str, block: int = 0) -> Path:
         (small.parent / "text.txt").write_text("def f(x):\n    return x\n" * 40, encoding="utf-8")
         text = small.read_text(encoding="utf-8")
         text = text.replace("[engine]", f'[engine]\nprecision = "{precision}"')
+        text = text.replace("[target]", f"[target]\nblock = {block}" if block else "[target]")
         small.write_text(text + '\n[quality]\ncalibration = "text.txt"\n', encoding="utf-8")
         build(read_recipe(small), tmp_path / precision)
         return tmp_path / precision
@@ -56,18 +62,58 @@ def test_half_stored_weights_are_widened_once_not_in_every_pass(
     assert levels == [whole if precision == "fp32" else half] * 2
 
 
+@pytest.mark.parametrize("block", [32, 128])
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
-    stored: Store, precision: str
+    stored: Store, precision: str, block: int
 ) -> None:
-    with specrt.load(stored(precision)) as generator:
+    with specrt.load(stored(precision, block)) as generator:
         target = generator.models.target
+        assert isinstance(target, OrtEngine)
+        assert target.even, "until it is known that passes need not be"
         assert target.max_length == 127, "one position of 128 is kept for a partner"
-        tokens = np.random.default_rng(0).integers(0, 8192, (1, target.max_length))
-        for begin in range(0, target.max_length, 2):  # as decoding fills it
-            target.forward(tokens[:, begin : begin + 2], begin, 1)
-        for end in (target.max_length, 100):  # a partner is written behind the end
-            alone = target.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
-            for width in (2, 3, 4, 5):
-                company = target.forward(tokens[:, end - width : end], end - width)
-                assert (company.logits[0, -1] == alone).all(), (end, width)
+        for settle in (lambda: True, lambda: settle_partners(target)):
+            settle()
+            hold_bits(target)
+
+
+def hold_bits(target: OrtEngine) -> None:
+    tokens = np.random.default_rng(0).integers(0, 8192, (1, target.max_length))
+    for begin in range(0, target.max_length, 2):  # as decoding fills it
+        target.forward(tokens[:, begin : begin + 2], begin, 1)
+    for end in (target.max_length, 100):  # a partner is written behind the end
+        alone = target.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
+        for width in (2, 3, 4, 5):
+            company = target.forward(tokens[:, end - width : end], end - width)
+            assert (company.logits[0, -1] == alone).all(), (end, width)
+
+
+def test_kernels_that_round_a_lone_row_otherwise_are_found_out(
+    stored: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OrtEngine.forward
+
+    def forward(engine: OrtEngine, tokens: Any, start: Any, rows: int | None = None) -> Any:
+        output = real(engine, tokens, start, rows)
+        if np.shape(tokens)[1] % 2 and not engine.even:
+            output.logits[0, -1, 5] += 1e-6
+        return output
+
+    with specrt.load(stored("int8")) as generator:
+        target = generator.models.target
+        assert isinstance(target, OrtEngine)
+        monkeypatch.setattr(OrtEngine, "forward", forward)
+        assert settle_partners(target)
+        assert target.even
+
+
+def test_what_tuning_found_holds_when_the_bundle_is_opened(stored: Store) -> None:
+    bundle = stored("int8")
+    tuned, problem = tune_quickly(bundle)
+    assert tuned is not None, problem
+    for even in (True, False):
+        write_tuning(bundle, replace(tuned, even=even))
+        with specrt.load(bundle) as generator:
+            target = generator.models.target
+            assert isinstance(target, OrtEngine)
+            assert (target.even, target.spare) == (even, True)

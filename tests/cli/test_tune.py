@@ -20,7 +20,7 @@ from specrt.tuning import FILE_NAME, read_tuning
 
 ENTRIES = {
     "format", "date", "source", "machine", "threads", "pools", "verify_ns", "draft_ns",
-    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings",
+    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings", "even",
 }  # fmt: skip
 
 

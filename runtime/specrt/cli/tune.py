@@ -94,18 +94,22 @@ def _blank(manifest: Manifest, threads: int | None, owns_process: bool) -> Tunin
 
 
 def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool) -> Tuning:
-    """Fill in costs, and the best defaults where there are prompts to find them on."""
+    """Fill in how the target must run, costs, and the best defaults where there are prompts."""
+    from specrt.engines.partners import settle_partners  # loads an engine library
+
     models, tokenizer = generator.models, generator.tokenizer
     prompts = [tokenizer.encode(text) for text in texts]
     if prompts:
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
+    even = settle_partners(models.target)
     costs = measure_costs(models, tokenizer, budget_s=budget_s, progress=_progress("costs"))
     tuning = replace(
         tuning,
         verify_ns=tuple(map(round, costs.verify_ns)),
         draft_ns=tuple(map(round, costs.draft_ns)),
         outside_ns=round(costs.outside_ns),
+        even=even,
     )
     if not prompts or len(models.gammas) < 2:
         return tuning

@@ -27,17 +27,20 @@ class _Pass:
     rows: Tokens
     argmax: Tokens
     logits: Logits
-    confidence: Confidence | None
+    confidence: Confidence | None = None
 
 
 class OrtEngine:
     """A saved ONNX Runtime graph with its KV buffers.
 
-    With `even`, a pass of an odd width is given one token more, whose keys are overwritten before
-    they are read and whose row is not scored. The kernels for quantized weights compute rows two
-    at a time, and round a row without a partner otherwise: with partners for all, a row comes out
-    the same, bit for bit, whatever the width, and so speculative output is plain output. The last
-    position is kept free for such a partner: `max_length` is one less than was asked for.
+    Some kernels compute rows two at a time, and round a row without a partner otherwise, which
+    quantized products that follow make a step of an activation. For speculative output to be plain
+    output a row must come out the same whatever the width. Attention gives a lone token a partner
+    in the graph; with `even`, for kernels of quantized weights that need it, a pass of an odd width
+    is given one token more, whose keys are overwritten before they are read, and an odd number of
+    rows is scored beside one more. With `spare`, the last position is kept free for partners:
+    `max_length` is one less than was asked for. `even` may be changed between passes.
+
     With `widens`, weights that are stored in half precision become fp32 once, here; otherwise every
     pass would widen them.
 
@@ -47,18 +50,19 @@ class OrtEngine:
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, even: bool = False, widens: bool = False,
+        threads: int, spare: bool = False, even: bool = False, widens: bool = False,
     ) -> None:  # fmt: skip
-        self._even = even
+        self.spare = spare
+        self.even = even
         self.geometry = geometry
         self.batch = batch
-        self.max_length = max_length - even
+        self.max_length = max_length - spare
         self.max_width = max_width
         self._session = _open_session(path, threads, widens)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate(max_length)
-        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._passes: dict[tuple[int, int, bool], _Pass] = {}
 
     def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
@@ -91,7 +95,7 @@ class OrtEngine:
         else:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
-        key = (width, rows or width)
+        key = (width, rows or width, self.even)
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:, :width] = batch
         try:
@@ -103,29 +107,29 @@ class OrtEngine:
             ) from error
         return bound
 
-    def _bind(self, width: int, rows: int) -> _Pass:
+    def _bind(self, width: int, rows: int, even: bool) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
         binding = self._session.io_binding()
         batch, vocab = self.batch, self.geometry.vocab_size
-        bound = _Pass(
-            binding=binding,
-            tokens=np.zeros((batch, width + int(self._even and width % 2)), np.int64),
-            rows=np.arange(width - rows, width, dtype=np.int64),
-            argmax=np.zeros((batch, rows), np.int64),
-            logits=np.zeros((batch, rows, vocab), np.float32),
-            confidence=np.zeros((batch, rows), np.float32) if self._is_confident else None,
-        )
-        _bind_input(binding, "input_ids", bound.tokens)
+        asked = [*range(width - rows, width)]
+        scored = np.array(asked + [0] * (even and rows % 2), np.int64)
+        tokens = np.zeros((batch, width + (even and width % 2)), np.int64)
+        made: dict[str, NDArray[Any]] = {
+            "argmax": np.zeros((batch, len(scored)), np.int64),
+            "logits": np.zeros((batch, len(scored), vocab), np.float32),
+        }
+        if self._is_confident:
+            made["confidence"] = np.zeros((batch, len(scored)), np.float32)
+        _bind_input(binding, "input_ids", tokens)
         _bind_input(binding, "start", self._start)
-        _bind_input(binding, "rows", bound.rows)
-        _bind_output(binding, "argmax", bound.argmax)
-        _bind_output(binding, "logits", bound.logits)
-        if bound.confidence is not None:
-            _bind_output(binding, "confidence", bound.confidence)
+        _bind_input(binding, "rows", scored)
+        for name, array in made.items():
+            _bind_output(binding, name, array)
         for name, cache in self._caches.items():
             _bind_input(binding, name, cache)
             _bind_output(binding, f"present_{name}", cache)
-        self._passes[width, rows] = bound
+        bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in made.items()})
+        self._passes[width, rows, even] = bound
         return bound
 
     def close(self) -> None:
@@ -138,9 +142,7 @@ class OrtEngine:
 def _open_session(path: Path, threads: int, widens: bool) -> Any:
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
-    options.graph_optimization_level = (
-        levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
-    )
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
     options.log_severity_level = 3
     if shared_pool:
         options.use_per_session_threads = False
