@@ -216,11 +216,12 @@ class AutoGamma:
     def _unpayable(self) -> str | None:
         """Say so where costs are such that not even perfect drafts would pay."""
         total = self._drift.prices.total
-        if any((g + 1) * total[0] > total[g] for g in range(1, self._most + 1)):
+        pays = ((g + 1) * total[0] > total[g] for g in range(1, self._most + 1))
+        if not self._most or any(pays):
             return None
         return (
-            f"drafting one token takes {total[-1] / total[0] - 1:.1f} times as long as a plain "
-            "step here: no acceptance pays for that"
+            f"drafting and verifying one token takes {total[1] / total[0] - 1:.1f} times as long "
+            "as a plain step here: no acceptance pays for that"
         )
 
     def _unprofitable(self) -> str | None:

@@ -77,12 +77,14 @@ class Drafters:
         model = self._model(gamma, params, noise)
         return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, params)), model)
 
-    def fallback(self, drafter: str, greedy: bool) -> str | None:
-        """Say why speculation is off, where a limit was crossed."""
+    def fallback(self, drafter: str, gamma: Gamma, greedy: bool) -> str | None:
+        """Say why speculation is off, where a limit was crossed that `auto` keeps to."""
+        if gamma != AUTO:
+            return None
         sources = {"cascade": ("lookup", "model")}.get(drafter, (drafter,))
         policies = [self._policies.get((source, greedy)) for source in sources]
         reasons = [p.fallback if p is not None else None for p in policies]
-        return "; ".join(r for r in reasons if r) if all(reasons) else self._models.absent
+        return "; ".join(r for r in reasons if r) if all(reasons) else None
 
     def _model(self, gamma: Gamma, params: SamplingParams, noise: Noise) -> ModelDrafter:
         draft = self._models.draft

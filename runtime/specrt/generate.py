@@ -69,6 +69,8 @@ class Generator:
         self._require_open()
         params = params or SamplingParams()
         counts = SpeculationStats(self.check_gamma(gamma), self.check_drafter(drafter))
+        if drafter is None:
+            counts.fallback = self.models.absent
         began = perf_counter_ns()
         tokens = self._encode(prompt)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
@@ -147,7 +149,8 @@ class Generator:
         try:
             yield from speculate(target, drafter, tokens, limit)
         finally:
-            counts.fallback = self._drafters.fallback(counts.drafter, params.greedy)
+            found = self._drafters.fallback(counts.drafter, counts.gamma, params.greedy)
+            counts.fallback = found or counts.fallback
 
     def _guarded(self, rounds: Rounds) -> Rounds:
         """Run rounds one at a time, and refuse to go on once another stream has begun."""

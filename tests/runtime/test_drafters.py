@@ -82,6 +82,26 @@ def test_a_hopeless_draft_is_said_to_be_off_in_the_statistics(tokenizer: Tokeniz
     assert made.generate(PROMPT, PARAMS, gamma=2).speculation.drafted > 0
 
 
+def test_a_fixed_gamma_is_never_said_to_be_off(tokenizer: Tokenizer) -> None:
+    dear = Costs(tuple(1e6 * (1 + g) for g in GAMMAS), tuple(1e6 * g for g in GAMMAS))
+    made = Generator(replace(models(), measure=lambda _: dear), tokenizer)
+    auto = made.generate(PROMPT, PARAMS, gamma="auto").speculation
+    assert "no acceptance pays" in (auto.fallback or "")
+    for gamma in (4, 0):
+        counts = made.generate(PROMPT, PARAMS, gamma=gamma).speculation
+        assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
+
+
+def test_a_drafter_that_was_asked_for_is_not_said_to_be_off_for_want_of_another(
+    tokenizer: Tokenizer,
+) -> None:
+    given = replace(models(draft=False), absent="the draft model is not opened: too large")
+    made = Generator(given, tokenizer)
+    for drafter in ("ngram", "none"):
+        counts = made.generate([1, 2] * 20, PARAMS, gamma=4, drafter=drafter).speculation
+        assert counts.fallback is None
+
+
 def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
     made = Drafters(models(draft=False))
     assert made.check_drafter(None) == "ngram"
