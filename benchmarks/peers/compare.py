@@ -51,7 +51,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=at_least(2), default=128)
     parser.add_argument("--threads", type=at_least(1), default=2)
     parser.add_argument("--repeats", type=at_least(1), default=5)
-    parser.add_argument("--gammas", default="2,3,4,5", help="for every mode that drafts")
+    parser.add_argument("--gammas", default="2,3,4,5", help="for modes that draft with a model")
     parser.add_argument("--peers", default=",".join(PEERS), help="which, by comma")
     parser.add_argument("--contender", action="append", help="peer:mode:gamma instead of all modes")
     parser.add_argument("--base", default="specrt:speculative:auto", help="ratios are to this row")
@@ -89,7 +89,8 @@ def main() -> None:
                 name: stack.enter_context(Runner(starts, given.work / f"{name}.log"))
                 for name, starts in starting.items()
             }
-            chosen = contenders or everyone(runners.values(), gammas)
+            check_bundle(runners[SPECRT].hello, given.precision)
+            chosen = list(dict.fromkeys(contenders or everyone(runners.values(), gammas)))
             if base not in chosen:
                 raise ValueError(f"{base} is not measured; name another row with --base")
             rows = measure(runners, chosen, order, given.repeats, say)
@@ -97,6 +98,13 @@ def main() -> None:
         report(given, hellos, rows, base)
     except (MissingError, RunnerError, SpecrtError, ValueError, OSError) as error:
         parser.exit(1, f"compare: {error}\n")
+
+
+def check_bundle(hello: Hello, precision: str) -> None:
+    """Refuse a bundle in another precision than the others have."""
+    found = hello.settings["precision"]
+    if found != precision:
+        raise ValueError(f"the bundle is in {found}, and --precision says {precision}")
 
 
 def token_ids(given: argparse.Namespace) -> list[list[int]]:
@@ -114,6 +122,9 @@ def commands(given: argparse.Namespace, contenders: Sequence[Contender]) -> dict
         raise ValueError(
             f"no peer is called {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}"
         )
+    for name in {contender.peer for contender in contenders} & set(PEERS):
+        if given.precision not in PEERS[name].precisions:
+            raise ValueError(f"{name} is not measured in {given.precision}; leave it out")
     flags = ["--bundle", given.bundle, "--threads", str(given.threads)]
     found: dict[str, Command] = {SPECRT: [sys.executable, HERE / "run_specrt.py", *flags]}
     for name, kind in PEERS.items():
@@ -159,7 +170,7 @@ def report(
 
 def settings(given: argparse.Namespace) -> dict[str, Any]:
     """Return what everyone had in common; folders by name, because their place means nothing."""
-    names = ("precision", "limit", "max_tokens", "threads", "repeats", "gammas")
+    names = ("precision", "limit", "max_tokens", "threads", "repeats")
     pair = {"target": label(given.target), "draft": label(given.draft)}
     return {**pair, "prompts": given.prompts.name, **{name: getattr(given, name) for name in names}}
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from specrt import Generator, SamplingParams, load
+from specrt.manifest import ModelRecord, read_manifest
 
 from peerbench.protocol import PLAIN, SPECULATIVE, Completed, Hello, Order, serve
 
@@ -18,11 +19,15 @@ DRAFTERS = ["model", "ngram", "cascade"]
 class Specrt:
     """A bundle's generator. Mode `speculative` takes the bundle's drafter, others name one."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, target: ModelRecord) -> None:
         self._generator = generator
         versions = {name: version(name) for name in ("specrt", "onnxruntime")}
         speculative = [SPECULATIVE, *DRAFTERS]
-        self.hello = Hello("specrt", [PLAIN, *speculative], versions, adaptive=speculative)
+        names = ("precision", "embedding", "head", "block")
+        settings = {name: getattr(target, name) for name in names}
+        self.hello = Hello(
+            "specrt", [PLAIN, *speculative], versions, adaptive=speculative, settings=settings
+        )
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Stream one completion and take its own times."""
@@ -54,7 +59,7 @@ def opening() -> Iterator[Specrt]:
     parser.add_argument("--threads", type=int, required=True)
     given = parser.parse_args()
     with load(given.bundle, threads=given.threads, owns_process=True) as generator:
-        yield Specrt(generator)
+        yield Specrt(generator, read_manifest(given.bundle).target)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,13 @@ def test_places_in_a_repeat_are_shared_out(count: int, repeats: int) -> None:
     assert max(first.values()) - min(first[c] for c in contenders) <= 1
 
 
+def test_nobody_is_always_after_the_same() -> None:
+    contenders = [Contender(name) for name in "abcd"]
+    turns = [contender for _, contender in interleave(contenders, 4)]
+    before = {c: {turns[i - 1] for i in range(1, 16) if turns[i] is c} for c in contenders}
+    assert min(map(len, before.values())) >= 2
+
+
 @pytest.mark.parametrize("text", ["a", "a:plain", "a:speculative:4", "a:ngram:auto"])
 def test_contenders_are_read_as_they_are_written(text: str) -> None:
     assert str(Contender.parse(text)) in {text, text + ":plain"}
@@ -200,8 +207,9 @@ def test_a_runner_that_dies_or_fails_loses_its_rows_only(fake: list[str], tmp_pa
         assert (len(rows[0].outcomes), rows[0].error) == (2, "")
         assert "no such gamma" in rows[1].error
         assert "4 each were ordered" in rows[2].error
-        rows = measure({"fake": runner}, [Contender.parse(names[3])], ORDER, 1)
-        assert "the runner ended" in rows[0].error
+        dead = [Contender.parse(names[3]), Contender.parse("fake:speculative:10")]
+        rows = measure({"fake": runner}, dead, ORDER, 1)
+        assert all("the runner ended" in row.error for row in rows)
 
 
 def test_a_runner_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -246,6 +254,9 @@ def test_outputs_are_compared_with_both_plain_runs() -> None:
     assert found["same_as_own_plain"] == {"equal": 0, "prompts": 1, "leading": 0.75}
     assert found["same_as_base_plain"] == {"equal": 0, "prompts": 1, "leading": 0.5}
     assert found["ratio"] == 0.5
+    assert found["repeats"] == 0.0
+    looping = row("peer:plain", [10], [1, 2] * 20)
+    assert figures(looping, [looping], looping)["repeats"] == (40 - 16 - 1) / 40
 
 
 def test_the_table_keeps_losing_rows_and_failures() -> None:
@@ -370,7 +381,9 @@ def test_numbers_out_of_range_are_refused(
 
 
 def test_results_hold_no_place_of_this_machine() -> None:
-    for file in (PEERS / "results").glob("*.json"):
+    files = list((PEERS / "results").glob("*.json"))
+    assert files
+    for file in files:
         found = json.loads(file.read_text(encoding="utf-8"))
         assert found["rows"]
         assert "/tmp" not in file.read_text(encoding="utf-8")

@@ -59,7 +59,8 @@ class Runner:
         """End the runner: its input ends, and after ten seconds everything in its group."""
         self._signal(signal.SIGCONT)
         if self._process.stdin:
-            self._process.stdin.close()
+            with suppress(OSError):  # an order that a dead runner never read is flushed again
+                self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
         self._signal(signal.SIGKILL)

@@ -32,9 +32,11 @@ class Contender:
 def interleave(contenders: Sequence[Contender], repeats: int) -> Iterator[tuple[int, Contender]]:
     """Yield (repeat, contender): all once per repeat, each repeat beginning one further on.
 
-    A machine that slows down meets everyone, and nobody is always first or always after the same.
+    Every second repeat goes the other way round: a machine that slows down meets everyone, and
+    nobody is always first or always after the same.
     """
+    count = len(contenders)
     for repeat in range(repeats):
-        shift = repeat % max(1, len(contenders))
-        for contender in [*contenders[shift:], *contenders[:shift]]:
-            yield repeat, contender
+        step = -1 if repeat % 2 else 1
+        for place in range(count):
+            yield repeat, contenders[(repeat + step * place) % count]

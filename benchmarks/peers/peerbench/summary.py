@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from specrt.bench.sample import repeated_tokens
+
 from peerbench.measure import Row
 from peerbench.protocol import PLAIN
 
@@ -58,6 +60,7 @@ def figures(row: Row, rows: Sequence[Row], base: Row) -> dict[str, Any]:
         "ttft_ms": round(median(ns for o in row.outcomes for ns in o.ttft_ns) / 1e6, 3),
         "ratio": None if compared is None else round(compared.middle, 4),
         "ratio_spread": compared and [round(compared.least, 4), round(compared.most, 4)],
+        "repeats": _repeats(last.tokens),
         "draft_yield": _draft_yield(last.accepted, last.drafted),
         "same_as_own_plain": _agreement(row, _plain(rows, row.contender.peer)),
         "same_as_base_plain": _agreement(row, _plain(rows, base.contender.peer)),
@@ -82,6 +85,11 @@ def _agreement(row: Row, other: Row | None) -> dict[str, Any] | None:
 def _leading(mine: Sequence[int], theirs: Sequence[int]) -> int:
     pairs = zip(mine, theirs, strict=True)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), len(mine))
+
+
+def _repeats(outputs: Sequence[Sequence[int]]) -> float:
+    """Return the share of tokens that end a run of 16 that was there before: text that loops."""
+    return round(sum(map(repeated_tokens, outputs)) / sum(map(len, outputs)), 4)
 
 
 def _draft_yield(accepted: Sequence[int | None], drafted: Sequence[int | None]) -> float | None:

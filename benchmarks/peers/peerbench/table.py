@@ -17,6 +17,7 @@ HEADINGS = (
     "with prompt",
     "TTFT ms",
     "accepted / drafted",
+    "loops",
     "same as its plain",
     "same as specrt's plain",
 )
@@ -42,6 +43,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['tokens_per_second_with_prompt']:.0f}",
         f"{row['ttft_ms']:.1f}",
         "" if row["draft_yield"] is None else f"{row['draft_yield']:.2f}",
+        f"{row['repeats']:.0%}",
         _agreement(row["same_as_own_plain"]),
         _agreement(row["same_as_base_plain"]),
     )
