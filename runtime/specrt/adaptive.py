@@ -59,7 +59,7 @@ class AutoGamma:
         self._plan = self._planned()
         self._reach = 1.0
         self._steps = 0
-        self._asked = self._trying = self._warm = self._sparing = False
+        self._asked = self._trying = self._sparing = False
         self._run = self._dropped = 0
         self._probes = Probes()
         self._rests = Rests()
@@ -113,7 +113,6 @@ class AutoGamma:
         if drafted:
             self._judge(round_)
             return
-        self._warm = False
         self._probes.idle += 1
         if asked and self._steps:
             self._rests.bore(self._drift.prices.step[0] * self._floor())
@@ -133,11 +132,10 @@ class AutoGamma:
         self._acceptance.learn(accepted, evaluated)
         if not self._refit_in % TIMED:
             self._drift.time_verify(drafted, round_.verify_ns)
-            self._drift.time_draft(self._steps or drafted, round_.draft_ns, self._warm)
+            self._drift.time_draft(self._steps or drafted, round_.draft_ns, not round_.caught_up)
         if not self._sparing:
             self._rests.dull = 0
         self._sparing = False
-        self._warm = True
         self._run += 1
         self._probes.idle = 0
         self._judged += evaluated

@@ -16,11 +16,13 @@ from specrt.verify import NOTHING, Proposal
 
 UNKNOWN = 1.0
 """The confidence of a drafter that has none to give."""
-
-
 REACH = 7.0
 """A draft looks at tokens down to exp(-7), a thousandth, of the likeliest: whatever distribution
 it draws from is as lossless, and the whole of a large vocabulary costs more than the draft."""
+
+
+OWN = 2
+"""Most tokens that the cache lacks after a round of the model's own: its last one, and one more."""
 
 
 class Drafter(Protocol):
@@ -89,6 +91,7 @@ class ModelDrafter:
         pending: Sequence[int] = tokens[self._cache.length :]
         if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
+        behind = len(pending) > OWN
         choose = self._likeliest if self._params.greedy else self._draw
         weigh = self._gamma.weigh
         drafted: list[int] = []
@@ -108,7 +111,7 @@ class ModelDrafter:
         if not drafted:
             return NOTHING
         kept = distributions[: len(drafted)] if self._keeps else None
-        return Proposal(drafted, kept, self.SOURCE, confidences)
+        return Proposal(drafted, kept, self.SOURCE, confidences, behind)
 
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]

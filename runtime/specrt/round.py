@@ -19,6 +19,8 @@ class Round(NamedTuple):
     """Which drafter proposed: `model`, `ngram`; empty where nothing was proposed."""
     confidences: Sequence[float] = ()
     """What the drafter thought of each token it drafted, in (0, 1]; empty where nobody asked."""
+    caught_up: bool = False
+    """Whether the drafter first fed tokens of rounds that it had no part in."""
 
     @property
     def evaluated(self) -> int:

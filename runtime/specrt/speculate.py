@@ -40,6 +40,7 @@ def speculate(
             verify_ns=verified - drafted,
             source=proposal.source,
             confidences=proposal.confidences,
+            caught_up=proposal.caught_up,
         )
         if prefilled:
             drafter.observe(tokens, round_)

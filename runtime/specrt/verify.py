@@ -14,13 +14,15 @@ class Proposal(NamedTuple):
 
     `distributions` are those the tokens were drawn from, one each; None where every token was
     certain (an n-gram) or where the rule does not ask. `source` names the drafter, `confidences`
-    are what it thought of each token, where it was asked.
+    are what it thought of each token, where it was asked; `caught_up` says that it first fed
+    tokens of rounds that it had no part in, which takes longer.
     """
 
     tokens: Sequence[int]
     distributions: Sequence[Distribution] | None = None
     source: str = ""
     confidences: Sequence[float] = ()
+    caught_up: bool = False
 
 
 NOTHING = Proposal(())

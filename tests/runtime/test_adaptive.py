@@ -248,6 +248,19 @@ def test_the_clock_of_rounds_that_others_drafted_is_not_its_own() -> None:
     assert policy.rate == pytest.approx(before, rel=0.1)
 
 
+@pytest.mark.parametrize("caught_up", [False, True])
+def test_what_catching_up_takes_is_no_price_of_drafting(caught_up: bool) -> None:
+    policy = AutoGamma(INT8, LARGEST)
+    judged(policy, 200, 3)
+    before = policy.rate
+    for _ in range(200):
+        done = policy.choose()
+        slow = round_of(done, min(3, done))
+        policy.observe(slow._replace(draft_ns=3 * slow.draft_ns, caught_up=caught_up))
+    policy.choose()
+    assert (policy.rate > 0.98 * before) == caught_up
+
+
 def test_a_rival_is_what_there_is_to_beat() -> None:
     """A copy that would beat a plain step gives way to a draft model that does better."""
     model = AutoGamma(INT8, LARGEST)

@@ -187,6 +187,7 @@ def test_the_draft_catches_up_in_one_pass_when_its_turn_comes(max_width: int) ->
     calls = iter(draft.calls)
     committed, held, behind = len(PROMPT) + 1, 0, set()
     for round_ in done.rounds[1:]:
+        assert round_.caught_up == (round_.source == "model" and committed - held > 2)
         if round_.source == "model":
             behind.add(committed - held)
             while held < committed:
