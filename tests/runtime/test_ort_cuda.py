@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -345,6 +346,22 @@ def test_falling_back_to_the_cpu_is_an_error(
 @pytest.mark.skipif(not cuda_session.missing(), reason="nothing is missing here")
 def test_the_probe_names_the_library_that_is_missing() -> None:
     assert "libonnxruntime_providers_" in cuda_session.unloadable()
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (0, b"a warning\n", ""),
+        (1, b"Traceback\nOSError: libx.so: not found\n", "libx.so: not found"),
+        (-11, b"", "the probe ended with status -11"),
+    ],
+)
+def test_a_probe_that_dies_without_a_word_is_no_probe_that_loads(
+    monkeypatch: pytest.MonkeyPatch, status: int, said: bytes, told: str
+) -> None:
+    done = subprocess.CompletedProcess[bytes]([], status, b"", said)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert cuda_session.unloadable() == told
 
 
 def test_bf16_buffers_begin_empty(

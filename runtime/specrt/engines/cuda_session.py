@@ -79,7 +79,7 @@ _PROBE_PATIENCE_S = 60.0
 
 
 def unloadable() -> str:
-    """Say which library the CUDA provider does not find; empty where it loads.
+    """Say which library the CUDA provider does not find, or how it fails; empty where it loads.
 
     In a process of its own: ONNX Runtime itself must be the first to load its provider.
     """
@@ -90,8 +90,11 @@ def unloadable() -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    if not done.returncode:
+        return ""
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1].removeprefix("OSError: ") if done.returncode and said else ""
+    silent = f"the probe ended with status {done.returncode}"
+    return said[-1].removeprefix("OSError: ") if said else silent
 
 
 def _check_device(path: Path, device_id: int) -> None:
