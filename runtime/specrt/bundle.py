@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as short
 
 from specrt.errors import BundleError
-from specrt.libraries import ONNXRUNTIME, version
+from specrt.libraries import ONNXRUNTIME, installed
 from specrt.manifest import FileRecord, Manifest, read_manifest
 
 BUILD_ROOT = Path("engines/build")
@@ -53,9 +53,10 @@ class Bundle:
     def _check_library(self) -> None:
         """Refuse a library older than the one that saved the engines; newer ones read them."""
         library = ONNXRUNTIME[0]
-        built, here = self.manifest.versions.get(library), version(ONNXRUNTIME)
-        if built is None or here is None:
+        built, there = self.manifest.versions.get(library), installed(ONNXRUNTIME)
+        if built is None or not there:
             return
+        name, here = next(iter(there.items()))
         needed, found = _release(built), _release(here)
         if needed is None:
             raise BundleError(
@@ -64,9 +65,9 @@ class Bundle:
             )
         if found is not None and found < needed:
             raise BundleError(
-                f"{self.path} was built with {library} {built}, and {here} is installed here; "
-                f"upgrade it with `pip install '{library}>={needed[0]}.{needed[1]}'`, or build the "
-                "bundle again here with `specrt build RECIPE`"
+                f"{self.path} was built with {library} {built}, and {name} {here} is installed "
+                f"here; upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`, or build "
+                "the bundle again here with `specrt build RECIPE`"
             )
 
     def _check_files(self) -> None:

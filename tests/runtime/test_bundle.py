@@ -317,10 +317,24 @@ def test_an_older_library_than_the_one_that_built_is_refused(
     installed = "1.8.2" if version == "1.9" else "1.29.9"
     monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
     said = refusal(built_with(bundle, version))
-    assert f"was built with onnxruntime {version}, and {installed} is installed here" in said
+    assert f"onnxruntime {version}, and onnxruntime {installed} is installed here" in said
     least = ".".join(version.split(".")[:2])
     assert f"pip install 'onnxruntime>={least}'" in said
     assert "specrt build RECIPE" in said
+
+
+def test_the_distribution_that_is_installed_is_the_one_to_upgrade(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gpu_only(name: str) -> str:
+        if name != "onnxruntime-gpu":
+            raise PackageNotFoundError(name)
+        return "1.29.9"
+
+    monkeypatch.setattr("importlib.metadata.version", gpu_only)
+    said = refusal(built_with(bundle, "1.30.0"))
+    assert "was built with onnxruntime 1.30.0, and onnxruntime-gpu 1.29.9 is installed" in said
+    assert "pip install 'onnxruntime-gpu>=1.30'" in said
 
 
 @pytest.mark.parametrize("installed", ["1.30.1", "1.30.0+cu13", "1.31.0.dev1", "2.0", "unknown"])
