@@ -160,6 +160,8 @@ def _load(path: Path) -> dict[str, Any]:
     """Read an object that has a format, whatever else is in it."""
     folder = path.parent
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no file")
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError(f"it holds {short(data)}; expected an object with `format`")

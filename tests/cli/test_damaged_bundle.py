@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,19 @@ def test_an_incomplete_manifest_is_refused(cli: Run, copy: Path, key: str) -> No
 def test_a_manifest_that_is_not_json_is_refused(cli: Run, copy: Path) -> None:
     (copy / "manifest.json").write_bytes(b"{\xff")
     assert "manifest.json cannot be read" in refused(cli, copy)
+
+
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(
+    cli: Run, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waited_for(*_: object, **__: object) -> str:
+        raise AssertionError("the pipe was read")
+
+    place = copy / "manifest.json"
+    place.unlink()
+    os.mkfifo(place)
+    monkeypatch.setattr(Path, "read_text", waited_for)
+    assert "manifest.json cannot be read (it is no file)" in refused(cli, copy)
 
 
 def test_a_folder_without_manifest_is_refused(cli: Run, tmp_path: Path) -> None:
