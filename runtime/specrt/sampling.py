@@ -95,7 +95,9 @@ def _candidates(
     """Return the ids that top-k and `reach` leave, ascending; None where they leave all."""
     ids = None
     if reach < inf:
-        ids = np.flatnonzero(logits >= np.float32(peak - reach * params.temperature))
+        with np.errstate(over="ignore"):  # where it is so hot, nothing is left out
+            least = np.float32(peak - reach * params.temperature)
+        ids = np.flatnonzero(logits >= least)
     k = params.top_k
     if 0 < k < (len(logits) if ids is None else len(ids)):
         return _top_k(logits, peak, k) if ids is None else ids[_largest(logits[ids], k)]

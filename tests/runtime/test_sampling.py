@@ -128,6 +128,15 @@ def test_huge_logits_do_not_overflow() -> None:
     require_number(0, float(logits[0]))
 
 
+@pytest.mark.parametrize("temperature", [1e-46, 1e39, 1e300])
+@pytest.mark.parametrize("reach", [7.0, np.inf])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_no_temperature_is_too_extreme(temperature: float, reach: float, top_p: float) -> None:
+    logits = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    found = process(logits, SamplingParams(temperature=temperature, top_p=top_p), reach)
+    assert len(found.ids) == (1 if temperature < 1 else 50 if top_p == 1.0 else 45)
+
+
 BROKEN = {
     "NaN": [0.0, np.nan, 1.0],
     "infinity": [0.0, np.inf, 1.0],
