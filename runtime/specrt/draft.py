@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specrt.engine import Engine, Output
+from specrt.errors import EngineError
 from specrt.gamma import GammaPolicy, Weight
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
@@ -99,7 +100,10 @@ class ModelDrafter:
         distributions: list[Distribution] = []
         while True:
             output = self._cache.feed(pending, 1)
-            token, confidence = choose(output, len(tokens) + len(drafted), distributions)
+            chosen = choose(output, len(tokens) + len(drafted), distributions)
+            if chosen is None:
+                break
+            token, confidence = chosen
             weight = weigh(len(drafted) + 1, confidence)
             if weight is Weight.DROP:
                 break
@@ -125,9 +129,12 @@ class ModelDrafter:
 
     def _draw(
         self, output: Output, position: int, distributions: list[Distribution]
-    ) -> tuple[int, float]:
+    ) -> tuple[int, float] | None:
         logits = output.logits[0, 0, : self._vocabulary]
-        distribution = process(logits, self._params, reach=REACH)
+        try:
+            distribution = process(logits, self._params, reach=REACH)
+        except EngineError:  # nothing to draw from, and no reason to end a completion
+            return None
         if self._keeps:
             # A token drafted behind a rejection was never judged, and is drawn again in the next
             # round: with other noise, or whoever saw the first draw would know the second. No two

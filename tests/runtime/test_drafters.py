@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from runtime.toy import TableEngine, generator, near
 from specrt.costs import Costs
@@ -100,6 +102,23 @@ def test_a_drafter_that_was_asked_for_is_not_said_to_be_off_for_want_of_another(
     for drafter in ("ngram", "none"):
         counts = made.generate([1, 2] * 20, PARAMS, gamma=4, drafter=drafter).speculation
         assert counts.fallback is None
+
+
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+def test_a_draft_of_no_numbers_ends_no_completion(tokenizer: Tokenizer, verifier: str) -> None:
+    def break_after(calls: int, logits: NDArray[np.float32]) -> None:
+        if calls > 4:
+            logits[...] = np.nan
+
+    target = TableEngine(3)
+    given = Models(target, near(target, 4, 0.9, corrupt=break_after), GAMMAS)
+    params = replace(PARAMS, temperature=1.0, seed=1, verifier=verifier)
+    done = Generator(given, tokenizer).generate(PROMPT, params, gamma=3)
+    assert len(done.token_ids) == 60
+    assert 0 < done.speculation.drafted <= 4
+    if verifier == "match":
+        plain = Generator(given, tokenizer).generate(PROMPT, params, gamma=0)
+        assert done.token_ids == plain.token_ids
 
 
 def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
