@@ -9,7 +9,7 @@ from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.errors import RequestError, did_you_mean
-from specrt.gamma import FixedGamma, GammaPolicy
+from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.models import AUTO, DRAFTERS, Gamma, Models
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
@@ -93,7 +93,11 @@ class Drafters:
         return ModelDrafter(draft, params, noise, self._policy("model", gamma, params), both)
 
     def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
-        return FixedGamma(gamma) if gamma != AUTO else self._adaptive(source, params.greedy)
+        if gamma != AUTO:
+            return FixedGamma(gamma)
+        adaptive, gammas = self._adaptive(source, params.greedy), self._models.gammas
+        whole = len(gammas) == max(gammas) + 1
+        return adaptive if whole else BuiltGamma(adaptive, gammas)
 
     def _adaptive(self, source: str, greedy: bool) -> AutoGamma:
         """Return the policy of a source: the model, an n-gram, or lookup before the model."""

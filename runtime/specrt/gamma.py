@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Protocol
 
@@ -34,6 +35,32 @@ class GammaPolicy(Protocol):
 
     def observe(self, round_: Round) -> None:
         """Learn from a round: its own, or one in which nothing was drafted."""
+
+
+class BuiltGamma:
+    """Keeps another policy to the gammas that verify passes were built for.
+
+    Where it would stop between two of them the draft goes on to the next one.
+    """
+
+    def __init__(self, policy: GammaPolicy, gammas: Collection[int]) -> None:
+        self._policy = policy
+        self._gammas = gammas
+
+    def choose(self) -> int:
+        """Return the smallest gamma that was built and reaches as far."""
+        most = self._policy.choose()
+        return min((g for g in self._gammas if g >= most), default=max(self._gammas))
+
+    def weigh(self, drafted: int, confidence: float) -> Weight:
+        """Stop where the other policy does, if that is at a gamma that was built."""
+        weight = self._policy.weigh(drafted, confidence)
+        kept = drafted - (weight is Weight.DROP)
+        return weight if kept in self._gammas else Weight.MORE
+
+    def observe(self, round_: Round) -> None:
+        """Let the other policy learn."""
+        self._policy.observe(round_)
 
 
 class FixedGamma:

@@ -104,6 +104,22 @@ def test_a_drafter_that_was_asked_for_is_not_said_to_be_off_for_want_of_another(
         assert counts.fallback is None
 
 
+@pytest.mark.parametrize("built", [(0, 8), (0, 1, 4), (0, 3, 5, 6)])
+def test_auto_drafts_only_so_far_as_was_built(tokenizer: Tokenizer, built: tuple[int, ...]) -> None:
+    made = Generator(replace(models(closeness=0.7), gammas=built), tokenizer)
+    drafted = set()
+    for first in range(20):
+        stream = made.stream([3, first], PARAMS, gamma="auto")
+        log = stream.finish().speculation.log
+        left = 60 - len(stream.completion.token_ids) + sum(len(r.tokens) for r in log)
+        for round_ in log:
+            left -= len(round_.tokens)
+            if left > max(built):  # near the end there is no room
+                drafted.add(round_.drafted)
+    assert drafted <= set(built)
+    assert max(drafted) > 0
+
+
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
 def test_a_draft_of_no_numbers_ends_no_completion(tokenizer: Tokenizer, verifier: str) -> None:
     def break_after(calls: int, logits: NDArray[np.float32]) -> None:
