@@ -137,10 +137,17 @@ def test_the_overall_speedup_is_of_all_time_spent() -> None:
 
 @pytest.mark.parametrize(
     ("factors", "standing"),
-    [((1, 2, 2), "faster"), ((8, 9, 5), "slower"), ((1, 4, 9), "even")],
-)
-def test_a_row_that_loses_says_so(factors: tuple[int, ...], standing: str) -> None:
-    beside = [plain((0, r), slow=3) for r in range(3)]
+    [
+        ((1, 2, 2), "faster"), ((8, 9, 5), "slower"), ((1, 4, 9), "even"), ((1, 5), "even"),
+        ((4, 4, 5), "even"), ((8, 5, 1), "even"), ((1, 1, 1, 9), "faster"),
+        ((9, 9, 1, 9), "slower"),
+        ((1, 1, 1, 1, 5, 5), "even"), ((5, 5, 5, 5, 1, 1), "even"), ((1,), "faster"),
+    ],
+)  # fmt: skip
+def test_a_row_gains_or_loses_where_three_of_four_pairs_do(
+    factors: tuple[int, ...], standing: str
+) -> None:
+    beside = [plain((0, r), slow=3) for r in range(len(factors))]
     done = [drafting((0, r), slow=factor) for r, factor in enumerate(factors)]
     assert row(done, beside).standing == standing
     assert row(beside, beside, PLAIN).standing == "plain"

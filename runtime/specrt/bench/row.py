@@ -35,9 +35,13 @@ class Row:
         return self._over(lambda s: s.tokens_per_second)
 
     @cached_property
+    def _gains(self) -> list[float]:
+        return [s.tokens_per_second / self.plain[s.pair].tokens_per_second for s in self.samples]
+
+    @cached_property
     def speedup(self) -> Spread:
         """Decode throughput over that of plain decoding, pair by pair."""
-        return self._over(lambda s: s.tokens_per_second / self.plain[s.pair].tokens_per_second)
+        return Spread.of(self._gains)
 
     @property
     def overall(self) -> float:
@@ -50,9 +54,10 @@ class Row:
         """Whether it gains: `faster` or `slower` where at least three quarters of the pairs are."""
         if self.configuration.is_plain:
             return "plain"
-        if self.speedup.low > 1.0:
+        enough = 0.75 * len(self._gains)
+        if sum(gain > 1.0 for gain in self._gains) >= enough:
             return "faster"
-        return "slower" if self.speedup.high < 1.0 else "even"
+        return "slower" if sum(gain < 1.0 for gain in self._gains) >= enough else "even"
 
     @cached_property
     def ttft_ms(self) -> Spread:
