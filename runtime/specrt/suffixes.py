@@ -22,8 +22,10 @@ class Suffixes:
     """Knows, of the longest suffix that occurred before, where it did so most recently.
 
     Suffixes shorter than `least` do not count, and of longer ones only the last `most` tokens do.
-    Tokens are only ever appended: that costs O(most - least) at worst whatever the length of the
-    text, and in practice a dictionary lookup or two. The answer is known before it is asked for.
+    Tokens are only ever appended: that costs O(most - least) on average over a text, whatever its
+    length, and in practice a dictionary lookup or two. A single token may cost as much as the text
+    is long, as the first other one does after a long run of equal tokens. The answer is known
+    before it is asked for.
 
     A state is a set of suffixes that have the same occurrences, all lengths between its longest
     and, exclusively, that of the state it links to. The newest state's link is the longest suffix
