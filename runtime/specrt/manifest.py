@@ -124,10 +124,6 @@ class Manifest:
             m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes) for m in models
         )
 
-    def weight_bytes(self) -> int:
-        """Return the bytes of all weights."""
-        return sum(m.weight_bytes for m in (self.target, self.draft) if m)
-
     def to_json(self) -> str:
         """Return the manifest as JSON text."""
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -11,7 +11,7 @@ import pytest
 
 import specrt
 from cli.ran import Run
-from specrt.bundle import Bundle, hash_file
+from specrt.bundle import Bundle
 from specrt.cli.bars import bar, chart
 from specrt.models import AUTO
 from specrt.sweep import PLAIN, Contender, Effort
@@ -105,18 +105,6 @@ def test_json_is_one_object_and_all_there_is(cli: Run, bundle: Path, four_prompt
     assert all(row["tokens_per_second"] > 0 for row in found["settings"])
     kept = json.loads((bundle / FILE_NAME).read_text())
     assert kept["verify_ns"] == found["verify_ns"]
-
-
-def test_the_bundles_own_prompts_are_the_default(
-    cli: Run, bundle: Path, four_prompts: Path
-) -> None:
-    own = bundle / "prompts.jsonl"
-    shutil.copyfile(four_prompts, own)
-    assert json.loads(cli("tune", bundle, "--threads", 1, "--json").out)["settings"] == []
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["files"]["prompts.jsonl"] = vars(hash_file(own))
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    assert len(json.loads(cli("tune", bundle, "--threads", 1, "--json").out)["settings"]) == 3
 
 
 def test_a_tuned_bundle_opens_with_what_was_found(

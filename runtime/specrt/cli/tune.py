@@ -26,8 +26,6 @@ from specrt.sweep import check_prompts, plan_effort, spread, sweep
 from specrt.tune import measure_costs
 from specrt.tuning import FORMAT, Tuning, check_writable, write_tuning
 
-SAMPLE = "prompts.jsonl"
-"""The prompts that a bundle brings along, where it does."""
 _QUICK_S, _THOROUGH_S = 1.0, 8.0
 
 
@@ -39,7 +37,7 @@ _QUICK_S, _THOROUGH_S = 1.0, 8.0
     type=click.Path(path_type=Path),
     multiple=True,
     help="JSONL file to find the best defaults on; may be repeated.  "
-    "[default: the bundle's own prompts, or none: costs alone]",
+    "[default: none, costs alone are measured]",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--quick", is_flag=True, help="Measure for seconds instead of a minute or two.")
@@ -60,8 +58,7 @@ def command(
     """
     manifest = read_manifest(bundle)
     check_writable(bundle)
-    own = [bundle / SAMPLE] if SAMPLE in manifest.files else []
-    texts = [prompt.text for file in files or own for prompt in read_prompts(file)]
+    texts = [prompt.text for file in files for prompt in read_prompts(file)]
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
