@@ -42,15 +42,12 @@ def load(
     _check_batch(opened)
     cores = _cores(threads)
     absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
-    backends = {manifest.backend_of(m) for m in (manifest.target, manifest.draft) if m}
-    if owns_process and len(backends) == 1:  # two libraries share no threads
-        share_threads(manifest.backend_of(manifest.target), cores)
+    if owns_process:
+        _share_threads(manifest, cores)
     # Costs measured with a shared pool will do without one: what counts is their ratios.
     tuning, ignored = read_tuning(opened, cores)
-    target = _open_model(opened, manifest.target, cores, even=tuning is None or tuning.even)
-    draft = None
-    if manifest.draft is not None and absent is None:
-        draft = _open_model(opened, manifest.draft, cores)
+    even = tuning is None or tuning.even
+    target, draft = _open_pair(opened, cores, even, has_room=absent is None)
     models = Models(
         target,
         draft,
@@ -62,6 +59,13 @@ def load(
     )
     notices = [notice for notice in (ignored, absent) if notice]
     return Generator(models, tokenizer, manifest.eos_token_ids, notices)
+
+
+def _share_threads(manifest: Manifest, cores: int) -> None:
+    """Let target and draft share threads, if one library runs both."""
+    backends = {manifest.backend_of(m) for m in (manifest.target, manifest.draft) if m}
+    if len(backends) == 1:
+        share_threads(manifest.backend_of(manifest.target), cores)
 
 
 def _costs(tuning: Tuning | None, tokenizer: Tokenizer) -> Callable[[Models], Costs]:
@@ -102,6 +106,17 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
         f"the draft model is not opened: target and draft take {both >> 20} MiB with their KV "
         f"buffers full, and {most >> 20} MiB may be used"
     )
+
+
+def _open_pair(
+    bundle: Bundle, cores: int, even: bool, has_room: bool
+) -> tuple[Engine, Engine | None]:
+    """Open the target, and the draft where there is one and room for it."""
+    manifest = bundle.manifest
+    target = _open_model(bundle, manifest.target, cores, even=even)
+    if manifest.draft is None or not has_room:
+        return target, None
+    return target, _open_model(bundle, manifest.draft, cores)
 
 
 def _open_model(

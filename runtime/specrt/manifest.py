@@ -47,6 +47,7 @@ class ModelRecord:
     model_type: str
     parameters: int
     weight_bytes: int
+    """In memory: a CPU widens weights that are stored in half precision when they are opened."""
     kv_item_bytes: Annotated[int, Span(1, 16)]
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
