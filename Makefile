@@ -57,7 +57,7 @@ lint: $(VENV)/.test ## check formatting, style and types
 
 check: lint test ## lint and test
 
-bench: engines ## measure codelet at every gamma
+bench: engines ## measure codelet: plain, gamma 2, 4 and auto
 	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
 
 clean: ## remove .venv, bundles and caches

@@ -177,48 +177,57 @@ def in_turns(passes: Sequence[Callable[[], None]], repeats: int) -> list[float]:
     return [median(times[3:]) / 1e6 for times in took]
 
 
-def main() -> None:
-    """Measure and print a table, then a line of JSON."""
+def arguments() -> argparse.ArgumentParser:
+    """Describe the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="the target's, for its sizes"
-    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="of the target: its sizes")
     parser.add_argument("--widths", default="1,2,3,5,9")
     parser.add_argument("--filled", type=int, default=200, help="positions in the cache")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    bundle = Bundle.open(given.bundle)
+    return parser
+
+
+def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
+    """Open the target as it is, and where it is quantized also with passes of even widths."""
     manifest, model = bundle.manifest, bundle.manifest.target
-    sizes = json.loads((given.checkpoint / "config.json").read_text())
-    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    share_threads("ort-cpu", given.threads)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    graph = hand_made(model, hidden, inner, manifest.max_length).SerializeToString()
-    session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"])
-    engines = {
-        even: open_engine(
+    return [
+        open_engine(
             manifest.backend,
             bundle.file(model.engine),
             model.geometry,
             batch=1,
             max_length=manifest.max_length,
             max_width=manifest.max_width,
-            threads=given.threads,
+            threads=threads,
+            spare=model.quantized,
             even=even,
         )
         for even in ([False, True] if model.quantized else [False])
-    }
+    ]
+
+
+def main() -> None:
+    """Measure and print a table, then a line of JSON."""
+    given = arguments().parse_args()
+    bundle = Bundle.open(given.bundle)
+    manifest, model = bundle.manifest, bundle.manifest.target
+    sizes = json.loads((given.checkpoint / "config.json").read_text())
+    share_threads("ort-cpu", given.threads)
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    made = hand_made(model, sizes["hidden_size"], sizes["intermediate_size"], manifest.max_length)
+    session = ort.InferenceSession(made.SerializeToString(), options, ["CPUExecutionProvider"])
+    engines = engines_of(bundle, given.threads)
     print(f"{manifest.name}: {model.parameters / 1e6:.0f} M parameters, {model.precision}")
-    heads = ["width", "hand-made ms", "engine ms", "ratio"]
-    heads += ["widened ms", "ratio"] if model.quantized else []
+    heads = ["width", "hand-made ms", "engine ms", "ratio", "widened ms", "ratio"]
+    heads = heads[: 2 + 2 * len(engines)]
     print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
     rows = []
     for width in map(int, given.widths.split(",")):
         runs = [hand_made_pass(model, session, manifest.max_length, width, given.filled)]
-        runs += [bundle_pass(e, width, given.filled, width) for e in engines.values()]
+        runs += [bundle_pass(engine, width, given.filled, width) for engine in engines]
         hand, *ours = in_turns(runs, given.repeats)
         cells = [f"{width}", f"{hand:.2f}"]
         for ms in ours:

@@ -41,7 +41,7 @@ def check_equal(
     """
     if not runs_here():
         return None
-    plan = _plan(geometry, max_length - 1, widths)  # a lone token's partner may need the last
+    plan = _plan(geometry, max_length, widths)
     reach = max(start + width for start, width in plan)
     reference = GraphRun(graph, checkpoint)
     reference.reset(batch, reach)

@@ -93,7 +93,6 @@ class ModelBuilder:
             options.max_length,
             batch=options.batch,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
-            pairs=role == "target" and self.recipe.precisions[role].block > 0,
         )
         narrow_engine(made, self.recipe.precisions[role])
         progress(f"check {role}", 0.7)

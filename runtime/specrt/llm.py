@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from specrt.loading import load
 from specrt.params import SamplingParams
 
 Prompt = str | Sequence[int]
+"""Text or token ids; a mapping with `prompt` or `prompt_token_ids` will do too."""
 
 
 @dataclass(frozen=True)
@@ -109,5 +110,22 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts is {prompts!r}; expected text, token ids, or a list of either")
-    many: list[Any] = list(prompts)
-    return [many] if many and isinstance(many[0], SupportsIndex) else many
+    many: list[Any] = [prompts] if isinstance(prompts, Mapping) else list(prompts)
+    if many and isinstance(many[0], SupportsIndex):
+        return [many]
+    return [_unpacked(prompt) for prompt in many]
+
+
+def _unpacked(prompt: Any) -> Prompt:
+    """Return the text or the token ids of a prompt, which may be in a mapping as vLLM's are."""
+    if isinstance(prompt, Mapping):
+        known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
+        if len(known) != 1 or len(prompt) != 1:
+            raise RequestError(
+                f"a prompt has the keys {', '.join(map(repr, prompt))}; expected 'prompt' or "
+                "'prompt_token_ids'"
+            )
+        prompt = prompt[known[0]]
+    if not isinstance(prompt, Iterable):
+        raise RequestError(f"a prompt is {prompt!r}; expected text or token ids")
+    return prompt if isinstance(prompt, str) else list(prompt)

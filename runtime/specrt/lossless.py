@@ -10,6 +10,7 @@ import numpy as np
 
 from specrt.errors import RequestError
 from specrt.generate import Generator
+from specrt.models import Gamma
 from specrt.params import SamplingParams
 from specrt.target import CachedTokens
 
@@ -23,7 +24,7 @@ class Divergence:
     """Where a speculative output left the plain one."""
 
     prompt: int
-    gamma: int
+    gamma: Gamma
     position: int
     """Index of the first emitted token that differs."""
     plain_token: int
@@ -58,7 +59,7 @@ class Report:
 def compare(
     generator: Generator,
     prompts: Sequence[str | Sequence[int]],
-    gammas: Sequence[int],
+    gammas: Sequence[Gamma],
     max_tokens: int,
     tolerance: float = FP32_TOLERANCE,
     drafter: str | None = None,

@@ -67,7 +67,10 @@ def test_half_stored_weights_are_widened_once_not_in_every_pass(
 def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
     stored: Store, precision: str, block: int
 ) -> None:
-    with specrt.load(stored(precision, block)) as generator:
+    bundle = stored(precision, block)
+    fused = Bundle.open(bundle).manifest.target.fused
+    assert all(n == of for n, of in (count.split("/") for count in fused.values())), fused
+    with specrt.load(bundle) as generator:
         target = generator.models.target
         assert isinstance(target, OrtEngine)
         assert target.even, "until it is known that passes need not be"

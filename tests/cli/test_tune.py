@@ -230,3 +230,19 @@ def test_bars_are_as_long_as_their_values() -> None:
     drawn = chart([("a", "0", 50.0), ("a", "auto", 100.0), ("long", "1", 0.0)], width=4)
     assert drawn.splitlines() == ["a        0 ██   50", "      auto ████ 100", "long     1      0"]
     assert chart([]) == ""
+
+
+def test_costs_alone_leave_the_defaults_that_prompts_showed(
+    cli: Run, bundle: Path, four_prompts: Path
+) -> None:
+    cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
+    found, _ = read_tuning(Bundle.open(bundle), 1)
+    assert found is not None
+    assert found.settings
+    ran = cli("tune", bundle, "--threads", 1, "--quick")
+    again, _ = read_tuning(Bundle.open(bundle), 1)
+    assert again is not None
+    assert (again.settings, again.drafter, again.gamma) == (
+        found.settings, found.drafter, found.gamma,
+    )  # fmt: skip
+    assert f"best: drafter {found.drafter}" in ran.out

@@ -32,6 +32,13 @@ def test_it_completes_one_prompt_or_several(codelet: Path, generator: Generator)
             llm.generate([text, text], [PARAMS])
         with pytest.raises(RequestError, match="expected text, token ids"):
             llm.generate(None, PARAMS)  # type: ignore[arg-type]
+        ids = two[0].prompt_token_ids
+        for prompts in ({"prompt": text}, [{"prompt": text}], {"prompt_token_ids": ids}):
+            (same,) = llm.generate(prompts, PARAMS)  # type: ignore[arg-type]
+            assert same.outputs[0].token_ids == two[0].outputs[0].token_ids
+        for wrong in ({"text": text}, {"prompt": text, "prompt_token_ids": ids}, [None]):
+            with pytest.raises(RequestError, match="a prompt "):
+                llm.generate(wrong, PARAMS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2", 10**6])

@@ -290,6 +290,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch, devices: Devices) -> None:
 def test_without_the_provider_the_remedy_is_a_package(
     monkeypatch: pytest.MonkeyPatch, built: dict[str, Built]
 ) -> None:
+    with_cuda(monkeypatch, Devices(("A GPU",)))
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(EngineError, match=r"no CUDA provider; .*onnxruntime-gpu"):
         opened(built["draft"], device="cuda")

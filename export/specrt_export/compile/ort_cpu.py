@@ -48,12 +48,10 @@ def compile_ort_cpu(
     batch: int = BATCH,
     accuracy_level: int = 4,
     confidence: bool = False,
-    pairs: bool = False,
 ) -> CompiledModel:
     """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
 
-    With `pairs` the last position is no token's: a lone token's partner may need it. Weights are
-    read, changed and written a slice at a time, never all at once.
+    Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
     portable = read_graph(graph)
@@ -65,7 +63,7 @@ def compile_ort_cpu(
             f"{ort.__version__} is installed; build for 1 row, or upgrade onnxruntime"
         )
     weights = stored_weights(portable, checkpoint)
-    target = Target(geometry, max_length, batch, accuracy_level, confidence, pairs)
+    target = Target(geometry, max_length, batch, accuracy_level, confidence)
     lowered = lower(portable, weights, target)
     out.mkdir(parents=True, exist_ok=True)
     write_engine(optimise(lowered.model, lowered.weights, out), lowered.weights, out)

@@ -41,9 +41,7 @@ class FusedAttention:
     """Layers whose query, key and value are one projection."""
 
 
-def fuse_attention(
-    view: GraphView, geometry: Geometry, max_length: int, pairs: bool = False
-) -> FusedAttention:
+def fuse_attention(view: GraphView, geometry: Geometry, max_length: int) -> FusedAttention:
     """Replace attention over scattered caches by GroupQueryAttention.
 
     ```
@@ -54,19 +52,12 @@ def fuse_attention(
     ```
     Query, key and value come from one projection where their weights allow.
     Holds at batch 1 only: the CPU kernel refuses a wider batch of several tokens with a past.
-
-    With `pairs`, a lone token is attended to beside a copy of itself, which is dropped again: the
-    kernel rounds a lone row otherwise than rows in company, and quantized products that follow
-    make that a step of an activation. The copy's keys go one position beyond the token's.
-    ```
-    qkv [B, 1, F] ─ Concat(qkv, qkv) ─ GroupQueryAttention ─ Slice ─ y [B, 1, H · D]
-    ```
     """
     found = find_layers(view)
     if not found:
         return FusedAttention(0, 0, 0)
     view.require_domain(MICROSOFT, 1)
-    fusion = _Fusion(view, geometry, Rotations(view, max_length), pairs)
+    fusion = _Fusion(view, geometry, Rotations(view, max_length))
     done = [fusion.fuse(layer) for layer in found]
     view.tidy()
     return FusedAttention(len(done), sum(r for r, _ in done), sum(j for _, j in done))
@@ -75,15 +66,12 @@ def fuse_attention(
 class _Fusion:
     """Fuses the layers of one graph, which share lengths and tables."""
 
-    def __init__(
-        self, view: GraphView, geometry: Geometry, rotations: Rotations, pairs: bool
-    ) -> None:
+    def __init__(self, view: GraphView, geometry: Geometry, rotations: Rotations) -> None:
         self.view = view
         self.geometry = geometry
         self.rotations = rotations
         self.shapes = Shapes(view)
-        self.partner = Partner(view) if pairs else None
-        self.lengths = _lengths(view, self.partner)
+        self.lengths = _lengths(view)
         self.surplus = surplus() if any(geometry.windows) else 0
 
     def fuse(self, layer: Layer) -> tuple[bool, bool]:
@@ -145,8 +133,6 @@ class _Fusion:
 
     def _emit(self, layer: Layer, inputs: list[str], tables: tuple[str, ...]) -> None:
         view, geometry = self.view, self.geometry
-        if self.partner is not None:
-            inputs = [x and self.partner.join(x) for x in inputs]
         caches = [layer.key_update.input[0], layer.value_update.input[0]]
         updated = [layer.key_update.output[0], layer.value_update.output[0]]
         joined = view.fresh("attention")
@@ -163,8 +149,6 @@ class _Fusion:
             softcap=said.get("softcap", 0.0),
             local_window_size=self._window(geometry.windows[layer.index]),
         )
-        if self.partner is not None:
-            joined = self.partner.part(joined)
         self._hand_over(layer.node.output[0], joined)
 
     def _window(self, keys: int) -> int:
@@ -202,34 +186,10 @@ def rotate(view: GraphView, heads: Heads, head_dim: int) -> str:
     )
 
 
-class Partner:
-    """A second row for a token that would be alone in a pass; nothing where there are more."""
-
-    def __init__(self, view: GraphView) -> None:
-        self._view = view
-        self._width = view.add("Shape", ["input_ids"], start=1, end=2)
-        self._first = view.add_constant("first", np.array([0], np.int64))
-        self._axis = view.add_constant("axis", np.array([1], np.int64))
-        alone = view.add("Equal", [self._width, self._axis])
-        self.rows = view.add("Cast", [alone], to=onnx.TensorProto.INT64)
-        """How many rows are added, [1]: one or none."""
-
-    def join(self, x: str) -> str:
-        """Return x [B, S, F] with its partner behind."""
-        partner = self._view.add("Slice", [x, self._first, self.rows, self._axis])
-        return self._view.add("Concat", [x, partner], axis=1)
-
-    def part(self, y: str) -> str:
-        """Return the rows of y that were asked for."""
-        return self._view.add("Slice", [y, self._first, self._width, self._axis])
-
-
-def _lengths(view: GraphView, partner: Partner | None) -> list[str]:
+def _lengths(view: GraphView) -> list[str]:
     """Add the lengths GroupQueryAttention reads: index of the last filled, and filled in all."""
     one = view.add_constant("one", np.array([1], np.int32))
     width = view.add("Shape", ["input_ids"], start=1, end=2)
     filled = view.add("Add", ["start", width])
-    if partner is not None:
-        filled = view.add("Add", [filled, partner.rows])
     total = view.add("Cast", [filled], to=onnx.TensorProto.INT32)
     return [view.add("Sub", [total, one]), total]

@@ -36,8 +36,6 @@ class Target:
     """How MatMulNBits reads activations: 4 as int8, 1 as fp32, 0 as the kernel likes."""
     confidence: bool = False
     """Whether the graph also tells the probability of the likeliest token."""
-    pairs: bool = False
-    """Whether a lone token is given a partner in attention; see `fuse_attention`."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def _attend(view: GraphView, target: Target, counts: _Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
     if target.batch == 1:
-        found = fuse_attention(view, target.geometry, target.max_length, target.pairs)
+        found = fuse_attention(view, target.geometry, target.max_length)
         counts["attention"], counts["rotary"] = (found.layers, layers), (found.rotated, turning)
         counts["qkv"] = found.joined, layers
     else:

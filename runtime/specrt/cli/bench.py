@@ -22,7 +22,7 @@ from specrt.bench.report import ALL, Report, report
 from specrt.bench.setting import Setting, target_precision
 from specrt.bench.summary import Summary
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.gammas import parse_gammas_or_auto
+from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError, did_you_mean
 from specrt.generate import Generator
 from specrt.loading import load
@@ -83,7 +83,7 @@ def command(
         check_plot(plot)
     asked = Asked(
         choose(files, categories, limit),
-        parse_gammas_or_auto(gammas) if gammas is not None else None,
+        parse_gammas(gammas) if gammas is not None else None,
         parse_drafters(drafters),
         SamplingParams.of(ignore_eos=True, **sampling),
         repeats,

@@ -12,7 +12,11 @@ from specrt.models import AUTO, Gamma
 class GammaType(click.ParamType):  # type: ignore[type-arg]
     """Reads a gamma from the command line."""
 
-    name = "N|auto"
+    name = "gamma"
+
+    def get_metavar(self, *_: Any, **__: Any) -> str:
+        """Name what is expected; click would make capitals of it."""
+        return "N|auto"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Gamma:
         """Return the number, or `auto`."""

@@ -6,18 +6,7 @@ from specrt.errors import RequestError
 from specrt.models import AUTO, Gamma
 
 
-def parse_gammas(text: str) -> list[int]:
-    """Read a list of gammas, as 0,2,4.
-
-    Raises: RequestError for anything but whole numbers.
-    """
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise RequestError(f"--gammas is {text!r}; expected numbers, as 0,2,4") from None
-
-
-def parse_gammas_or_auto(text: str) -> list[Gamma]:
+def parse_gammas(text: str) -> list[Gamma]:
     """Read a list of gammas that `auto` may be among, as 0,2,4,auto.
 
     Raises: RequestError for anything else.

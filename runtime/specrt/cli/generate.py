@@ -12,7 +12,7 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.gamma import GammaType
 from specrt.completion import Completion, Stream
-from specrt.errors import RequestError, SpecrtError
+from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.loading import load
 from specrt.models import DRAFTERS, Gamma
 from specrt.params import VERIFIERS, SamplingParams
@@ -87,11 +87,10 @@ def command(
     standard output as it comes, one line of statistics to standard error.
     """
     params = SamplingParams.of(**options)
+    _check_place(bundle, prompt)
     source = read_prompt(prompt, prompt_file, prompt_ids)
-    memory_bytes = memory << 20 if memory is not None else None
-    with load(
-        bundle, threads=threads, owns_process=owns_process, memory_bytes=memory_bytes
-    ) as generator:
+    most = memory << 20 if memory is not None else None
+    with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
         text = source
@@ -106,6 +105,15 @@ def command(
         interrupted = follow(stream, show=not as_json)
     report(stream.completion, as_json)
     return 130 if interrupted else 0
+
+
+def _check_place(bundle: Path, prompt: str | None) -> None:
+    """Refuse a text in the place of a bundle."""
+    if prompt is None and not bundle.exists():
+        raise BundleError(
+            f"{bundle} does not exist; build one with `make engines` or `specrt build RECIPE`, or "
+            "put --prompt before it if it is the text to complete"
+        )
 
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE
+from specrt.bundle import DEFAULT_BUNDLE, Bundle
 from specrt.cli.bars import chart
 from specrt.errors import BundleError
 from specrt.generate import Generator
@@ -24,7 +24,7 @@ from specrt.models import AUTO, Gamma
 from specrt.prompts import read_prompts
 from specrt.sweep import check_prompts, plan_effort, spread, sweep
 from specrt.tune import measure_costs
-from specrt.tuning import FORMAT, Tuning, check_writable, write_tuning
+from specrt.tuning import FORMAT, Tuning, check_writable, read_tuning, write_tuning
 
 _QUICK_S, _THOROUGH_S = 1.0, 8.0
 
@@ -63,6 +63,8 @@ def command(
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
         tuning = _measure(generator, _blank(manifest, threads, owns_process), texts, quick)
+    if not texts:
+        tuning = _keep_defaults(bundle, tuning)
     place = write_tuning(bundle, tuning)
     if as_json:
         print(json.dumps(public(tuning)))
@@ -70,6 +72,19 @@ def command(
     show(tuning)
     print(verdict(tuning, manifest))
     print(f"written to {place}")
+
+
+def _keep_defaults(bundle: Path, tuning: Tuning) -> Tuning:
+    """Carry over what prompts showed before, where that still holds: only costs are new."""
+    before, _ = read_tuning(Bundle.open(bundle), tuning.threads)
+    if before is None:
+        return tuning
+    return replace(
+        tuning,
+        fixed_gamma=before.fixed_gamma,
+        drafter=before.drafter,
+        settings=before.settings,
+    )
 
 
 def _blank(manifest: Manifest, threads: int | None, owns_process: bool) -> Tuning:

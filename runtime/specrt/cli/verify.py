@@ -15,15 +15,18 @@ from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.loading import load
 from specrt.lossless import FP32_TOLERANCE, Report, compare, default_drafter
-from specrt.models import DRAFTERS
+from specrt.models import AUTO, DRAFTERS, Gamma
 from specrt.prompts import read_prompts
 
 
 @click.command("verify")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSONL file.")
+@click.option("--limit", type=click.IntRange(min=1), help="How many prompts, from the first.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
-@click.option("--gammas", help="Gammas to compare with plain decoding.  [default: all built]")
+@click.option(
+    "--gammas", help="Gammas to compare with plain decoding.  [default: all built, and auto]"
+)
 @click.option("--drafter", type=click.Choice([d for d in DRAFTERS if d != "none"]),
               help="What drafts.  [default: the draft model, or lookup without one]")  # fmt: skip
 @click.option("--tolerance", default=FP32_TOLERANCE, show_default=True,
@@ -35,6 +38,7 @@ def command(
     owns_process: bool,
     bundle: Path,
     prompts: Path,
+    limit: int | None,
     max_tokens: int,
     gammas: str | None,
     drafter: str | None,
@@ -46,7 +50,7 @@ def command(
 
     Exit status 1 when a divergence is larger than rounding explains, 2 when nothing was drafted.
     """
-    texts = [p.text for p in read_prompts(prompts)]
+    texts = [p.text for p in read_prompts(prompts)[:limit]]
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
@@ -65,10 +69,11 @@ def command(
     return 1 if report.unexplained else 0
 
 
-def _above_0(gammas: str | None, generator: Generator) -> list[int]:
+def _above_0(gammas: str | None, generator: Generator) -> list[Gamma]:
     """Return the gammas to hold to plain decoding."""
-    asked = parse_gammas(gammas) if gammas is not None else generator.models.gammas
-    compared = [g for g in asked if g]
+    built = generator.models.gammas
+    asked: list[Gamma] = [*built, AUTO] if len(built) > 1 else []
+    compared = [g for g in (asked if gammas is None else parse_gammas(gammas)) if g]
     if not compared:
         raise RequestError("there is nothing to compare: no gamma above 0 is built or asked for")
     return compared
@@ -85,11 +90,11 @@ def _compare(generator: Generator, texts: list[str], *how: Any) -> Report:
     return report
 
 
-def _listed(gammas: list[int]) -> str:
+def _listed(gammas: list[Gamma]) -> str:
     return ", ".join(map(str, gammas))
 
 
-def _show(report: Report, gammas: list[int]) -> None:
+def _show(report: Report, gammas: list[Gamma]) -> None:
     for d in report.divergences:
         verdict = "a near-tie" if d.explained else "NOT EXPLAINED by rounding"
         print(

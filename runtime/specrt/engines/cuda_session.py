@@ -57,11 +57,11 @@ def _not_started(path: Path, reason: str) -> str:
 
 def missing(device_id: int = 0) -> str:
     """Say what this machine lacks to run on a GPU; empty where nothing is known to be missing."""
-    if PROVIDER not in ort.get_available_providers():
-        return f"onnxruntime {ort.__version__} has no CUDA provider; {INSTALL}"
     devices = find_devices()
     if devices.problem:
         return f"{devices.problem}; install the driver, or build for ort-cpu"
+    if PROVIDER not in ort.get_available_providers():
+        return f"onnxruntime {ort.__version__} has no CUDA provider; {INSTALL}"
     if device_id >= len(devices.names):
         return f"device {device_id} was asked for, and there are {len(devices.names)}"
     return ""

@@ -33,13 +33,13 @@ class _Pass:
 class OrtEngine:
     """A saved ONNX Runtime graph with its KV buffers.
 
-    Some kernels compute rows two at a time, and round a row without a partner otherwise, which
+    Kernels compute rows several at a time, and round a row without a partner otherwise, which
     quantized products that follow make a step of an activation. For speculative output to be plain
-    output a row must come out the same whatever the width. Attention gives a lone token a partner
-    in the graph; with `even`, for kernels of quantized weights that need it, a pass of an odd width
-    is given one token more, whose keys are overwritten before they are read, and an odd number of
-    rows is scored beside one more. With `spare`, the last position is kept free for partners:
-    `max_length` is one less than was asked for. `even` may be changed between passes.
+    output a row must come out the same whatever the width. So an engine with `spare` gives a lone
+    token one more beside it, whose keys are overwritten before they are read; and with `even`, for
+    kernels of quantized weights that need it, every pass of an odd width, and an odd number of
+    rows one more to be scored. The last position is kept free for partners: `max_length` is one
+    less than was asked for. `even` may be changed between passes.
 
     With `widens`, weights that are stored in half precision become fp32 once, here; otherwise every
     pass would widen them.
@@ -113,7 +113,8 @@ class OrtEngine:
         batch, vocab = self.batch, self.geometry.vocab_size
         asked = [*range(width - rows, width)]
         scored = np.array(asked + [0] * (even and rows % 2), np.int64)
-        tokens = np.zeros((batch, width + (even and width % 2)), np.int64)
+        partner = width % 2 if even else self.spare and width == 1
+        tokens = np.zeros((batch, width + partner), np.int64)
         made: dict[str, NDArray[Any]] = {
             "argmax": np.zeros((batch, len(scored)), np.int64),
             "logits": np.zeros((batch, len(scored), vocab), np.float32),
