@@ -190,7 +190,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
-    """Open the target as it is, and where it is quantized also with passes of even widths."""
+    """Open the target as it is, and where it is quantized also with partners for all rows."""
     manifest, model = bundle.manifest, bundle.manifest.target
     return [
         open_engine(
@@ -201,7 +201,7 @@ def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
             max_length=manifest.max_length,
             max_width=manifest.max_width,
             threads=threads,
-            spare=model.quantized,
+            spare=even,
             even=even,
         )
         for even in ([False, True] if model.quantized else [False])

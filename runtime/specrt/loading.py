@@ -119,9 +119,7 @@ def _open_pair(
     return target, _open_model(bundle, manifest.draft, cores)
 
 
-def _open_model(
-    bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False
-) -> Engine:  # fmt: skip
+def _open_model(bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False) -> Engine:
     manifest = bundle.manifest
     spare = model is manifest.target and model.quantized
     return open_engine(

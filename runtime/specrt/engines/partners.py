@@ -18,6 +18,8 @@ STEP = 7919
 def settle_partners(target: Engine) -> bool:
     """Let a target run passes of odd widths as they are where that is exact; return whether not.
 
+    A lone token has its partner either way.
+
     Kernels differ by processor, block and precision: with int8 blocks of 32 an AVX-512 VNNI kernel
     rounds a lone row like any other, with blocks of 128 it does not. What kernels do, they do to
     every row, so that a few dozen rows tell. Leaves the target even where they differ.
