@@ -11,7 +11,7 @@ from specrt.gamma import GammaPolicy, Weight
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.round import Round
-from specrt.sampling import Distribution, process
+from specrt.sampling import Distribution, distribution_of
 from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
 
@@ -119,20 +119,20 @@ class ModelDrafter:
 
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]
-    ) -> tuple[int, float]:
-        known = output.confidence
-        confidence = UNKNOWN if known is None else known.item()
+    ) -> tuple[int, float] | None:
         best = output.argmax.item()
-        if not 0 <= best < self._vocabulary:
+        if best < 0:  # the scores are no numbers
+            return None
+        if best >= self._vocabulary:
             best = int(output.logits[0, 0, : self._vocabulary].argmax())
-        return best, confidence
+        known = output.confidence
+        return best, UNKNOWN if known is None else known.item()
 
     def _draw(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float] | None:
-        logits = output.logits[0, 0, : self._vocabulary]
         try:
-            distribution = process(logits, self._params, reach=REACH)
+            distribution = distribution_of(output, 0, self._params, REACH, self._vocabulary)
         except EngineError:  # nothing to draw from, and no reason to end a completion
             return None
         if self._keeps:

@@ -14,6 +14,7 @@ from specrt.geometry import Geometry
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Confidence = NDArray[np.float32]
+Candidates = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class Output(Protocol):
@@ -21,7 +22,11 @@ class Output(Protocol):
 
     @property
     def argmax(self) -> Tokens:
-        """The most likely next token after each row, [B, R] int64; -1 where a logit is NaN."""
+        """The most likely next token after each row, [B, R] int64.
+
+        -1 where a logit is NaN or the best one infinite: no token may be chosen there. Engines
+        lowered before infinities were told say -1 for a NaN only, and name a token for the rest.
+        """
 
     @property
     def logits(self) -> Logits:
@@ -30,6 +35,20 @@ class Output(Protocol):
     @property
     def confidence(self) -> Confidence | None:
         """Probability of each row's likeliest token, [B, R] f32; None where not computed."""
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """The K best tokens of each row; None where not computed. Read by `candidates_of`.
+
+        Shapes: logits [B, R, K] f32, falling, and their ids [B, R, K] int64. Which of the tokens
+            that tie with the last are there is not specified.
+        """
+
+
+def candidates_of(output: Output) -> Candidates | None:
+    """Return the candidates of an output, None from an engine that knows nothing of them."""
+    found: Candidates | None = getattr(output, "candidates", None)
+    return found
 
 
 class Engine(Protocol):

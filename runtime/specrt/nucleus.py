@@ -12,6 +12,8 @@ MARGIN = 1e-4
 """By how much the mass of candidates must exceed top-p; sums in f32 are good to 1e-6."""
 COLDEST = 1e-25
 """Below this all tokens but the likeliest weigh nothing anyway."""
+HOTTEST = 1e37
+"""Above this all tokens weigh the same anyway, and f32 would take one over it for 0."""
 
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -47,8 +49,9 @@ def nucleus_of(
 
 
 def _rough(logits: NDArray[np.float32], peak: float, temperature: float) -> NDArray[np.float32]:
-    scaled = logits - np.float32(peak)
-    scaled *= np.float32(1.0 / max(temperature, COLDEST))
+    with np.errstate(over="ignore"):  # what is that far below the peak weighs nothing
+        scaled = logits - np.float32(peak)
+        scaled *= np.float32(1.0 / min(max(temperature, COLDEST), HOTTEST))
     rough: NDArray[np.float32] = np.exp(scaled, out=scaled)
     return rough
 

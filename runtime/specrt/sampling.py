@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specrt.engine import Output, candidates_of
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.nucleus import nucleus, nucleus_of, weigh
@@ -57,6 +58,53 @@ def residual(target: Distribution, draft: Distribution | None, token: int) -> Di
     if not keep.any():
         return target
     return Distribution(target.ids[keep], left[keep] / left[keep].sum())
+
+
+def distribution_of(
+    output: Output,
+    row: int,
+    params: SamplingParams,
+    reach: float = inf,
+    vocabulary: int | None = None,
+) -> Distribution:
+    """Return what may follow a row of a pass: from the engine's candidates where they tell it.
+
+    Then no logits are read, and the distribution is that of the whole row, bit for bit; unless
+    `reach` is asked for, with which candidates always do. Ids from `vocabulary` on are left out.
+    Raises: EngineError when a logit is not a number.
+    """
+    candidates = candidates_of(output)
+    if candidates is not None:
+        if output.argmax[0, row] < 0:  # candidates do not show a NaN somewhere in the row
+            raise not_a_number()
+        scores, ids = candidates[0][0, row], candidates[1][0, row]
+        if vocabulary is not None:
+            known = ids < vocabulary
+            scores, ids = scores[known], ids[known]
+        if len(ids) and (reach < inf or _tell_all(scores, params)):
+            order = ids.argsort()
+            found = process(scores[order], params, reach)
+            return Distribution(ids[order][found.ids], found.probs)
+    return process(output.logits[0, row, :vocabulary], params, reach)
+
+
+def _tell_all(falling: NDArray[np.float32], params: SamplingParams) -> bool:
+    """Tell whether every token that `process` would keep is among the best, and ends up the same.
+
+    So it is where the k-th best is above the last one: all that top-k keeps is there, ties
+    included, and what comes after looks at those alone. So it is, too, where the last one weighs
+    less than min-p asks for, or nothing: no token behind it weighs more. Only top-p without top-k
+    adds up the whole row.
+    """
+    last, k = float(falling[-1]), params.top_k
+    if 0 < k < len(falling) and last < falling[k - 1]:
+        return True
+    if params.top_p < 1.0:
+        return False
+    peak = float(falling[0])
+    # Not by the weights: beside rounding, and where they are denormal, order does not hold.
+    least = log(params.min_p) - 1e-6 if params.min_p > 1e-300 else -800.0
+    return (last - peak) / params.temperature < least
 
 
 def process(
@@ -120,15 +168,6 @@ def _largest(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Return where the k best scores are, and those that tie with the last, ascending."""
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
     return np.flatnonzero(scores >= threshold)
-
-
-def require_number(token: int, logit: float) -> None:
-    """Refuse the argmax of a row that holds a NaN, an infinity, or only masked tokens.
-
-    The engine gives -1 for a row with a NaN; the best logit tells the rest.
-    """
-    if token < 0 or not -inf < logit < inf:
-        raise not_a_number()
 
 
 def not_a_number() -> EngineError:

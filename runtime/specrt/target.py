@@ -8,7 +8,7 @@ from typing import Protocol
 from specrt.engine import Engine, Output
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process, require_number
+from specrt.sampling import Distribution, distribution_of, not_a_number
 from specrt.verify import Proposal, Verdict, agree, match, rejection
 
 
@@ -65,16 +65,15 @@ class EngineTarget:
 
     def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
         params, noise = self._params, self._noise
-        rows = output.logits[0]
-        if params.greedy:
+        if params.greedy:  # the argmax says it all: logits stay where they are
             best = output.argmax[0].tolist()
             verdict = agree(proposal.tokens, best)
-            for i in range(verdict.accepted + 1):
-                require_number(best[i], rows.item(i, best[i]))
+            if min(best[: verdict.accepted + 1]) < 0:
+                raise not_a_number()
             return verdict
 
         def distribution(i: int) -> Distribution:
-            return process(rows[i], params)
+            return distribution_of(output, i, params)
 
         if params.verifier == "rejection":
             return rejection(proposal, distribution, noise, position)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
-from specrt.engine import check_bounds
+from specrt.engine import Candidates, check_bounds
 from specrt.gamma import FixedGamma, GammaPolicy
 from specrt.generate import Generator
 from specrt.geometry import Geometry
@@ -43,6 +43,7 @@ class TableOutput:
     logits: NDArray[np.float32]
     argmax: NDArray[np.int64]
     confidence: NDArray[np.float32]
+    candidates: Candidates | None = None
 
 
 class TableEngine:
@@ -51,7 +52,8 @@ class TableEngine:
     The buffer keeps what was written, stale tokens included, so a token fed to a wrong place, or
     read after it should have been overwritten, changes the answer. `memory` is how many of the
     latest tokens count (all of them when None). `wrong_at` are the positions for which the answer
-    is turned upside down: the token there is the least likely one.
+    is turned upside down: the token there is the least likely one. `candidates` is how many of the
+    best tokens an output names; it has none when 0.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class TableEngine:
         max_length: int = 256,
         max_width: int = 16,
         wrong_at: Collection[int] = (),
+        candidates: int = 0,
         corrupt: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
         self.geometry = Geometry(1, 1, 1, 1, vocab, max_length, (0,))
@@ -73,6 +76,7 @@ class TableEngine:
         self.table = (rng.standard_normal((_ROWS, vocab)) * scale).astype(np.float32)
         self.memory = memory
         self.wrong_at = wrong_at
+        self.candidates = candidates
         self.corrupt = corrupt
         self.script: dict[int, int] = {}
         """Position -> the token that must be the most likely there."""
@@ -103,8 +107,13 @@ class TableEngine:
         with np.errstate(invalid="ignore"):  # infinite logits are what some tests are about
             shifted = output.logits - output.logits.max(-1, keepdims=True)
         output.confidence[:] = 1 / np.exp(shifted).sum(-1)
-        broken = np.isnan(output.logits).any(-1)
-        output.argmax[:] = np.where(broken, -1, output.logits.argmax(-1))
+        numbers = np.isfinite(output.logits.max(-1))  # a NaN anywhere is the maximum
+        output.argmax[:] = np.where(numbers, output.logits.argmax(-1), -1)
+        if output.candidates is not None:
+            for made, found in zip(
+                output.candidates, best(output.logits, self.candidates), strict=True
+            ):
+                made[:] = found
         return output
 
     def close(self) -> None:
@@ -133,10 +142,19 @@ class TableEngine:
         if (width, rows) not in self._outputs:
             shape = (self.batch, rows)
             logits = np.empty((*shape, self.geometry.vocab_size), np.float32)
+            candidates = None
+            if k := self.candidates:
+                candidates = np.empty((*shape, k), np.float32), np.empty((*shape, k), np.int64)
             self._outputs[width, rows] = TableOutput(
-                logits, np.empty(shape, np.int64), np.empty(shape, np.float32)
+                logits, np.empty(shape, np.int64), np.empty(shape, np.float32), candidates
             )
         return self._outputs[width, rows]
+
+
+def best(logits: NDArray[np.float32], k: int) -> Candidates:
+    """Return the k best tokens of each row, falling, as a TopK operator does."""
+    ids = np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+    return np.take_along_axis(logits, ids, -1), ids
 
 
 def near(target: TableEngine, seed: int, closeness: float, **options: object) -> TableEngine:

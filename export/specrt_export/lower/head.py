@@ -17,7 +17,8 @@ def cheapen_argmax(view: GraphView) -> None:
     ```
     x ─ ArgMax ─ y          =>          x ─ TopK 1 ─ Squeeze ─ y
     ```
-    Both give the first of equal items.
+    Both give the first of equal items. Where the graph refuses rows with a NaN, it now refuses
+    those whose largest item is infinite too.
     """
     for node in view.nodes("ArgMax"):
         said = view.attributes(node)
@@ -25,10 +26,29 @@ def cheapen_argmax(view: GraphView) -> None:
         if last and not said.get("keepdims", 1) and not said.get("select_last_index", 0):
             one = view.add_constant("one", np.array([1], np.int64))
             axis = view.add_constant("axis", np.array([-1], np.int64))
-            outputs = [view.fresh("largest"), view.fresh("place")]
-            view.add("TopK", [node.input[0], one], outputs=outputs, axis=-1, sorted=0)
-            view.add("Squeeze", [outputs[1], axis], outputs=[node.output[0]])
+            value, place = view.fresh("largest"), view.fresh("place")
+            view.add("TopK", [node.input[0], one], outputs=[value, place], axis=-1, sorted=0)
+            _refuse_infinite(view, node, view.add("Squeeze", [value, axis]))
+            view.add("Squeeze", [place, axis], outputs=[node.output[0]])
     view.tidy()
+
+
+def _refuse_infinite(view: GraphView, argmax: onnx.NodeProto, largest: str) -> None:
+    """Let the test for a NaN in a row find an infinite largest item as well, with one node more.
+
+    ```
+    x ─ ReduceSum ─ IsNaN ─ Where(-1, argmax)
+      =>  x ─ ReduceSum ─ Sub largest ─ IsNaN ─ Where(-1, argmax)
+    ```
+    Infinity less itself is a NaN. Any other sum, one that overflows or has masked items in it,
+    stays what it is: the largest item is finite.
+    """
+    for reader in view.readers(argmax.output[0]):
+        broken = view.maker(reader.input[0], "IsNaN") if reader.op_type == "Where" else None
+        total = view.maker(broken.input[0], "ReduceSum") if broken is not None else None
+        if broken is not None and total is not None and total.input[0] == argmax.input[0]:
+            rest = view.add("Sub", [total.output[0], largest])
+            view.replace(broken.output[0], view.add("IsNaN", [rest]))
 
 
 def add_confidence(view: GraphView) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine import Confidence, Logits, Tokens, check_bounds
+from specrt.engine import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
@@ -28,6 +28,11 @@ class _Pass:
     argmax: Tokens
     logits: Logits
     confidence: Confidence | None = None
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """None: these graphs do not look for them."""
+        return None
 
 
 class OrtEngine:

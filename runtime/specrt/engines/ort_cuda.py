@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine import Confidence, Logits, Tokens, check_bounds
+from specrt.engine import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.engines.cuda_session import open_session
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
@@ -75,6 +75,11 @@ class _Pass:
     def confidence(self) -> Confidence | None:
         """Probability of each row's likeliest token, where the engine computes it."""
         return self._host("confidence") if "confidence" in self.values else None
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """None: these graphs do not look for them."""
+        return None
 
     def _host(self, name: str) -> NDArray[Any]:
         if name not in self._read:
