@@ -1,0 +1,206 @@
+"""A TensorRT plan as an engine: a context per width, one set of KV buffers, captured passes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specrt.engine import Tokens, check_bounds
+from specrt.engines.tensorrt.caches import Caches
+from specrt.engines.tensorrt.contract import check_plan
+from specrt.engines.tensorrt.device import Device
+from specrt.engines.tensorrt.memory import Block, Memory
+from specrt.engines.tensorrt.model import Model, scratch_bytes
+from specrt.engines.tensorrt.passes import FixedPass, Pass, WidePass, WideProfile
+from specrt.engines.tensorrt.plan import Plan
+from specrt.engines.tensorrt.profiles import choose, is_fixed
+from specrt.engines.tensorrt.record import EngineRecord
+from specrt.engines.tensorrt.results import Scores
+from specrt.errors import EngineError
+from specrt.geometry import Geometry
+
+
+class Closable(Protocol):
+    """Whoever uses the contexts of an engine, and must be gone before it."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class _Finished(NamedTuple):
+    """A pass that has run already, as part of something larger."""
+
+    tokens: list[int]
+    start: int
+    scores: Scores
+
+
+class TensorRtEngine:
+    """A plan with its KV buffers on a GPU.
+
+    Passes that have a profile of their own are captured as CUDA graphs on their first run; others
+    go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
+    engine from here on, the device and `scratch` do not. Without `scratch`, working memory is
+    taken here: as much as the largest profile needs, for all of them.
+    A pass that fails on the device ends the engine: nobody knows what its KV buffers hold.
+    Threads: forward passes of engines on one device must not overlap.
+    Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
+        the plan is closed then.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Device, record: EngineRecord, geometry: Geometry, *,
+        batch: int, max_length: int, max_width: int, scratch: Block | None = None,
+        capture: bool = True,
+    ) -> None:  # fmt: skip
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length
+        self.max_width = max_width
+        self._captures = capture
+        self._starts = np.zeros(batch, np.int64)
+        self._passes: dict[tuple[int, int], Pass] = {}
+        self._wide: dict[int, WideProfile] = {}
+        self._dependents: list[Closable] = []
+        self._finished: _Finished | None = None
+        self._fault = ""
+        self._memory = Memory(device)
+        self._plan: Plan | None = plan
+        try:
+            self.model = self._open(plan, record, scratch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, plan: Plan, record: EngineRecord, scratch: Block | None) -> Model:
+        check_plan(plan, record, self.geometry, self.batch, self.max_length)
+        memory = self._memory
+        caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
+        needed = scratch_bytes(plan, record)
+        if scratch is not None and scratch.size < needed:
+            raise EngineError(
+                f"the plan needs {needed} bytes of working memory and was given {scratch.size}"
+            )
+        if scratch is None:
+            scratch = Block(memory.take(needed, "working memory") if needed else 0, needed)
+        return Model(
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch.address
+        )
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes taken of the device by purpose; weights belong to the plan, and are not here."""
+        return dict(self._memory.bytes)
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
+        """Run one pass; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        width = batch.shape[1]
+        starts = self._starts
+        starts[:] = start
+        if self._finished is not None:
+            done = self._recall(batch, rows or width)
+            if done is not None:
+                return done
+        first = last = starts.item(0)
+        if self.batch > 1:
+            first, last = int(starts.min()), int(starts.max())
+        check_bounds(self, width, first, last)
+        self.require_sound()
+        key = width, rows or width
+        bound = self._passes.get(key) or self._bind(*key)
+        bound.tokens[:] = batch
+        bound.start[:] = starts
+        caches = self.model.caches
+        try:
+            bound.run(caches.parity)
+        except EngineError as error:
+            self.end(error)
+            raise
+        caches.swap()
+        return bound.scores
+
+    def _recall(self, batch: Tokens, rows: int) -> Scores | None:
+        """Return the scores of a pass that has run already, or forget them."""
+        done = self._finished
+        if (
+            done is not None
+            and rows == len(done.tokens)
+            and self._starts.item(0) == done.start
+            and batch[0].tolist() == done.tokens
+        ):
+            return done.scores
+        self.forget()
+        return None
+
+    def _bind(self, width: int, rows: int) -> Pass:
+        """Bind a context for passes of one size; done once, then reused."""
+        profile = choose(self.model.record, width, rows)
+        with self._memory.whole():
+            bound = self._made(profile, width, rows)
+        self._passes[width, rows] = bound
+        return bound
+
+    def _made(self, profile: int, width: int, rows: int) -> Pass:
+        model = self.model
+        if is_fixed(model.record.profiles[profile]):
+            return FixedPass(model, profile, width, rows, self._captures)
+        wide = self._wide.get(profile)
+        if wide is None:
+            wide = self._wide[profile] = WideProfile(model, profile, width, rows)
+        return WidePass(wide, self.batch, width, rows)
+
+    def fixed_pass(self, width: int, rows: int) -> FixedPass:
+        """Return the pass of a profile that has one size, bound, to share its memory.
+
+        Raises: EngineError where the plan has no such profile.
+        """
+        bound = self._passes.get((width, rows)) or self._bind(width, rows)
+        if not isinstance(bound, FixedPass):
+            raise EngineError(f"passes of width {width} with {rows} rows have no profile of theirs")
+        return bound
+
+    def finish(self, tokens: list[int], start: int, scores: Scores) -> None:
+        """Note that the pass of these tokens has run; the next `forward` of it gives its scores."""
+        self._finished = _Finished(tokens, start, scores)
+
+    def forget(self) -> None:
+        """Drop the pass that has run already: the KV buffers are about to change."""
+        self._finished = None
+
+    def attach(self, dependent: Closable) -> None:
+        """Close something before this engine is closed."""
+        self._dependents.append(dependent)
+
+    def require_sound(self) -> None:
+        """Refuse to go on after a failure.
+
+        Raises: EngineError with the first failure and the remedy.
+        """
+        if self._fault:
+            raise EngineError(self._fault)
+
+    def end(self, error: EngineError) -> None:
+        """Note a failure on the device; every pass from now on is refused with it."""
+        self.forget()
+        self._fault = self._fault or (
+            f"an earlier pass failed ({error}); what the KV buffers hold is not known: open the "
+            "bundle again, in a new process where the device was lost"
+        )
+
+    def close(self) -> None:
+        """Give graphs, contexts, plan and memory back, in this order; twice is once."""
+        self.forget()
+        self._fault = "the engine was closed; open the bundle again"
+        while self._dependents:
+            self._dependents.pop().close()
+        for bound in self._passes.values():
+            bound.close()
+        self._passes.clear()
+        self._wide.clear()
+        if self._plan is not None:
+            self._plan.close()
+            self._plan = None
+        self._memory.close()
