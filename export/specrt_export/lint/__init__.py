@@ -1,0 +1,45 @@
+"""What TensorRT refuses, silently drops or does badly, found before its parser is called.
+
+Tried, and no fault: any IR version (the parser takes all), nodes out of order, unused inputs,
+initializers among the inputs, local functions, and a constant scale that is a graph input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from specrt_export.lint import attention, cache, operators, quantized, types, weights
+from specrt_export.lint.facts import Facts, Version
+from specrt_export.lint.finding import SEVERITIES, Finding, Rule, Severity
+
+__all__ = ["RULES", "Finding", "Rule", "Severity", "Version", "lint"]
+
+OLDEST: Version = (10, 3)
+NEWEST: Version = (11, 0)
+
+RULES: tuple[Rule, ...] = (
+    *operators.RULES,
+    *attention.RULES,
+    *cache.RULES,
+    *quantized.RULES,
+    *types.RULES,
+    *weights.RULES,
+)
+
+
+def lint(
+    model: onnx.ModelProto, version: Version = NEWEST, folder: Path | None = None
+) -> list[Finding]:
+    """Return what the given TensorRT will not take as the graph has it, the worst first.
+
+    External data is looked for below `folder`; without one only its paths and lengths are judged.
+    """
+    facts = Facts(model, version, folder)
+    findings = [
+        Finding(rule.name, node, rule.severity, reason, rule.remedy)
+        for rule in RULES
+        for node, reason in rule.faults(facts)
+    ]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

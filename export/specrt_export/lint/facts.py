@@ -1,0 +1,196 @@
+"""What a lint knows of a graph: nodes of all bodies, types, shapes, constants, files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+Version = tuple[int, int]
+Shape = tuple[int | str | None, ...]
+
+SINCE: dict[str, Version] = {
+    "Attention": (10, 14),
+    "RMSNormalization": (10, 15),
+    "RotaryEmbedding": (10, 15),
+    "TensorScatter": (10, 15),
+    "TRT_Attention": (11, 0),
+    "TRT_KVCacheUpdate": (11, 0),
+}
+"""The TensorRT that first parses an operator. Source: the parser's changelog, 10.14 and 10.15."""
+
+STANDARD = ("", "ai.onnx")
+KNOWN_ELEMENTS = 64
+"""Constants up to this size matter to shapes; larger ones are weights."""
+
+
+class Facts:
+    """Index over one model, its control-flow bodies and local functions included."""
+
+    def __init__(
+        self, model: onnx.ModelProto, version: Version, folder: Path | None = None
+    ) -> None:
+        self.model, self.version, self.folder = model, version, folder
+        self.functions = {(f.domain, f.name) for f in model.functions}
+        self.inputs = {i.name for i in model.graph.input}
+        self.outputs = {o.name for o in model.graph.output}
+        self.tensors: dict[str, onnx.TensorProto] = {}
+        self._nodes: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        self._maker: dict[str, onnx.NodeProto] = {}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in _all_nodes(model):
+            self._index(node)
+        for graph in _all_graphs(model.graph):
+            self.tensors |= {t.name: t for t in graph.initializer}
+        self._types = {
+            v.name: v.type for v in _values(_inferred(model)) if v.type.WhichOneof("value")
+        }
+
+    def _index(self, node: onnx.NodeProto) -> None:
+        self._nodes[node.op_type].append(node)
+        for name in filter(None, node.output):
+            self._maker[name] = node
+        for name in filter(None, node.input):
+            self._readers[name].append(node)
+        if node.op_type == "Constant" and node.output:
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    self.tensors[node.output[0]] = attribute.t
+
+    def nodes(self, *op_types: str) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes of some standard operators; of any and all when none is named."""
+        for op_type in op_types or tuple(self._nodes):
+            for node in self._nodes.get(op_type, ()):
+                if not op_types or node.domain in STANDARD:
+                    yield node
+
+    def too_old_for(self, op_type: str) -> bool:
+        """Tell whether the version is older than an operator."""
+        return self.version < SINCE.get(op_type, (0, 0))
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """Return the node that makes a value."""
+        return self._maker.get(name)
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that read a value."""
+        return self._readers.get(name, [])
+
+    def states(self, node: onnx.NodeProto, name: str) -> bool:
+        """Tell whether a node states an attribute."""
+        return any(a.name == name for a in node.attribute)
+
+    def integer(self, node: onnx.NodeProto, name: str, default: int = 0) -> int:
+        """Return an integer attribute; the default where there is none of that type."""
+        kind = onnx.AttributeProto.INT
+        return next((a.i for a in node.attribute if a.name == name and a.type == kind), default)
+
+    def number(self, node: onnx.NodeProto, name: str, default: float = 0.0) -> float:
+        """Return a float attribute; the default where there is none of that type."""
+        kind = onnx.AttributeProto.FLOAT
+        return next((a.f for a in node.attribute if a.name == name and a.type == kind), default)
+
+    def text(self, node: onnx.NodeProto, name: str, default: str = "") -> str:
+        """Return a text attribute; the default where there is none of that type."""
+        kind = onnx.AttributeProto.STRING
+        found = (a.s for a in node.attribute if a.name == name and a.type == kind)
+        return next((s.decode(errors="replace") for s in found), default)
+
+    def type(self, name: str) -> int | None:
+        """Return the element type of a tensor, where it is known."""
+        if name in self.tensors:
+            return self.tensors[name].data_type
+        proto = self._types.get(name)
+        found = proto.tensor_type.elem_type if proto is not None else 0
+        return found or None
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a tensor, where its rank is known."""
+        if name in self.tensors:
+            return tuple(self.tensors[name].dims)
+        proto = self._types.get(name)
+        if proto is None or not proto.tensor_type.HasField("shape"):
+            return None
+        kinds = [(d.WhichOneof("value"), d) for d in proto.tensor_type.shape.dim]
+        return tuple(getattr(d, kind) if kind else None for kind, d in kinds)
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """Return the values of a constant held in the graph itself, else None."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return None
+        try:
+            return np.asarray(numpy_helper.to_array(tensor))
+        except Exception:  # fewer bytes than its shape asks for, or an unknown type
+            return None
+
+    def through(self, name: str, *op_types: str) -> str:
+        """Follow a value back through some operators; return where it comes from."""
+        seen = {name}
+        while (node := self._maker.get(name)) is not None and node.op_type in op_types:
+            if not node.input or node.input[0] in seen:
+                break
+            name = node.input[0]
+            seen.add(name)
+        return name
+
+
+def type_name(kind: int) -> str:
+    """Name an element type, also one this version of ONNX does not know."""
+    known = kind in onnx.TensorProto.DataType.values()
+    return str(onnx.TensorProto.DataType.Name(kind)).lower() if known else f"type {kind}"
+
+
+def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        yield from _bodies(node)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            if body.node or body.output:
+                yield from _all_graphs(body)
+
+
+def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for graph in _all_graphs(model.graph):
+        yield from graph.node
+    for function in model.functions:
+        for node in function.node:
+            yield node
+            for graph in _bodies(node):
+                yield from graph.node
+
+
+def _values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    for graph in _all_graphs(model.graph):
+        yield from (*graph.input, *graph.output, *graph.value_info)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy with the types and shapes that ONNX finds, and without any weight."""
+    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    slim.functions.extend(model.functions)
+    slim.graph.node.extend(model.graph.node)
+    slim.graph.input.extend(model.graph.input)
+    slim.graph.output.extend(model.graph.output)
+    slim.graph.value_info.extend(model.graph.value_info)
+    for tensor in model.graph.initializer:
+        if np.prod(tensor.dims, dtype=np.float64) <= KNOWN_ELEMENTS:
+            slim.graph.initializer.append(tensor)
+        else:
+            slim.graph.initializer.add(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
+            )
+    try:
+        return onnx.shape_inference.infer_shapes(slim, data_prop=True)
+    except Exception:  # the library passes on whatever its C++ raises; rules then see less
+        return slim

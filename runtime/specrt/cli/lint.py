@@ -1,0 +1,109 @@
+"""`specrt lint`: what TensorRT will not take of a graph, before its parser is called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrt.errors import BuildError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from specrt_export.lint import Finding
+
+LARGEST_BYTES = (1 << 31) - 1
+"""Protobuf reads no longer message."""
+
+SHOWN = 3
+"""Nodes named in one line."""
+
+
+@click.command("lint")
+@click.argument("graph", type=click.Path(path_type=Path))
+@click.option(
+    "--tensorrt", default="11.0", show_default=True, help="The version that will parse it."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def command(graph: Path, tensorrt: str, as_json: bool) -> int:
+    """Say what TensorRT refuses, drops or does slowly in the ONNX file GRAPH.
+
+    The exit status is 1 when anything is refused or dropped.
+    """
+    try:
+        from specrt_export.lint import lint
+    except ImportError as error:
+        raise BuildError(
+            f'linting needs {error.name}; install it with `pip install "specrt[build]"`'
+        ) from None
+    findings = lint(_read(graph), _version(tensorrt), graph.parent)
+    print(json.dumps([asdict(f) for f in findings]) if as_json else _text(graph, findings))
+    return int(any(f.severity != "slow" for f in findings))
+
+
+def _version(text: str) -> tuple[int, int]:
+    """Read a version such as 10.3 or 10.13.3.9."""
+    from specrt_export.lint import OLDEST
+
+    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,9}){0,3}", text, re.ASCII)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise BuildError(f"--tensorrt is {text!r}; expected {oldest} or later, such as 11.0")
+    return version
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_BYTES:
+            raise BuildError(
+                f"{path} is {size / 2**30:.1f} GiB, and protobuf reads 2 at most; keep its weights "
+                "in external data"
+            )
+        model = onnx.load_model_from_string(path.read_bytes())
+    except OSError as error:
+        raise BuildError(f"{path} cannot be read ({error.strerror}); name an ONNX file") from error
+    except BuildError:
+        raise
+    except Exception as error:  # the library passes on whatever its parser raises
+        raise BuildError(
+            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
+        ) from error
+    if not model.graph.output:
+        raise BuildError(f"{path} is not an ONNX graph (it has no outputs); name an ONNX file")
+    return model
+
+
+def _text(graph: Path, findings: list[Finding]) -> str:
+    if not findings:
+        return f"{graph}: nothing that TensorRT would not take"
+    alike = groupby(findings, key=lambda f: (f.severity, f.rule, f.reason, f.remedy))
+    lines = []
+    for (severity, rule, reason, remedy), group in alike:
+        lines.append(f"{severity}: {_nodes([f.node for f in group])}: {_plain(reason)} [{rule}]")
+        lines.append(f"  {remedy}")
+    return "\n".join(lines)
+
+
+def _nodes(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(_plain_all(names[:SHOWN])) + more
+
+
+def _plain_all(texts: Iterable[str]) -> Iterable[str]:
+    return (_plain(text) for text in texts)
+
+
+def _plain(text: str) -> str:
+    """Keep a name from a file from writing escape sequences to a terminal."""
+    return text if text.isprintable() else ascii(text)
