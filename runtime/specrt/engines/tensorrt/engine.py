@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from specrt.engines.tensorrt.passes import FixedPass, Pass, WidePass, WideProfil
 from specrt.engines.tensorrt.plan import Plan
 from specrt.engines.tensorrt.profiles import choose, is_fixed
 from specrt.engines.tensorrt.record import EngineRecord
-from specrt.engines.tensorrt.results import Scores
+from specrt.engines.tensorrt.results import Rows, Scores
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
@@ -63,11 +64,13 @@ class TensorRtEngine:
         self._starts = np.zeros(batch, np.int64)
         self._passes: dict[tuple[int, int], Pass] = {}
         self._wide: dict[int, WideProfile] = {}
+        self._scores: dict[tuple[int, int], Rows] = {}
         self._dependents: list[Closable] = []
         self._finished: _Finished | None = None
         self._fault = ""
+        self._closed = False
         self._memory = Memory(device)
-        self._plan: Plan | None = plan
+        self._plan = plan
         try:
             self.model = self._open(plan, record, scratch)
         except BaseException:
@@ -137,30 +140,32 @@ class TensorRtEngine:
 
     def _bind(self, width: int, rows: int) -> Pass:
         """Bind a context for passes of one size; done once, then reused."""
-        profile = choose(self.model.record, width, rows)
-        with self._memory.whole():
-            bound = self._made(profile, width, rows)
+        model = self.model
+        profile = choose(model.record, width, rows)
+        bound: Pass
+        if is_fixed(model.record.profiles[profile]):
+            # The largest part comes first, and stays for the next try if others do not fit.
+            scores = self.scores_of(width, rows)
+            with self._memory.whole():
+                bound = FixedPass(model, profile, width, rows, scores, self._captures)
+        else:
+            bound = WidePass(self._wide_profile(profile, width, rows), self.batch, width, rows)
         self._passes[width, rows] = bound
         return bound
 
-    def _made(self, profile: int, width: int, rows: int) -> Pass:
-        model = self.model
-        if is_fixed(model.record.profiles[profile]):
-            return FixedPass(model, profile, width, rows, self._captures)
-        wide = self._wide.get(profile)
-        if wide is None:
-            wide = self._wide[profile] = WideProfile(model, profile, width, rows)
-        return WidePass(wide, self.batch, width, rows)
+    def _wide_profile(self, profile: int, width: int, rows: int) -> WideProfile:
+        """Return the one context of a profile of many sizes, bound for a first one."""
+        if profile not in self._wide:
+            with self._memory.whole():
+                self._wide[profile] = WideProfile(self.model, profile, width, rows)
+        return self._wide[profile]
 
-    def fixed_pass(self, width: int, rows: int) -> FixedPass:
-        """Return the pass of a profile that has one size, bound, to share its memory.
-
-        Raises: EngineError where the plan has no such profile.
-        """
-        bound = self._passes.get((width, rows)) or self._bind(width, rows)
-        if not isinstance(bound, FixedPass):
-            raise EngineError(f"passes of width {width} with {rows} rows have no profile of theirs")
-        return bound
+    def scores_of(self, width: int, rows: int) -> Rows:
+        """Return where passes of one size leave their scores, alone or as part of a round."""
+        if (width, rows) not in self._scores:
+            vocabulary = self.geometry.vocab_size
+            self._scores[width, rows] = Rows(self._memory, self.batch, rows, vocabulary)
+        return self._scores[width, rows]
 
     def finish(self, tokens: list[int], start: int, scores: Scores) -> None:
         """Note that the pass of these tokens has run; the next `forward` of it gives its scores."""
@@ -192,15 +197,18 @@ class TensorRtEngine:
 
     def close(self) -> None:
         """Give graphs, contexts, plan and memory back, in this order; twice is once."""
+        if self._closed:
+            return
+        self._closed = True
         self.forget()
         self._fault = "the engine was closed; open the bundle again"
+        with suppress(EngineError):  # work that a failure left on the stream
+            self._memory.device.wait()
         while self._dependents:
             self._dependents.pop().close()
         for bound in self._passes.values():
             bound.close()
         self._passes.clear()
         self._wide.clear()
-        if self._plan is not None:
-            self._plan.close()
-            self._plan = None
+        self._plan.close()
         self._memory.close()

@@ -30,7 +30,7 @@ class Memory:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.bytes: dict[str, int] = {}
-        self._addresses: list[int] = []
+        self._taken: list[tuple[int, int, str]] = []
         self._closed = False
 
     def take(self, size: int, purpose: str) -> int:
@@ -39,7 +39,7 @@ class Memory:
         Raises: EngineError where the device has too little.
         """
         address = self.device.allocate(size, purpose)
-        self._addresses.append(address)
+        self._taken.append((address, size, purpose))
         self._count(size, purpose)
         return address
 
@@ -52,14 +52,18 @@ class Memory:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Give back what was taken inside where not all of it could be had."""
-        kept, sizes = len(self._addresses), dict(self.bytes)
+        kept = len(self._taken)
         try:
             yield
         except BaseException:
-            while len(self._addresses) > kept:
-                self.device.free(self._addresses.pop())
-            self.bytes = sizes
+            self._give_back(kept)
             raise
+
+    def _give_back(self, kept: int) -> None:
+        while len(self._taken) > kept:
+            address, size, purpose = self._taken.pop()
+            self.device.free(address)
+            self._count(-size, purpose)
 
     def read(self, source: int, into: NDArray[np.generic]) -> None:
         """Copy from the device, unless the memory was given back."""
@@ -73,6 +77,5 @@ class Memory:
     def close(self) -> None:
         """Give everything back; a second time is nothing."""
         self._closed = True
-        while self._addresses:
-            self.device.free(self._addresses.pop())
+        self._give_back(0)
         self.bytes.clear()

@@ -31,10 +31,9 @@ class Pass(Protocol):
 class Ports:
     """Where passes of up to some width and rows have their feed, results and scores."""
 
-    def __init__(self, model: Model, width: int, rows: int) -> None:
+    def __init__(self, model: Model, width: int, rows: int, scores: Rows) -> None:
         batch, memory = model.batch, model.memory
-        # The largest first: where it does not fit, nothing else was taken in vain.
-        self.scores = Rows(memory, batch, rows, model.geometry.vocab_size)
+        self.scores = scores
         self._fed = Layout(
             [
                 Field("input_ids", np.int64, (batch, width)),
@@ -71,13 +70,14 @@ class FixedPass:
     afterwards.
     """
 
-    def __init__(self, model: Model, profile: int, width: int, rows: int, captures: bool) -> None:
-        self._ports = ports = Ports(model, width, rows)
+    def __init__(
+        self, model: Model, profile: int, width: int, rows: int, scores: Rows, captures: bool
+    ) -> None:
+        self._ports = ports = Ports(model, width, rows, scores)
         self.tokens: Tokens = ports.fed("input_ids")
         self.start: Tokens = ports.fed("start")
         ports.fed("rows")[:] = np.arange(width - rows, width)
         self.scores = ports.found(rows)
-        self.scores_at = ports.scores
         self._device = model.device
         self._captures = captures
         addresses = ports.addresses()
@@ -124,7 +124,9 @@ class WideProfile:
 
     def __init__(self, model: Model, profile: int, width: int, rows: int) -> None:
         sizes = model.record.profiles[profile]
-        self.ports = Ports(model, sizes.width.most, sizes.rows.most)
+        most = sizes.rows.most
+        scores = Rows(model.memory, model.batch, most, model.geometry.vocab_size)
+        self.ports = Ports(model, sizes.width.most, most, scores)
         self._model = model
         self._sizes = (width, rows)
         self._parity = 0

@@ -194,7 +194,7 @@ class Rounds:
             profile = fixed(model.record, width, width)
             assert ground is not None
             assert profile is not None
-            rows = self._target.fixed_pass(width, width).scores_at
+            rows = self._target.scores_of(width, width)
             context = model.context(profile, width, width, ground.target_addresses(rows.address))
             scores = Scores(ground.found, ground.results, rows, 1, width)
             self._verify[gamma] = context, scores
