@@ -91,12 +91,16 @@ PARAMS = st.builds(
     min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0), st.sampled_from([1e-6, 1e-308, 5e-324])),
 )
 
+CUT = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.1)
+"""What min-p leaves is among the best tokens, and how much of it top-p leaves depends on all."""
+
 
 @settings(max_examples=1500, deadline=None)
 @given(ROWS, PARAMS, st.integers(1, 60), st.one_of(st.none(), st.integers(1, 60)))
 @example(np.float32([3, 2, 2, 2, 1]), SamplingParams(temperature=1.0, top_k=2), 3, None)
 @example(np.float32([3, 2, 2, 1, 1]), SamplingParams(temperature=1.0, top_k=2, top_p=0.9), 4, None)
-@example(np.float32([0, -744.4, -744.4]), SamplingParams(temperature=1.0, min_p=5e-324), 2, None)
+@example(np.float32([0, -744.5, -744.5]), SamplingParams(temperature=1.0, min_p=5e-324), 2, None)
+@example(np.float32([0, -0.5, -1, *[-3] * 50]), CUT, 4, None)
 @example(np.float32([0, -744.4, -745, -746]), SamplingParams(temperature=1.0), 2, None)
 def test_the_distribution_of_candidates_is_that_of_the_row(
     row: Row, params: SamplingParams, k: int, vocabulary: int | None
