@@ -1,16 +1,21 @@
-"""What `specrt doctor` says about GPUs, and about ONNX Runtime under its two names."""
+"""What `specrt doctor` says about GPUs, Jetsons, and engine libraries under all their names."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
 
 import onnxruntime
 import pytest
 
 from specrt import doctor
-from specrt.cuda import Devices
-from specrt.doctor import Finding
+from specrt.cuda import Devices, Gpu, Survey
+from specrt.doctor import Finding, fits
 from specrt.engines import cuda_session
+from specrt.engines.tensorrt import ability
+from specrt.jetson import Jetson, power_mode, read_jetson
 
 ONE = Devices(("A GPU",))
 NONE = Devices((), "no NVIDIA driver: libcuda.so.1 is not there")
@@ -22,7 +27,9 @@ def machine_with(
     names = [cuda_session.PROVIDER] if provider else []
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
     monkeypatch.setattr(cuda_session, "find_devices", lambda: devices)
-    monkeypatch.setattr(doctor, "find_devices", lambda: devices)
+    gpus = tuple(Gpu(at, name, "8.7", 8 << 30, True) for at, name in enumerate(devices.names))
+    found = Survey(gpus, devices.problem, (12, 6), "540.4.0")
+    monkeypatch.setattr(doctor, "survey", lambda: found)
     monkeypatch.setattr(cuda_session, "unloadable", lambda: absent)
 
 
@@ -94,3 +101,183 @@ def test_onnx_runtime_is_known_by_both_names(
     found = named(doctor.libraries(), "onnxruntime")
     assert found.works
     assert found.found.startswith(said)
+
+
+def test_a_gpu_is_told_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, True, ONE)
+    monkeypatch.setattr(doctor, "read_jetson", lambda: None)
+    findings = doctor.machine()
+    gpu = named(findings, "NVIDIA GPU").found
+    assert gpu == "A GPU, capability 8.7, 8.0 GiB shared with the processor"
+    assert named(findings, "CUDA").found == "12.6, driver 540.4.0"
+    assert named(findings, "largest models").found == "; ".join(fits(8 << 30))
+    assert not {"Jetson", "lowering"} & {f.name for f in findings}
+
+
+@pytest.mark.parametrize("gib", [1, 2, 8, 64, 141])
+def test_what_fits_does_fit(gib: int) -> None:
+    """Weights, keys and values of 2048 positions and a GiB leave a fifth free, and hardly more."""
+    said = fits(gib << 30)
+    if gib < 2:
+        assert said == ["nothing: at least 1.6 GiB are needed before any weights"]
+        return
+    found = [float(re.findall(r"up to ([\d.]+) B", line)[0]) * 1e9 for line in said]
+    for parameters, each in zip(found, (2.0, 1.01, 0.52), strict=True):
+        used = parameters * each + (1 << 30) + (1 << 28)
+        assert abs(used - 0.8 * (gib << 30)) <= 0.051e9 * each
+    assert [line.split()[0] for line in said] == ["fp16", "int8", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "devices", "expected"),
+    [
+        ({}, ONE, "tensorrt"),
+        ({"tensorrt"}, ONE, "tensorrt-rtx"),
+        ({"tensorrt", "tensorrt-rtx"}, ONE, "ort-cuda"),
+        ({}, NONE, "ort-cpu"),
+    ],
+)
+def test_the_best_backend_is_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch, lacks: set[str], devices: Devices, expected: str
+) -> None:
+    machine_with(monkeypatch, True, devices)
+    monkeypatch.setattr(ability, "lacks_to_run", lambda name, _: "x" if name in lacks else "")
+    assert doctor.best_backend() == expected
+
+
+def test_abilities_with_tensorrt_have_their_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, True, ONE)
+    monkeypatch.setattr(ability, "lacks_to_run", lambda name, _: f"run {name}")
+    monkeypatch.setattr(ability, "lacks_to_build", lambda name, _: "" if "rtx" in name else "no")
+    found = {f.name: f for f in doctor.abilities() if "tensorrt" in f.name}
+    assert list(found) == [
+        "run tensorrt bundles", "run tensorrt-rtx bundles",
+        "build tensorrt plans", "build tensorrt-rtx plans",
+    ]  # fmt: skip
+    assert found["run tensorrt bundles"].remedy == "run tensorrt"
+    assert found["build tensorrt plans"].remedy == "no"
+    assert found["build tensorrt-rtx plans"].works
+
+
+def test_without_onnx_no_plan_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, True, ONE)
+    monkeypatch.setattr(ability, "lacks_to_run", lambda *_: "")
+    monkeypatch.setattr(ability, "lacks_to_build", lambda *_: "")
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnx" else real(name)
+    )
+    found = named(doctor.abilities(), "build tensorrt-rtx plans")
+    assert (found.works, found.remedy) == (False, 'pip install "specrt[build]"')
+
+
+def test_a_module_in_a_package_that_is_missing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    assert all(f.found.startswith("missing") for f in doctor.libraries())
+
+
+def jetson_tree(
+    root: Path, release: str = "", model: str = "", mode: str = "", modes: str = ""
+) -> Path:
+    files = {
+        "etc/nv_tegra_release": release,
+        "proc/device-tree/model": model,
+        "var/lib/nvpmodel/status": mode,
+        "etc/nvpmodel.conf": modes,
+    }
+    for name, text in files.items():
+        if text:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(text.encode())
+    return root
+
+
+def l4t(major: str, revision: str) -> str:
+    return f"# R{major} (release), REVISION: {revision}, GCID: 38968081, BOARD: generic, EABI: x\n"
+
+
+@pytest.mark.parametrize(
+    ("major", "revision", "release", "jetpack", "tensorrt", "form"),
+    [
+        ("35", "4.1", "35.4.1", "5", "8.5", "none: specrt needs TensorRT 10"),
+        ("36", "3.0", "36.3.0", "6.0", "8.6", "none: specrt needs TensorRT 10"),
+        ("36", "4.0", "36.4.0", "6.1", "10.3", "decomposed"),
+        ("36", "4.3", "36.4.3", "6.2", "10.3", "decomposed"),
+        ("36", "4.9", "36.4.9", "6", "10.3", "decomposed"),
+        ("38", "2.1", "38.2.1", "7.0", "10.13", "decomposed"),
+        ("38", "4.0", "38.4.0", "7.1", "10.13", "decomposed"),
+        ("39", "2.0", "39.2.0", "7.2", "10.16", "native"),
+        ("99", "1.0", "99.1.0", "", "", ""),
+    ],
+)
+def test_a_jetson_is_known_by_its_release(
+    tmp_path: Path, major: str, revision: str, release: str, jetpack: str, tensorrt: str, form: str
+) -> None:
+    found = read_jetson(jetson_tree(tmp_path, l4t(major, revision), "NVIDIA Jetson AGX\0"))
+    assert found is not None
+    assert (found.model, found.release) == ("NVIDIA Jetson AGX", release)
+    assert (found.jetpack, found.tensorrt) == (jetpack, tensorrt)
+    assert found.form().startswith(form)
+    assert bool(found.form()) is bool(form)
+    assert found.form("10.15.1") == "native"
+    assert found.form("10.14.9") == "decomposed"
+
+
+def test_other_machines_are_no_jetsons(tmp_path: Path) -> None:
+    assert read_jetson(tmp_path) is None
+    assert read_jetson(jetson_tree(tmp_path, model="Raspberry Pi 5\0")) is None
+    bare = read_jetson(jetson_tree(tmp_path, "not what is expected", "NVIDIA Jetson Orin\0"))
+    assert bare == Jetson("NVIDIA Jetson Orin", "", "", "", "")
+
+
+MODES = "< POWER_MODEL ID=0 NAME=15W >\nCPU 1\n<POWER_MODEL ID=2 NAME=MAXN_SUPER>\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "modes", "said"),
+    [
+        ("pmode:0002 fmode:quiet\n", MODES, "MAXN_SUPER"),
+        ("pmode:0000", MODES, "15W"),
+        ("pmode:0007", MODES, "mode 7"),
+        ("pmode:0002", "", "mode 2"),
+        ("nothing", MODES, ""),
+        ("", "", ""),
+    ],
+)
+def test_power_modes_have_names(tmp_path: Path, mode: str, modes: str, said: str) -> None:
+    assert power_mode(jetson_tree(tmp_path, mode=mode, modes=modes)) == said
+
+
+@pytest.mark.parametrize(
+    ("release", "installed", "works", "said"),
+    [
+        (l4t("36", "4.3"), {}, True, "decomposed, for TensorRT 10.3"),
+        (l4t("36", "4.3"), {"tensorrt": "10.16.1"}, True, "native, for TensorRT 10.16.1"),
+        (l4t("35", "4.1"), {}, False, "none: specrt needs TensorRT 10"),
+    ],
+)
+def test_doctor_says_which_lowering_a_jetson_gets(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    release: str,
+    installed: dict[str, str],
+    works: bool,
+    said: str,
+) -> None:
+    machine_with(monkeypatch, True, ONE)
+    found = read_jetson(jetson_tree(tmp_path, release, "NVIDIA Jetson Orin", "pmode:0000", MODES))
+    monkeypatch.setattr(doctor, "read_jetson", lambda: found)
+    monkeypatch.setattr(doctor, "installed", lambda names: installed)
+    findings = doctor.machine()
+    board = named(findings, "Jetson").found
+    assert re.match(
+        r"NVIDIA Jetson Orin, JetPack [\d.]+ \(Jetson Linux [\d.]+\) with TensorRT", board
+    )
+    assert board.endswith("power mode 15W")
+    lowering = named(findings, "lowering")
+    assert said in lowering.found
+    assert lowering.works is works
+    assert bool(lowering.remedy) is not works

@@ -154,6 +154,7 @@ class TrtPlan:
         self._path, self._library, self._device = path, library, device
         self._runtime, self._engine = runtime, engine
         self._contexts: list[TrtContext] = []
+        self._configs: list[Any] = []  # contexts do not say whether they keep theirs
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.tensors: Mapping[str, Tensor] = {name: self._tensor(name) for name in names}
 
@@ -196,6 +197,7 @@ class TrtPlan:
         for context in self._contexts:
             context.close()
         self._contexts.clear()
+        self._configs.clear()
         self._engine = None
         self._runtime = None
 
@@ -213,6 +215,7 @@ class TrtPlan:
         fixed = all(least == most for least, _, most in ranges.values())
         choices = module.DynamicShapesKernelSpecializationStrategy
         config = engine.create_runtime_config()
+        self._configs.append(config)
         config.set_execution_context_allocation_strategy(ours)
         config.dynamic_shapes_kernel_specialization_strategy = (
             choices.EAGER if fixed else choices.NONE
