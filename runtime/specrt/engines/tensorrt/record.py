@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,63 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """Kernels of one kind that a pass launches."""
+
+    name: str
+    """As the library calls it, without what numbers layers and builds."""
+    kind: str
+    """`kgen` (generated), `gemm`, `runtime_fusion` (a product with what surrounds it)."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the library made of one profile."""
+
+    profile: str
+    activation_bytes: int
+    """Working memory of a context."""
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def launches(self) -> int:
+        """Kernels of one pass."""
+        return sum(kernel.count for kernel in self.kernels)
+
+    @property
+    def attention(self) -> str:
+        """`gemv`, `gemm` or both: the fused attention kernels; `none` where it is written out."""
+        kinds = (kind for kind in ("gemv", "gemm") if self._having(f"_{kind}_mha"))
+        return " and ".join(kinds) or "none"
+
+    @property
+    def dequantising(self) -> int:
+        """Kernels that do nothing but write out a quantized weight, in every pass."""
+        return sum(kernel.count for kernel in self.kernels if writes_weight(kernel.name))
+
+    def _having(self, part: str) -> bool:
+        return any(part in kernel.name for kernel in self.kernels)
+
+
+_WEIGHT_WORDS = {"Repl", "Resh", "Tran", "Move", "Cast", "Mul"}
+
+
+def writes_weight(name: str) -> bool:
+    """Tell whether a kernel only scales codes: casts around one product, and moves."""
+    words = re.findall("[A-Z][a-z]+", name.removeprefix("__myl_"))
+    return set(words) <= _WEIGHT_WORDS and "CastMulCast" in name and words.count("Mul") == 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the builder's settings that a recipe gave."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
 class EngineRecord:
     """What the runtime must know of a plan besides the model's geometry."""
 
@@ -65,6 +123,18 @@ class EngineRecord:
     """How many of the best scores of each row the plan cuts out for sampling."""
     confidence: bool = False
     """Whether it tells the probability of the likeliest token."""
+    plan_bytes: int = 0
+    sha256: str = ""
+    """Of the plan."""
+    weight_bytes: int = 0
+    """Of weights in device memory; those that two profiles want in two layouts count twice."""
+    compiled: tuple[Compiled, ...] = ()
+    """As `profiles`."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities it was built for; of tensorrt-rtx only."""
+    settings: tuple[Setting, ...] = ()
+    messages: tuple[str, ...] = ()
+    """Warnings of the library while it built."""
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
