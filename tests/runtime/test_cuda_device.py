@@ -15,10 +15,14 @@ from specrt.cuda import Survey
 from specrt.engines.tensorrt import bindings, cuda
 from specrt.engines.tensorrt.bindings import cuda_bindings, install, lost
 from specrt.engines.tensorrt.cuda import CudaDevice
+from specrt.engines.tensorrt.device import Device
 from specrt.errors import EngineError
 
 
 def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
+    """Return a device; that it is one is for the type checker to say."""
+    kind: type[Device] = CudaDevice
+    assert kind is CudaDevice
     return CudaDevice(device_id, runtime=double, found=MACHINE)
 
 
@@ -118,6 +122,7 @@ def test_too_little_memory_is_told_in_bytes() -> None:
         EngineError, match=r"KV buffers: 3\.00 GiB are needed and 1\.00 GiB of 8\.00 GiB are free"
     ):
         one.allocate(3 << 30, "KV buffers")
+    assert double.calls.index(("cudaGetLastError",)) < double.calls.index(("cudaMemGetInfo",))
     double.fail["cudaMemGetInfo"] = Code.cudaErrorInvalidValue
     with pytest.raises(EngineError, match="less is free"):
         one.allocate(3 << 30, "KV buffers")

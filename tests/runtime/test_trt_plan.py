@@ -18,7 +18,7 @@ from specrt.engines.tensorrt import library as library_module
 from specrt.engines.tensorrt import trt_plan
 from specrt.engines.tensorrt.cuda import CudaDevice
 from specrt.engines.tensorrt.library import FLAVOURS, Library, describe
-from specrt.engines.tensorrt.plan import Tensor
+from specrt.engines.tensorrt.plan import Plan, Tensor
 from specrt.engines.tensorrt.trt_plan import TrtContext, TrtPlan, open_plan
 from specrt.errors import EngineError
 
@@ -170,6 +170,8 @@ class Opened:
         self.path.write_bytes(self.path.read_bytes()[:size])
 
     def plan(self) -> TrtPlan:
+        kind: type[Plan] = TrtPlan  # for the type checker to say
+        assert kind is TrtPlan
         return open_plan(self.path, self.library, self.device)
 
     def context(self, profile: int = 1) -> TrtContext:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specrt.cuda import Survey, survey
 from specrt.engines.tensorrt.bindings import Checked, cuda_bindings
-from specrt.engines.tensorrt.device import Bytes
+from specrt.engines.tensorrt.device import Bytes, Graph
 from specrt.errors import EngineError
 
 
@@ -36,7 +36,7 @@ class CudaGraph:
 class CudaRecording:
     """A capture in progress."""
 
-    graph: CudaGraph
+    graph: Graph
 
 
 class CudaStaging:

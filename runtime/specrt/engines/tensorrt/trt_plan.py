@@ -206,7 +206,7 @@ class TrtPlan:
 
         TensorRT for RTX makes kernels for a shape when it meets it. Where all shapes are fixed
         that is done at once, so that a captured graph holds the final ones; where the width
-        varies, a pass must not wait for a compiler.
+        varies, a pass must not wait for a compiler, nor round otherwise once one is done.
         """
         module, engine = self._library.module, self._engine
         ours = module.ExecutionContextAllocationStrategy.USER_MANAGED
