@@ -1,0 +1,129 @@
+"""Builds that cannot end well leave what was there."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lower.test_tensorrt_builder_decoder import decoder, save
+from specrt.engines.tensorrt.library import Library, open_library
+from specrt.errors import BuildError
+from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
+from specrt_export.compile.tensorrt.memory import Room
+from specrt_export.compile.tensorrt.monitor import CancelledError
+from specrt_export.compile.tensorrt.options import PlanOptions
+from specrt_export.compile.tensorrt.profiles import profiles
+
+pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
+
+PROFILES = profiles("target", 32, (1, 4))
+
+
+def nothing(stage: str, done: float) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return open_library("tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(decoder(), tmp_path_factory.mktemp("graph"))
+
+
+def make(graph: Path, library: Library, out: Path, **settings: Any) -> PlanReport:
+    options = PlanOptions(**settings)
+    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_too_small_a_workspace_is_said(graph: Path, library: Library, tmp_path: Path) -> None:
+    small = save(decoder(hidden=64), tmp_path / "graph")  # written out, so that it needs some
+    with pytest.raises(BuildError, match=r"within workspace limit.*workspace_mib is 1; give more"):
+        build_plan(small, tmp_path / "p", library, PROFILES, PlanOptions(workspace_mib=1), nothing)
+    assert left(tmp_path) == ["graph"]
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(
+    graph: Path, library: Library, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.plan"
+    out.write_bytes(b"earlier")
+    with files_up_to(1 << 20), pytest.raises(BuildError, match="could not be written, with"):
+        make(graph, library, out)
+    assert left(tmp_path) == ["model.plan"]
+    assert out.read_bytes() == b"earlier"
+    make(graph, library, out)
+    assert out.read_bytes().startswith(b"vtrt")
+
+
+def test_a_place_that_is_none_is_refused(graph: Path, library: Library, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BuildError, match="cannot be written"):
+        make(graph, library, tmp_path / "file" / "model.plan")
+
+
+def test_too_little_memory_is_refused_before_anything(
+    graph: Path, library: Library, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildError, match=r"takes about 3.. MiB of memory, and 64 MiB is free"):
+        build_plan(
+            graph, tmp_path / "p", library, PROFILES, PlanOptions(), nothing, room=Room(64 << 20)
+        )
+    assert left(tmp_path) == []
+
+
+def test_a_cancelled_build_ends_in_any_thread(
+    graph: Path, library: Library, tmp_path: Path
+) -> None:
+    asked, found = [], []
+
+    def cancelled() -> bool:
+        asked.append(True)
+        return len(asked) > 40
+
+    def work() -> None:
+        try:
+            build_plan(
+                graph, tmp_path / "p", library, PROFILES, PlanOptions(), nothing,
+                cancelled=cancelled,
+            )  # fmt: skip
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [type(error) for error in found] == [CancelledError]
+    assert left(tmp_path) == []
+
+
+def test_what_progress_raises_comes_out(graph: Path, library: Library, tmp_path: Path) -> None:
+    def progress(stage: str, done: float) -> None:
+        if stage.startswith("profile decode"):
+            raise ZeroDivisionError("of the caller")
+
+    with pytest.raises(ZeroDivisionError, match="of the caller"):
+        build_plan(graph, tmp_path / "p", library, PROFILES, PlanOptions(), progress)
+    assert left(tmp_path) == []
