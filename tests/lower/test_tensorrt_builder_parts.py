@@ -111,6 +111,7 @@ class Flags:
         self.pools: dict[str, int] = {}
         self.capabilities: dict[int, int] = {}
         self.builder_optimization_level = self.hardware_compatibility_level = None
+        self.max_aux_streams = 9
 
     def set_flag(self, flag: str) -> None:
         self.flags.append(flag)
@@ -131,6 +132,7 @@ def test_every_option_reaches_the_builder() -> None:
     options = PlanOptions(
         optimization_level=0,
         workspace_mib=7,
+        aux_streams=0,
         hardware_compatible="ampere+",
         version_compatible=True,
         weight_streaming=True,
@@ -141,10 +143,11 @@ def test_every_option_reaches_the_builder() -> None:
     assert config.flags == ["version", "streaming", "strip"]
     assert config.pools == {"workspace": 7 << 20}
     assert config.hardware_compatibility_level == "ampere"
-    assert config.builder_optimization_level == 0
+    assert (config.builder_optimization_level, config.max_aux_streams) == (0, 0)
     assert options.settings() == {
         "optimization_level": "0",
         "workspace_mib": "7",
+        "aux_streams": "0",
         "hardware_compatible": "ampere+",
         "version_compatible": "True",
         "weight_streaming": "True",
@@ -153,6 +156,7 @@ def test_every_option_reaches_the_builder() -> None:
     plain = Flags()
     configure(plain, Flags, PlanOptions())
     assert (plain.flags, plain.pools, plain.capabilities) == ([], {}, {})
+    assert plain.max_aux_streams == 9
     configure(plain, Flags, PlanOptions(capabilities=("12.0", "8.9", "12.0")))
     assert plain.capabilities == {0: Flags.ComputeCapability.SM120, 1: Flags.ComputeCapability.SM89}
     assert PlanOptions().settings() == {}
@@ -167,6 +171,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RTX, {"capabilities": ("8.9", "CURRENT")}, "capability 'CURRENT'; it knows"),
     (ENTERPRISE, {"capabilities": ("8.9",)}, "tensorrt builds for the GPU it runs on"),
     (ENTERPRISE, {"optimization_level": 6}, "optimization_level is 6; expected 0 to 5"),
+    (ENTERPRISE, {"aux_streams": -1}, "aux_streams is -1; expected 0 to 64"),
     (ENTERPRISE, {"workspace_mib": 0}, "workspace_mib is 0; expected 1 or more"),
     (ENTERPRISE, {"hardware_compatible": "all"}, r"'all'; expected ampere\+ or same-capability"),
 ]

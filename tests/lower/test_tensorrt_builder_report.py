@@ -73,6 +73,7 @@ def test_kernels_are_read_out_of_the_messages() -> None:
         ("__myl_CastMulCastMulSumAdd", False),
         ("__myl_CastMulCastSiluMulReshMulSum", False),
         ("__myl_CastMulMean", False),
+        ("__myl_MulReshCast", False),
         ("__myl_CastReshCast", False),
         ("_gemv_mha_v1", False),
     ],

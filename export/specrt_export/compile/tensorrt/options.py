@@ -16,6 +16,7 @@ COMPATIBILITY = {
 """Values of `hardware_compatible`, and TensorRT's names for them."""
 
 _MOST_LEVEL = 5
+_MOST_STREAMS = 64
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class PlanOptions:
     """0 (builds fastest) to 5; not of tensorrt-rtx, whose builder times nothing."""
     workspace_mib: int | None = None
     """The most working memory that kernels may ask for."""
+    aux_streams: int | None = None
+    """How many streams beside the main one a pass may use; with 0 nothing runs side by side, which
+    takes less working memory."""
     hardware_compatible: str = ""
     """A key of `COMPATIBILITY`: which other GPUs the plan shall run on. Not of tensorrt-rtx."""
     capabilities: tuple[str, ...] = ()
@@ -44,11 +48,11 @@ class PlanOptions:
         return {
             name: ", ".join(value) if isinstance(value, tuple) else str(value)
             for name, value in asdict(self).items()
-            if value not in (None, "", (), False, 0)
-        } | ({} if self.optimization_level is None else {"optimization_level": self._level()})
+            if value != _DEFAULTS[name]
+        }
 
-    def _level(self) -> str:
-        return str(self.optimization_level)
+
+_DEFAULTS = asdict(PlanOptions())
 
 
 def check_options(options: PlanOptions, library: Any, gpu: bool) -> None:
@@ -73,6 +77,8 @@ def _check_ranges(options: PlanOptions) -> None:
         raise BuildError(f"optimization_level is {level}; expected 0 to {_MOST_LEVEL}")
     if workspace is not None and not 1 <= workspace < 1 << 32:
         raise BuildError(f"workspace_mib is {workspace}; expected 1 or more")
+    if options.aux_streams is not None and not 0 <= options.aux_streams <= _MOST_STREAMS:
+        raise BuildError(f"aux_streams is {options.aux_streams}; expected 0 to {_MOST_STREAMS}")
     if options.hardware_compatible not in ("", *COMPATIBILITY):
         raise BuildError(
             f"hardware_compatible is {options.hardware_compatible!r}; expected "
@@ -135,6 +141,8 @@ def configure(config: Any, module: Any, options: PlanOptions) -> None:
     if options.workspace_mib is not None:
         pool = module.MemoryPoolType.WORKSPACE
         config.set_memory_pool_limit(pool, options.workspace_mib << 20)
+    if options.aux_streams is not None:
+        config.max_aux_streams = options.aux_streams
     if options.hardware_compatible:
         level = COMPATIBILITY[options.hardware_compatible]
         config.hardware_compatibility_level = _named(
