@@ -27,6 +27,7 @@ STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.INT8: np.dtype(np.int8),
     # Two to a byte, the first in the low half.
     onnx.TensorProto.INT4: np.dtype(np.uint8),
+    onnx.TensorProto.FLOAT8E4M3FN: np.dtype(np.uint8),
     # The codes of an engine, whose zero lies in the middle.
     onnx.TensorProto.UINT8: np.dtype(np.uint8),
 }

@@ -6,15 +6,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specrt.models import AUTO
-from specrt_export.quantize.precision import BLOCKS, INTEGER, PRECISIONS
+from specrt_export.quantize.precision import BLOCKS, PER_ROW, PRECISIONS
 
 if TYPE_CHECKING:
     from specrt_export.recipe import Recipe
 
-BACKENDS = {"ort-cpu": PRECISIONS, "ort-cuda": tuple(p for p in PRECISIONS if p != "fp32")}
+BACKENDS = {
+    "ort-cpu": tuple(p for p in PRECISIONS if p != "fp8"),
+    "ort-cuda": tuple(p for p in PRECISIONS if p not in ("fp32", "fp8")),
+    "tensorrt": PRECISIONS,
+    "tensorrt-rtx": PRECISIONS,
+}
 """Each backend, and the precisions it has engines for."""
 
 BATCHES = range(1, 65)
+
+_BLOCKED = ("int8", "int4")
 
 Problems = Iterator[tuple[bool, str]]
 
@@ -90,8 +97,13 @@ def _weights(recipe: Recipe) -> Problems:
         )
         yield (
             block > 0 and not precision.quantizes,
-            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(INTEGER)}; "
+            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(_BLOCKED)}; "
             "remove it, or set a precision",
+        )
+        yield (
+            block > 0 and precision.per_row and not precision.block,
+            f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
+            f"of {' and '.join(PER_ROW)}; remove it",
         )
 
 

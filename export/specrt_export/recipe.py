@@ -32,7 +32,8 @@ class ModelSource:
     head: str = ""
     """The same for the last projection."""
     block: int = 0
-    """Weights that share a scale in int8 and int4; 32 when 0."""
+    """Weights that share a scale in int8 and int4; 32 when 0. With TensorRT in int4 alone, 128 when
+    0: int8 and fp8 have one scale for each row there."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 
@@ -109,6 +110,7 @@ class Recipe:
                 source.embedding,
                 source.head,
                 source.block,
+                per_row=self.backend_of(role).startswith("tensorrt"),
             )
             for role, source in self.sources.items()
         }

@@ -200,7 +200,7 @@ def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
     onnx.checker.check_model(str(quantized.graph))
     model = read_graph(quantized.graph)
     assert json.loads(facts_of(model)[PRECISION]) == {
-        "layers": "int4", "embedding": "int8", "head": "bf16", "block": 32,
+        "layers": "int4", "embedding": "int8", "head": "bf16", "block": 32, "per_row": False,
     }  # fmt: skip
     size = quantized.folder.joinpath(WEIGHTS).stat().st_size
     for tensor in external_tensors(model):

@@ -12,7 +12,8 @@ from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import WEIGHTS, write_engine
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.lower.halve import TYPES, halve
-from specrt_export.lower.ort import Lowered, Target, lower
+from specrt_export.lower.lowered import Lowered
+from specrt_export.lower.ort import Target, lower
 from specrt_export.lower.resident import keep_resident
 from specrt_export.lower.stored import stored_weights
 from specrt_export.lower.view import GraphView

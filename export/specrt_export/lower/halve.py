@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ TYPES = {"fp16": _FP16, "bf16": _BF16}
 """What a graph can be halved to."""
 
 _HALF = frozenset((
-    "Add", "Concat", "Div", "Expand", "FusedMatMul", "Gather", "GatherBlockQuantized", "Gelu",
-    "GroupQueryAttention", "Identity", "LayerNormalization", "MatMul", "MatMulNBits", "Mul", "Neg",
-    "Relu", "Reshape", "RotaryEmbedding", "Sigmoid", "SimplifiedLayerNormalization",
+    "Add", "Attention", "Concat", "DequantizeLinear", "Div", "Expand", "FusedMatMul", "Gather",
+    "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "Identity", "LayerNormalization",
+    "MatMul", "MatMulNBits", "Mul", "Neg", "Relu", "Reshape", "RMSNormalization",
+    "RotaryEmbedding", "ScatterElements", "Sigmoid", "SimplifiedLayerNormalization",
     "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze",
-    "Sub", "Tanh", "Transpose", "Unsqueeze", "Where",
+    "Sub", "Tanh", "TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """Operators whose kernels take half precision and sum, where they sum, in fp32. What is not named
 here (powers, means, exponentials) is computed in fp32 between two casts."""
@@ -35,7 +37,7 @@ here (powers, means, exponentials) is computed in fp32 between two casts."""
 _PROJECTIONS = ("FusedMatMul", "MatMul", "MatMulNBits")
 
 
-def halve(view: GraphView, kind: str) -> None:
+def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
     """Compute in half precision up to the last projection, and in fp32 from there.
 
     ```
@@ -46,9 +48,10 @@ def halve(view: GraphView, kind: str) -> None:
       =>  x/half ─ Projection ─ Cast fp32 ─ (softcap ─) logits ─ TopK ─ argmax
     ```
     KV inputs and outputs are of the half type; logits, argmax and confidence stay what they were.
+    `exact` are values that are computed in fp32 all the same.
     """
     _widen_scores(view)
-    _Halving(view, TYPES[kind]).run()
+    _Halving(view, TYPES[kind], exact).run()
 
 
 def _widen_scores(view: GraphView) -> None:
@@ -71,12 +74,12 @@ def _head(view: GraphView) -> onnx.NodeProto:
 class _Halving:
     """Rewrites one graph: every float value is given in the type that its reader wants."""
 
-    def __init__(self, view: GraphView, to: int) -> None:
+    def __init__(self, view: GraphView, to: int, exact: Collection[str]) -> None:
         self.view = view
         self.to = to
         types = value_types(view)
         self.floats = {name for name, onnx_type in types.items() if onnx_type == _FLOAT}
-        self.scored = _read_from(view, _head(view).output[0])
+        self.exact = _read_from(view, _head(view).output[0]).union(exact)
         self.constants = {t.name for t in view.graph.initializer}
         self.made: dict[str, int] = {}
         self.cast: dict[tuple[str, int], str] = {}
@@ -95,7 +98,7 @@ class _Halving:
         self.view.tidy()
 
     def _wanted(self, node: onnx.NodeProto) -> int:
-        is_half = node.op_type in _HALF and node.output[0] not in self.scored
+        is_half = node.op_type in _HALF and node.output[0] not in self.exact
         return self.to if is_half else _FLOAT
 
     def _retype(self, node: onnx.NodeProto) -> None:

@@ -11,7 +11,11 @@ from specrt_export.lower.stored import Stored, joined, reshaped, taken, transpos
 from specrt_export.lower.view import GraphView
 from specrt_export.quantize.precision import SMALLEST_BLOCK
 
-_BITS: dict[int, int] = {onnx.TensorProto.INT8: 8, onnx.TensorProto.INT4: 4}
+_BITS: dict[int, int] = {
+    onnx.TensorProto.INT8: 8,
+    onnx.TensorProto.INT4: 4,
+    onnx.TensorProto.FLOAT8E4M3FN: 8,
+}
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Matrix:
 
     def fits(self, other: Matrix) -> bool:
         """Tell whether rows of both can form one matrix."""
-        own, its = (self.bits, self.block, self.inputs), (other.bits, other.block, other.inputs)
-        return own == its
+        kinds = self.values.onnx_type == other.values.onnx_type
+        return kinds and (self.block, self.inputs) == (other.block, other.inputs)
 
     def taken(self, begin: int, end: int) -> Matrix:
         """Return some of its rows: a part of what it projects to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
 from specrt_export.lower.linear import MICROSOFT, add_projection, find_projection
@@ -43,6 +44,33 @@ def fuse_rms_norm(view: GraphView) -> tuple[int, int]:
                 break
     view.tidy()
     return fused, fused + len(view.nodes("Reciprocal"))
+
+
+def write_out_norms(view: GraphView) -> set[str]:
+    """Write RMS norms out again, for a library that has none; return what must stay in fp32.
+
+    ```
+    x, w ─ SimplifiedLayerNormalization ─ y
+
+      =>  x ─┬─ Mul x ─ ReduceMean -1 ─ Add ε ─ Sqrt ─┐
+             └────────────────────────────────────── Div ─ Mul w ─ y
+    ```
+    """
+    exact = set[str]()
+    axis = view.add_constant("axis", np.array([-1], np.int64))
+    for node in view.nodes("SimplifiedLayerNormalization"):
+        x, weight = node.input[:2]
+        least = float(view.attributes(node).get("epsilon", 1e-5))
+        epsilon = view.add_constant("epsilon", np.array(least, np.float32))
+        square = view.add("Mul", [x, x])
+        mean = view.add("ReduceMean", [square, axis], keepdims=1)
+        padded = view.add("Add", [mean, epsilon])
+        root = view.add("Sqrt", [padded])
+        normed = view.add("Div", [x, root])
+        view.add("Mul", [normed, weight], outputs=[node.output[0]])
+        exact |= {square, padded, normed}
+    view.tidy()
+    return exact
 
 
 def lift_transposes(view: GraphView) -> None:

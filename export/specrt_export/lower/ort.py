@@ -11,16 +11,15 @@ from specrt.geometry import Geometry
 from specrt_export.lower.attention import fuse_attention
 from specrt_export.lower.bounded import bound_attention
 from specrt_export.lower.embedding import emit_embeddings
-from specrt_export.lower.flatten import drop_reshapes, fix_reshapes, unfold_rows
-from specrt_export.lower.fold import fold_layouts, fold_values
+from specrt_export.lower.flatten import drop_reshapes, fix_reshapes
+from specrt_export.lower.fold import fold_layouts
 from specrt_export.lower.head import add_confidence, cheapen_argmax
 from specrt_export.lower.join import gated, join_siblings
-from specrt_export.lower.layers import fold_query_scale
-from specrt_export.lower.linear import emit_projections, find_projections
-from specrt_export.lower.norm import fuse_rms_norm, fuse_skip_norm, lift_transposes
+from specrt_export.lower.linear import emit_projections
+from specrt_export.lower.lowered import Counts, Lowered
+from specrt_export.lower.norm import fuse_skip_norm
 from specrt_export.lower.opset import stamp_oldest_opset
-from specrt_export.lower.parts import split_heads, split_projections
-from specrt_export.lower.rows import fuse_row_selection
+from specrt_export.lower.recognise import fix_shapes, recognise
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.view import GraphView
 
@@ -38,23 +37,14 @@ class Target:
     """Whether the graph also tells the probability of the likeliest token."""
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A lowered graph, its weights, and per rewrite how many of how many places it took."""
-
-    model: onnx.ModelProto
-    weights: dict[str, Stored]
-    fused: dict[str, str]
-
-
 def lower(portable: onnx.ModelProto, weights: Mapping[str, Stored], target: Target) -> Lowered:
     """Rewrite a portable graph; no weight is read."""
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
-    _fix_shapes(copy.graph, target)
+    fix_shapes(copy.graph, target.geometry, target.batch, target.max_length)
     view = GraphView(copy, weights)
-    counts = _Counts()
-    _recognise(view, counts)
+    counts = Counts()
+    recognise(view, counts)
     _fuse(view, target, counts)
     _emit(view, target, counts)
     model = view.tidy()
@@ -62,31 +52,7 @@ def lower(portable: onnx.ModelProto, weights: Mapping[str, Stored], target: Targ
     return Lowered(model, view.weights(), counts.said)
 
 
-class _Counts:
-    """What the rewrites found, as `n/of`."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, str] = {}
-
-    def __setitem__(self, name: str, counts: tuple[int, int]) -> None:
-        self.said[name] = "/".join(map(str, counts))
-
-
-def _recognise(view: GraphView, counts: _Counts) -> None:
-    """Bring what models write in many ways into one."""
-    fold_values(view)
-    counts["linear"] = find_projections(view)
-    counts["rms_norm"] = fuse_rms_norm(view)
-    fuse_row_selection(view)
-    unfold_rows(view)
-    drop_reshapes(view)
-    split_projections(view)
-    split_heads(view)
-    lift_transposes(view)
-    fold_query_scale(view)
-
-
-def _fuse(view: GraphView, target: Target, counts: _Counts) -> None:
+def _fuse(view: GraphView, target: Target, counts: Counts) -> None:
     """Replace groups of operators by the one that does it all."""
     _attend(view, target, counts)
     pairs = gated(view)
@@ -100,7 +66,7 @@ def _fuse(view: GraphView, target: Target, counts: _Counts) -> None:
         add_confidence(view)
 
 
-def _attend(view: GraphView, target: Target, counts: _Counts) -> None:
+def _attend(view: GraphView, target: Target, counts: Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
     if target.batch == 1:
@@ -112,23 +78,10 @@ def _attend(view: GraphView, target: Target, counts: _Counts) -> None:
         counts["attention"], counts["rotary"] = (bounded, layers), (rotated, turning)
 
 
-def _emit(view: GraphView, target: Target, counts: _Counts) -> None:
+def _emit(view: GraphView, target: Target, counts: Counts) -> None:
     """Say it in ONNX Runtime's operators."""
     projections = emit_projections(view, target.accuracy_level)
     embeddings = emit_embeddings(view)
     emitted, of = (a + b for a, b in zip(projections, embeddings, strict=True))
     counts["quantized"] = emitted, of
     fold_layouts(view)
-
-
-def _fix_shapes(graph: onnx.GraphProto, target: Target) -> None:
-    """Fix the batch and the length of the KV buffers; the width stays free."""
-    g = target.geometry
-    buffer = (target.batch, g.kv_heads, target.max_length, g.head_dim)
-    for value in [*graph.input, *graph.output]:
-        dims = value.type.tensor_type.shape.dim
-        if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
-            for dim, size in zip(dims, buffer, strict=True):
-                dim.dim_value = size
-        elif value.name in ("input_ids", "start", "logits", "argmax"):
-            dims[0].dim_value = target.batch

@@ -15,8 +15,9 @@ Dims = tuple[Dim, ...]
 
 _LIKE_FIRST = """
     Abs Cast Cos DequantizeLinear Erf Exp Gelu Identity IsNaN LayerNormalization Log Neg Not
-    Reciprocal Relu RotaryEmbedding Sigmoid SimplifiedLayerNormalization Sin SkipLayerNormalization
-    SkipSimplifiedLayerNormalization Softmax Softplus Sqrt Tanh TensorScatter
+    RMSNormalization Reciprocal Relu RotaryEmbedding ScatterElements Sigmoid
+    SimplifiedLayerNormalization Sin SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax
+    Softplus Sqrt Tanh TensorScatter
 """
 _LIKE_ALL = "Add And Div Greater LessOrEqual Max Min Mul Or Pow Sub Where"
 _DECIDE = {

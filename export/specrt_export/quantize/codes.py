@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +12,8 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 
 INT8_MOST = 127
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+FP8_MOST = 448.0
 INT4_LEAST, INT4_MOST = -8, 7
 
 EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
@@ -27,14 +30,14 @@ _SMALLEST = np.float32(1e-30)
 
 
 def encode(weights: Floats, precision: str, block: int) -> tuple[Codes, Floats]:
-    """Return codes and scales of weights.
+    """Return codes and scales of weights; codes of fp8 are the bytes of its numbers.
 
     Shapes: weights and codes [N, K]; scales [N, K / block]; K is a multiple of block.
     """
     blocks = np.ascontiguousarray(weights).reshape(-1, block)
     codes = np.empty(blocks.shape, np.int8)
     scales = np.empty(len(blocks), np.float32)
-    find = _int4 if precision == "int4" else _int8
+    find = {"int4": _int4, "int8": _int8, "fp8": _fp8}[precision]
     step = max(1, _CHUNK // block)
     for at in range(0, len(blocks), step):
         # One row for each place in a block: sums over a block are then sums of long rows.
@@ -45,9 +48,9 @@ def encode(weights: Floats, precision: str, block: int) -> tuple[Codes, Floats]:
     return codes.reshape(weights.shape), scales.reshape(len(weights), -1)
 
 
-def decode(codes: Codes, scales: Floats) -> Floats:
+def decode(codes: NDArray[Any], scales: Floats) -> Floats:
     """Return the weights [N, K] that codes [N, K] and scales [N, K / block] stand for."""
-    blocks = codes.reshape(*scales.shape, -1) * scales[..., None]
+    blocks = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
     return blocks.reshape(codes.shape)
 
 
@@ -66,11 +69,25 @@ def unpack(packed: NDArray[np.uint8]) -> Codes:
 
 
 def _int8(rows: Floats) -> tuple[Codes, Floats]:
-    """Round to 127 steps of the largest weight; no scale is 0 or less, as TensorRT demands."""
+    """Round to 127 steps of the largest weight."""
+    scales = _scales(rows, INT8_MOST)
+    return np.rint(rows / scales).astype(np.int8), scales
+
+
+def _fp8(rows: Floats) -> tuple[Codes, Floats]:
+    """Round to numbers of 4 bits of exponent and 3 of mantissa, the largest weight being 448.
+
+    Source: Micikevicius et al. 2022, arXiv:2209.05433 (E4M3).
+    """
+    scales = _scales(rows, FP8_MOST)
+    return (rows / scales).astype(FP8).view(np.int8), scales
+
+
+def _scales(rows: Floats, most: float) -> Floats:
+    """Return scales that bring the largest weight to `most`; none is 0 or less: TensorRT's rule."""
     largest = np.maximum(rows.max(0), -rows.min(0))
     largest[largest < _SMALLEST] = 0
-    scales = np.where(largest > 0, largest / INT8_MOST, np.float32(1)).astype(np.float32)
-    return np.rint(rows / scales).astype(np.int8), scales
+    return np.where(largest > 0, largest / np.float32(most), np.float32(1)).astype(np.float32)
 
 
 def _int4(rows: Floats) -> tuple[Codes, Floats]:

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from specrt_export.quantize.precision import INTEGER
+from specrt_export.quantize.precision import SCALED
 from specrt_export.quantize.store import Stored
 
 
@@ -37,7 +37,7 @@ def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
 def _restore(one: Stored) -> list[onnx.NodeProto]:
     """Return the nodes that make fp32 weights of stored ones."""
     choice, names = one.choice, [tensor.name for tensor in one.tensors]
-    if choice.precision in INTEGER:
+    if choice.precision in SCALED:
         made = [_node("DequantizeLinear", choice.name, names, axis=1, block_size=choice.block)]
     else:
         made = [_node("Cast", choice.name, names, to=TensorProto.FLOAT)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx
 
 from specrt_export.mapped import external_tensors
-from specrt_export.quantize.precision import BLOCKS, INTEGER, SMALLEST_BLOCK, Precision
+from specrt_export.quantize.precision import BLOCKS, SCALED, SMALLEST_BLOCK, Precision
 
 _BLOCKS = (*reversed(BLOCKS), SMALLEST_BLOCK)
 
@@ -71,26 +71,32 @@ def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
         for use in uses:
             by_precision[getattr(precision, use.role)].append(use)
         for name, found in by_precision.items():
-            choice = _choice(tensor, name, precision.block, tuple(found))
+            choice = _choice(tensor, name, precision, tuple(found))
             if choice is not None:
                 choices.append(choice)
     return choices
 
 
 def _choice(
-    tensor: onnx.TensorProto, precision: str, block: int, uses: tuple[Use, ...]
+    tensor: onnx.TensorProto, name: str, precision: Precision, uses: tuple[Use, ...]
 ) -> Choice | None:
     turned = uses[0].turned
-    if precision == "fp32" or any(use.turned != turned for use in uses):
+    if name == "fp32" or any(use.turned != turned for use in uses):
         return None
-    if precision in INTEGER:
-        block = fitting_block(tensor.dims[0 if turned else 1], block)
-        return Choice(tensor.name, precision, block, uses, turned) if block else None
-    return Choice(tensor.name, precision, 0, uses, turned)
+    if name in SCALED:
+        inner = tensor.dims[0 if turned else 1]
+        block = fitting_block(inner, precision.block_of(name, inner))
+        return Choice(tensor.name, name, block, uses, turned) if block else None
+    return Choice(tensor.name, name, 0, uses, turned)
 
 
 def fitting_block(inner: int, asked: int) -> int:
-    """Return the largest block up to the asked one that divides an inner size; 0 if none does."""
+    """Return the largest block up to the asked one that divides an inner size; 0 if none does.
+
+    A whole row is one that fits.
+    """
+    if asked == inner:
+        return inner
     return next((b for b in _BLOCKS if b <= asked and inner % b == 0), 0)
 
 

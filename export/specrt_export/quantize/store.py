@@ -13,9 +13,9 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import BuildError
-from specrt_export.quantize.codes import decode, encode, pack
+from specrt_export.quantize.codes import FP8, decode, encode, pack
 from specrt_export.quantize.datafile import DataFile, Region
-from specrt_export.quantize.precision import INTEGER
+from specrt_export.quantize.precision import SCALED
 from specrt_export.quantize.select import Choice
 from specrt_export.quantize.source import StoredTensor, narrow, widen
 
@@ -32,6 +32,7 @@ _TYPES = {
     "bf16": onnx.TensorProto.BFLOAT16,
     "int8": onnx.TensorProto.INT8,
     "int4": onnx.TensorProto.INT4,
+    "fp8": onnx.TensorProto.FLOAT8E4M3FN,
 }
 
 
@@ -111,7 +112,7 @@ def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Reg
     """Take the places of a weight [N, K], and of its scales [N, K / block] if it has any."""
     rows, items = shape
     name, kind = choice.name, _TYPES[choice.precision]
-    if choice.precision not in INTEGER:
+    if choice.precision not in SCALED:
         return [file.reserve(name, kind, shape, 2 * items)]
     row_bytes = items // 2 if choice.precision == "int4" else items
     scales = items // choice.block
@@ -123,10 +124,11 @@ def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Reg
 
 def _form(choice: Choice, weights: Floats) -> tuple[Sequence[NDArray[Any]], Floats]:
     """Return what is written of some rows, and the fp32 weights that it stands for."""
-    if choice.precision in INTEGER:
+    if choice.precision in SCALED:
         codes, scales = encode(weights, choice.precision, choice.block)
         packed = pack(codes) if choice.precision == "int4" else codes
-        return (packed, scales), decode(codes, scales)
+        values = codes.view(FP8) if choice.precision == "fp8" else codes
+        return (packed, scales), decode(values, scales)
     bits = narrow(weights, choice.precision)
     restored = widen(bits, _TYPES[choice.precision])
     if not np.isfinite(restored).all():
