@@ -87,7 +87,7 @@ def test_a_place_that_is_none_is_refused(graph: Path, library: Library, tmp_path
 def test_too_little_memory_is_refused_before_anything(
     graph: Path, library: Library, tmp_path: Path
 ) -> None:
-    with pytest.raises(BuildError, match=r"takes about 3.. MiB of memory, and 64 MiB is free"):
+    with pytest.raises(BuildError, match=r"takes about 4.. MiB of memory, and 64 MiB is free"):
         build_plan(
             graph, tmp_path / "p", library, PROFILES, PlanOptions(), nothing, room=Room(64 << 20)
         )
