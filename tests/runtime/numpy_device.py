@@ -99,6 +99,8 @@ class NumpyDevice:
         self.calls[call] += 1
         if self.calls[call] == self.fails.get(call):
             self.lost = self.loses
+            if self.lost:
+                self._queue.clear()
             raise EngineError(f"{call} failed: the driver answers that it was told to")
         if self.lost:
             raise EngineError(f"{call} failed: the device is lost")
@@ -130,6 +132,7 @@ class NumpyDevice:
         return self.claim(size, purpose)
 
     def free(self, address: int) -> None:
+        assert not self._queue, "memory was given back before the work on it was done"
         size, _ = self.blocks.pop(address)
         self._arena[address : address + size] = POISON
 

@@ -131,7 +131,7 @@ def calls_in_all() -> Mapping[str, int]:
 @pytest.mark.parametrize("loses", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_whatever_fails_is_an_error_and_everything_is_given_back(call: str, loses: bool) -> None:
-    count = calls_in_all()[call] - (2 if call == "wait" else 0)  # closing waits, and forgives
+    count = calls_in_all()[call] - (3 if call == "wait" else 0)  # closing waits, and forgives
     assert count > 0
     for n in sorted({1, 2, 3, count // 4, count // 2, count - 1, count} & set(range(1, count + 1))):
         device = NumpyDevice(fails={call: n}, loses=loses)
@@ -172,6 +172,24 @@ def test_a_failed_round_ends_both_engines_and_finishes_nothing() -> None:
         draft.forward([[5]], 4, 1)
     with pytest.raises(EngineError, match="earlier pass failed"):
         rounds.run([5], 4, 5, 4, 2)
+
+
+@pytest.mark.parametrize("rounds_first", [False, True])
+def test_what_a_failure_left_on_the_stream_is_done_before_memory_goes(rounds_first: bool) -> None:
+    device = NumpyDevice()
+    target = opened(device, toy())
+    draft = opened(device, toy(), draft_profiles(PREFILL))
+    rounds = Rounds(target, draft)
+    for engine in (target, draft):
+        engine.forward([[1, 2, 3, 4, 5]], 0, 1)
+    device.fails = {"fetch": device.calls["fetch"] + 1}
+    with pytest.raises(EngineError, match="fetch failed"):
+        rounds.run([5], 4, 5, 4, 2)
+    if rounds_first:
+        rounds.close()
+    target.close()
+    draft.close()
+    assert device.live == []
 
 
 def test_a_closed_engine_answers_nothing() -> None:

@@ -242,6 +242,13 @@ def test_passes_out_of_bounds_are_refused_before_anything_is_written(
     engine.forward(np.ones((batch, 1), np.int64), 0)
 
 
+@pytest.mark.parametrize("starts", [(0, LENGTH - 4), (-1, 0), (LENGTH - 4, 0), (0, -1)])
+def test_one_row_of_a_batch_out_of_bounds_is_enough(starts: tuple[int, int]) -> None:
+    engine = opened(NumpyDevice(), TableEngine(5, batch=2, max_length=LENGTH))
+    with pytest.raises(EngineError, match=r"a pass would write positions"):
+        engine.forward(np.ones((2, 5), np.int64), starts)
+
+
 @pytest.mark.parametrize(
     ("width", "rows", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -202,8 +201,7 @@ class TensorRtEngine:
         self._closed = True
         self.forget()
         self._fault = "the engine was closed; open the bundle again"
-        with suppress(EngineError):  # work that a failure left on the stream
-            self._memory.device.wait()
+        self._memory.settle()
         while self._dependents:
             self._dependents.pop().close()
         for bound in self._passes.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +73,11 @@ class Memory:
 
     def _count(self, size: int, purpose: str) -> None:
         self.bytes[purpose] = self.bytes.get(purpose, 0) + size
+
+    def settle(self) -> None:
+        """Wait for work that a failure left on the stream; never raises."""
+        with suppress(EngineError):
+            self.device.wait()
 
     def close(self) -> None:
         """Give everything back; a second time is nothing."""

@@ -203,6 +203,8 @@ class Rounds:
     def close(self) -> None:
         """Give graphs, contexts and memory back; twice is once."""
         self._closed = True
+        if self._ground is not None:
+            self._ground.memory.settle()
         for round_ in self._rounds.values():
             if round_.graph is not None:
                 round_.graph.free()
