@@ -48,7 +48,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     check_inputs(recipe, inputs, out)
     gate = _gate(recipe, inputs[0].checkpoint)
     with aside(out) as folder:
-        builder = ModelBuilder(recipe, folder, gate)
+        builder = ModelBuilder(recipe, folder, gate, out)
         models: dict[str, ModelRecord] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
@@ -145,7 +145,7 @@ def _manifest(
         bos_token_id=begin_token(checkpoint),
         target=models["target"],
         draft=models.get("draft"),
-        versions=versions(),
+        versions=versions(recipe),
         device={"machine": platform.machine(), "system": platform.system()},
         source=source,
         files={p.relative_to(folder).as_posix(): hash_file(p) for p in files},

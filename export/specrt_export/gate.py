@@ -15,8 +15,10 @@ from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt.manifest import Quality
 from specrt_export.compile.halved import on_cpu
+from specrt_export.compile.lowered_engine import lowered_engine
 from specrt_export.compile.ort_cpu import ENGINE, compile_ort_cpu
 from specrt_export.portable import GraphRun, Tokens, runs_here
+from specrt_export.problems import TENSORRT
 from specrt_export.quality import EngineScorer, GraphScorer, Scorer, measure
 from specrt_export.quantize.quantize import Quantized
 from specrt_export.quantize.sensitivity import sensitivities
@@ -108,6 +110,13 @@ class Gate:
             widest = max(map(len, self.pieces))
             with on_cpu(folder, geometry, self.options.max_length, widest) as halved:
                 yield EngineScorer(halved)
+            return
+        if backend in TENSORRT:  # the graph that the plan will be made of
+            options = self.options
+            with lowered_engine(
+                folder, geometry, batch=options.batch, max_length=options.max_length
+            ) as lowered:
+                yield EngineScorer(lowered)
             return
         engine = open_engine(
             backend,

@@ -15,10 +15,12 @@ from reprlib import repr as short
 from typing import Any
 
 from specrt import libraries
+from specrt.engines.tensorrt.library import open_library
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.mapped import check_weights
 from specrt_export.portable import check_length, geometry_of, read_graph
+from specrt_export.problems import TENSORRT
 from specrt_export.quantize.precision import Precision
 from specrt_export.recipe import ModelSource, Recipe
 from specrt_export.vocabulary import check_vocabulary
@@ -131,7 +133,7 @@ def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
     Recipe and graphs count by content, weights by size and time, so that asking is free.
     """
     digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
-    digest.update(json.dumps(versions()).encode())
+    digest.update(json.dumps(versions(recipe)).encode())
     if recipe.quality.calibration:
         with suppress(OSError):  # a build says what is wrong with it
             digest.update(calibration_path(recipe).read_bytes())
@@ -145,9 +147,14 @@ def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
     return digest.hexdigest()
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what writes a bundle."""
+def versions(recipe: Recipe) -> dict[str, str]:
+    """Return the versions of what writes a bundle.
+
+    Raises: EngineError where TensorRT is asked for and not there.
+    """
     library = {"onnxruntime": libraries.version(libraries.ONNXRUNTIME) or "unknown"}
+    for backend in sorted(set(map(recipe.backend_of, recipe.sources)).intersection(TENSORRT)):
+        library[backend] = open_library(backend).version
     return {"specrt": version("specrt"), **library, "onnx": version("onnx")}
 
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from specrt.engines.tensorrt.library import open_library
+from specrt.engines.tensorrt.record import PLAN
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt.manifest import ModelRecord, Quality
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile import plan
 from specrt_export.compile.halved import build_ort_cuda
 from specrt_export.compile.ort_cpu import ENGINE, CompiledModel, compile_ort_cpu
 from specrt_export.compile.ort_cuda import KV_ITEM_BYTES as _CUDA_KV_BYTES
@@ -20,8 +24,9 @@ from specrt_export.inputs import ModelInputs, check_graph
 from specrt_export.mapped import external_tensors
 from specrt_export.narrow import narrow_engine
 from specrt_export.portable import read_graph
+from specrt_export.problems import TENSORRT
 from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.quantize.quantize import Quantized, quantize
 from specrt_export.recipe import Recipe
 
 _CPU_KV_BYTES = 4
@@ -38,30 +43,78 @@ class ModelBuilder:
     folder: Path
     gate: Gate | None
     """None without a calibration text."""
+    previous: Path
+    """Where an older bundle of the recipe may be."""
 
     def build(self, model: ModelInputs, progress: Progress) -> ModelRecord:
         """Build an engine, hold it to the graph it came from, and measure what quantizing did.
 
         Raises: SpecrtError.
         """
-        role, precision, quality = model.role, self.recipe.precisions[model.role], None
-        backend = self.recipe.backend_of(role)
+        role = model.role
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             original = self._export(model, Path(scratch), progress)
-            source, quantized = original, None
-            if precision.rewrites:
-                progress(f"quantize {role}", 0.2)
-                place = Path(scratch) / "quantized"
-                quantized = quantize(original.graph, original.weights, place, precision)
+            quantized = self._quantize(role, original, Path(scratch), progress)
+            source = original
+            if quantized is not None:
                 source = Source(quantized.graph, quantized.folder)
-            compiled = self._compile(role, source, progress)
-            if quantized is not None and self.gate is not None:
-                progress(f"measure {role}", 0.8)
-                made = self.folder / role
-                quality = self.gate.hold(
-                    role, original, quantized, made, compiled.geometry, backend
-                )
-            return _record(role, original, compiled, precision, quality, backend)
+            if self.recipe.backend_of(role) in TENSORRT:
+                lowered = self._lower(role, source, Path(scratch), progress)
+                place, geometry = lowered.folder, lowered.target.geometry
+                quality = self._measure(role, original, quantized, place, geometry, progress)
+                compiled = self._plan(role, lowered, progress)
+            else:
+                compiled = self._compile(role, source, progress)
+                place, geometry = self.folder / role, compiled.geometry
+                quality = self._measure(role, original, quantized, place, geometry, progress)
+            return self._record(role, original, compiled, quality)
+
+    def _quantize(
+        self, role: str, original: Source, scratch: Path, progress: Progress
+    ) -> Quantized | None:
+        precision = self.recipe.precisions[role]
+        if not precision.rewrites:
+            return None
+        progress(f"quantize {role}", 0.2)
+        return quantize(original.graph, original.weights, scratch / "quantized", precision)
+
+    def _measure(
+        self, role: str, original: Source, quantized: Quantized | None, made: Path,
+        geometry: Geometry, progress: Progress,
+    ) -> Quality | None:  # fmt: skip
+        """Say how far an engine, or the graph that it will be made of, is from its checkpoint."""
+        if quantized is None or self.gate is None:
+            return None
+        progress(f"measure {role}", 0.5 if self.recipe.backend_of(role) in TENSORRT else 0.8)
+        backend = self.recipe.backend_of(role)
+        return self.gate.hold(role, original, quantized, made, geometry, backend)
+
+    def _lower(
+        self, role: str, source: Source, scratch: Path, progress: Progress
+    ) -> plan.LoweredModel:
+        progress(f"lower {role}", 0.3)
+        compute = plan.compute_type(self.recipe.precisions[role].layers)
+        place = scratch / "lowered"
+        return self._compiler(role).lower(role, source.graph, source.weights, place, compute)
+
+    def _plan(self, role: str, lowered: plan.LoweredModel, progress: Progress) -> CompiledModel:
+        def part(stage: str, done: float) -> None:
+            progress(f"{role}: {stage}", 0.6 + 0.4 * done)
+
+        made, previous = self.folder / role, self.previous / role
+        return self._compiler(role).compile(lowered, made, previous, part)
+
+    def _compiler(self, role: str) -> plan.PlanCompiler:
+        options, said = self.recipe.engine, self.recipe.tensorrt
+        return plan.PlanCompiler(
+            library=open_library(self.recipe.backend_of(role)),
+            options=said.plan,
+            version=said.version,
+            max_length=options.max_length,
+            prefill=options.prefill,
+            gammas=options.gammas,
+            batch=options.batch,
+        )
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> Source:
         """Return the portable graph the recipe names, or one made now."""
@@ -103,6 +156,34 @@ class ModelBuilder:
         )  # fmt: skip
         return compiled
 
+    def _record(
+        self, role: str, original: Source, compiled: CompiledModel, quality: Quality | None
+    ) -> ModelRecord:
+        precision, backend = self.recipe.precisions[role], self.recipe.backend_of(role)
+        return ModelRecord(
+            engine=f"{role}/{PLAN if backend in TENSORRT else ENGINE}",
+            geometry=compiled.geometry,
+            model_type=compiled.model_type,
+            # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
+            parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
+            weight_bytes=compiled.weight_bytes,
+            kv_item_bytes=_kv_bytes(backend, precision),
+            fused=compiled.fused,
+            precision=precision.layers,
+            embedding=precision.embedding,
+            head=precision.head,
+            block=precision.block,
+            per_row=precision.per_row,
+            quality=quality,
+            backend=backend,
+        )
+
+
+def _kv_bytes(backend: str, precision: Precision) -> int:
+    if backend in TENSORRT:
+        return plan.KV_BYTES[plan.compute_type(precision.layers)]
+    return _CUDA_KV_BYTES if backend == "ort-cuda" else _CPU_KV_BYTES
+
 
 def _export(checkpoint: Checkpoint, graph: Path) -> Path:
     try:
@@ -113,29 +194,3 @@ def _export(checkpoint: Checkpoint, graph: Path) -> Path:
             '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
         ) from None
     return export_graph(checkpoint, graph).path
-
-
-def _record(
-    role: str,
-    original: Source,
-    compiled: CompiledModel,
-    precision: Precision,
-    quality: Quality | None,
-    backend: str,
-) -> ModelRecord:
-    return ModelRecord(
-        engine=f"{role}/{ENGINE}",
-        geometry=compiled.geometry,
-        model_type=compiled.model_type,
-        # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
-        parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
-        weight_bytes=compiled.weight_bytes,
-        kv_item_bytes=_CUDA_KV_BYTES if backend == "ort-cuda" else _CPU_KV_BYTES,
-        fused=compiled.fused,
-        precision=precision.layers,
-        embedding=precision.embedding,
-        head=precision.head,
-        block=precision.block,
-        quality=quality,
-        backend=backend,
-    )

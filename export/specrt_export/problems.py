@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from specrt.engine import TENSORRT as TENSORRT
 from specrt.models import AUTO
 from specrt_export.quantize.precision import BLOCKS, PER_ROW, PRECISIONS
 
@@ -20,6 +22,8 @@ BACKENDS = {
 """Each backend, and the precisions it has engines for."""
 
 BATCHES = range(1, 65)
+MOST_CANDIDATES = 3840
+"""TensorRT's limit for the best of a row."""
 
 _BLOCKED = ("int8", "int4")
 
@@ -29,6 +33,7 @@ Problems = Iterator[tuple[bool, str]]
 def problems(recipe: Recipe) -> Problems:
     """Yield, for each thing that can be wrong, whether it is, and what to say of it."""
     yield from _engine(recipe)
+    yield from _tensorrt(recipe)
     yield from _weights(recipe)
     yield from _quality(recipe)
 
@@ -69,6 +74,26 @@ def _engine(recipe: Recipe) -> Problems:
     yield (
         widest > e.max_length,
         f"engine.gammas reaches {widest - 1}; a pass of {widest} does not fit {e.max_length}",
+    )
+
+
+def _tensorrt(recipe: Recipe) -> Problems:
+    said, engine = recipe.tensorrt, recipe.engine
+    widest = max(engine.gammas, default=0) + 1
+    uses = any(backend in TENSORRT for backend in map(recipe.backend_of, recipe.sources))
+    yield (
+        not 0 <= said.candidates <= MOST_CANDIDATES,
+        f"tensorrt.candidates is {said.candidates}; expected 0 to {MOST_CANDIDATES}",
+    )
+    yield (
+        bool(said.version)
+        and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9.]*)?", said.version) is None,
+        f"tensorrt.version is {said.version!r}; expected one such as '10.3'",
+    )
+    yield (
+        uses and engine.prefill < max(2, widest),
+        f"engine.prefill is {engine.prefill}; with TensorRT passes near the length limit go "
+        f"through it, so expected {max(2, widest)} or more",
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from specrt.doctor import best_backend
 from specrt.errors import RecipeError, did_you_mean
 from specrt.models import AUTO, Gamma
-from specrt_export.problems import BACKENDS, problems
+from specrt_export.compile.tensorrt.options import PlanOptions
+from specrt_export.lower.tensorrt import CANDIDATES
+from specrt_export.problems import BACKENDS, TENSORRT, problems
 from specrt_export.quantize.precision import Precision
 from specrt_export.table import parse, record, table
 
-_TABLES = ("target", "draft", "engine", "quality")
+_TABLES = ("target", "draft", "engine", "tensorrt", "quality")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,22 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class TensorRtOptions(PlanOptions):
+    """What only the TensorRT backends read."""
+
+    candidates: int = CANDIDATES
+    """Best scores of each row that are cut out on the device for sampling; 0 for none."""
+    version: str = ""
+    """The TensorRT that will parse the graphs, such as `10.3`: before 10.15 they are written out in
+    simpler operators. The one installed when empty."""
+
+    @property
+    def plan(self) -> PlanOptions:
+        """Return the builder's part."""
+        return PlanOptions(**{f.name: getattr(self, f.name) for f in fields(PlanOptions)})
+
+
+@dataclass(frozen=True)
 class QualityOptions:
     """What quantized models are measured on, and how far from their checkpoints they may be."""
 
@@ -85,6 +103,7 @@ class Recipe:
     draft: ModelSource | None
     engine: EngineOptions
     quality: QualityOptions
+    tensorrt: TensorRtOptions = TensorRtOptions()
 
     @property
     def folder(self) -> Path:
@@ -110,7 +129,7 @@ class Recipe:
                 source.embedding,
                 source.head,
                 source.block,
-                per_row=self.backend_of(role).startswith("tensorrt"),
+                per_row=self.backend_of(role) in TENSORRT,
             )
             for role, source in self.sources.items()
         }
@@ -145,6 +164,7 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
         draft=draft,
         engine=record(path, "engine", EngineOptions, tables["engine"]),
         quality=record(path, "quality", QualityOptions, tables["quality"]),
+        tensorrt=record(path, "tensorrt", TensorRtOptions, tables["tensorrt"]),
     )
     if recipe.engine.backend == AUTO:
         recipe = replace(recipe, engine=replace(recipe.engine, backend=_best_here(recipe)))
@@ -158,7 +178,7 @@ def _best_here(recipe: Recipe) -> str:
     asked = {
         n for r, s in recipe.sources.items() if not s.backend for n in recipe.precisions[r].names
     }
-    fits = asked <= set(BACKENDS[best]) and (recipe.engine.batch == 1 or best == "ort-cpu")
+    fits = asked <= set(BACKENDS[best]) and (recipe.engine.batch == 1 or best != "ort-cuda")
     return best if fits else "ort-cpu"
 
 

@@ -75,12 +75,18 @@ _is_int = _is(int)
 
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (_is(str), "a string"),
+    "bool": (lambda v: isinstance(v, bool), "true or false"),
     "int": (_is_int, "a whole number"),
+    "int | None": (_is_int, "a whole number"),
     "float | None": (_is(int, float), "a number"),
     "Gamma": (lambda v: v == AUTO or _is_int(v), f"a whole number or {AUTO!r}"),
     "tuple[int, ...]": (
         lambda v: isinstance(v, list) and all(map(_is_int, v)),
         "a list of whole numbers",
+    ),
+    "tuple[str, ...]": (
+        lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v),
+        "a list of strings",
     ),
 }
 """Per annotation of a field: what accepts its values, and what it is in words."""

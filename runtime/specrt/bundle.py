@@ -51,8 +51,14 @@ class Bundle:
             )
 
     def _check_library(self) -> None:
-        """Refuse a library older than the one that saved the engines; newer ones read them."""
-        library = ONNXRUNTIME[0]
+        """Refuse a library older than the one that saved the engines; newer ones read them.
+
+        TensorRT has rules of its own, which are held to when its plans are opened.
+        """
+        manifest, library = self.manifest, ONNXRUNTIME[0]
+        models = [m for m in (manifest.target, manifest.draft) if m is not None]
+        if not any(manifest.backend_of(model).startswith("ort-") for model in models):
+            return
         built, there = self.manifest.versions.get(library), installed(ONNXRUNTIME)
         if built is None or not there:
             return

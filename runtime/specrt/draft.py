@@ -14,6 +14,7 @@ from specrt.round import Round
 from specrt.sampling import Distribution, distribution_of
 from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
+from specrt.whole import WholeRounds
 
 UNKNOWN = 1.0
 """The confidence of a drafter that has none to give."""
@@ -58,6 +59,9 @@ class ModelDrafter:
     the largest probability of the draft's distribution: known before the token is drawn, so that
     leaving tokens out on its word is lossless under both rules.
 
+    With `rounds` a greedy round is one launch where it fits: how far to draft is then decided
+    before it, and the target has seen all that was drafted when `propose` returns.
+
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
     beyond it are never proposed, and once one was committed that the draft does not know, it is
     silent.
@@ -72,7 +76,9 @@ class ModelDrafter:
         noise: Noise,
         gamma: GammaPolicy,
         vocabulary: int | None = None,
+        rounds: WholeRounds | None = None,
     ) -> None:
+        self._rounds = rounds if params.greedy else None
         self._cache = CachedTokens(engine)
         self._vocabulary = vocabulary or engine.geometry.vocab_size
         self._params = params
@@ -92,6 +98,10 @@ class ModelDrafter:
         pending: Sequence[int] = tokens[self._cache.length :]
         if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
+        if self._rounds is not None:
+            whole = self._whole(self._rounds, tokens, pending, most)
+            if whole is not None:
+                return whole
         behind = len(pending) > OWN
         choose = self._likeliest if self._params.greedy else self._draw
         weigh = self._gamma.weigh
@@ -116,6 +126,20 @@ class ModelDrafter:
             return NOTHING
         kept = distributions[: len(drafted)] if self._keeps else None
         return Proposal(drafted, kept, self.SOURCE, confidences, behind)
+
+    def _whole(
+        self, rounds: WholeRounds, tokens: Sequence[int], pending: Sequence[int], most: int
+    ) -> Proposal | None:
+        """Draft and verify in one launch; None where that cannot be."""
+        start, committed = self._cache.length, len(tokens) - 1
+        if not rounds.fits(most, len(pending), start, committed):
+            return None
+        drafted, confidences = rounds.run(pending, start, tokens[-1], committed, most)
+        self._cache.length = start + len(pending) + most - 1
+        if min(drafted) < 0:  # no number to choose by: the target has not seen what came after
+            kept = next(i for i, token in enumerate(drafted) if token < 0)
+            return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
+        return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]

@@ -90,7 +90,8 @@ class Drafters:
         draft = self._models.draft
         assert draft is not None, "check_drafter refuses a model drafter without a draft"
         both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
-        return ModelDrafter(draft, params, noise, self._policy("model", gamma, params), both)
+        policy, rounds = self._policy("model", gamma, params), self._models.rounds
+        return ModelDrafter(draft, params, noise, policy, both, rounds)
 
     def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
         if gamma != AUTO:

@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
+ONNXRUNTIME, TENSORRT = ("ort-cpu", "ort-cuda"), ("tensorrt", "tensorrt-rtx")
+"""The backends, by the library that runs their engines."""
+
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Confidence = NDArray[np.float32]
@@ -78,12 +81,14 @@ class Engine(Protocol):
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
     threads: int, spare: bool = False, even: bool = False, widens: bool = False,
+    beside: Engine | None = None,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
     `spare` keeps the last position free for the partner of a lone token, `even` makes passes of an
     odd width one token wider, `widens` turns weights stored in half precision into fp32 now instead
-    of in every pass; see `OrtEngine`.
+    of in every pass; see `OrtEngine`. `beside` is the other engine of a pair, whose device may be
+    shared.
     Raises: EngineError when the library is missing or refuses the engine.
     """
     if backend == "ort-cpu":
@@ -106,8 +111,16 @@ def open_engine(
         return OrtCudaEngine(
             path, geometry, batch=batch, max_length=max_length, max_width=max_width
         )
+    if backend in TENSORRT:
+        from specrt.engines.tensorrt.opening import open_tensorrt
+
+        return open_tensorrt(
+            path, geometry, backend=backend, batch=batch, max_length=max_length,
+            max_width=max_width, beside=beside,
+        )  # fmt: skip
     raise EngineError(
-        f"backend {backend!r} is unknown to this version of specrt; known: ort-cpu, ort-cuda"
+        f"backend {backend!r} is unknown to this version of specrt; known: "
+        f"{', '.join((*ONNXRUNTIME, *TENSORRT))}"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specrt.bundle import Bundle
 from specrt.costs import Costs
-from specrt.engine import Engine, open_engine, share_threads
+from specrt.engine import TENSORRT, Engine, open_engine, share_threads
 from specrt.errors import BundleError, RequestError
 from specrt.generate import Generator
 from specrt.manifest import Manifest, ModelRecord
@@ -17,6 +17,7 @@ from specrt.models import AUTO, Gamma, Models
 from specrt.text import Tokenizer
 from specrt.tune import measure_costs
 from specrt.tuning import Tuning, read_tuning
+from specrt.whole import WholeRounds
 
 
 def load(
@@ -56,9 +57,19 @@ def load(
         drafter=_default_drafter(draft, tuning),
         measure=_costs(tuning, tokenizer),
         absent=absent,
+        rounds=_whole_rounds(manifest, target, draft),
     )
     notices = [notice for notice in (ignored, absent) if notice]
     return Generator(models, tokenizer, manifest.eos_token_ids, notices)
+
+
+def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> WholeRounds | None:
+    """Return what runs whole rounds, where one library and device run both models."""
+    if manifest.backend_of(manifest.target) not in TENSORRT:
+        return None
+    from specrt.engines.tensorrt.opening import whole_rounds
+
+    return whole_rounds(target, draft)
 
 
 def _share_threads(manifest: Manifest, cores: int) -> None:
@@ -116,10 +127,17 @@ def _open_pair(
     target = _open_model(bundle, manifest.target, cores, even=even)
     if manifest.draft is None or not has_room:
         return target, None
-    return target, _open_model(bundle, manifest.draft, cores)
+    try:
+        return target, _open_model(bundle, manifest.draft, cores, beside=target)
+    except BaseException:
+        target.close()
+        raise
 
 
-def _open_model(bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False) -> Engine:
+def _open_model(
+    bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False,
+    beside: Engine | None = None,
+) -> Engine:  # fmt: skip
     manifest = bundle.manifest
     spare = model is manifest.target and model.quantized
     return open_engine(
@@ -133,6 +151,7 @@ def _open_model(bundle: Bundle, model: ModelRecord, threads: int, *, even: bool 
         spare=spare,
         even=spare and even,
         widens=model.half_stored,
+        beside=beside,
     )
 
 

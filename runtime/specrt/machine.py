@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from specrt.errors import EngineError
 from specrt.libraries import ONNXRUNTIME, version
 
 _PROC = Path("/proc")
@@ -90,8 +91,20 @@ def _accelerator(proc: Path) -> str:
 
 def _library(backend: str) -> str:
     """Return the library of a backend and its version."""
-    names = ONNXRUNTIME if backend.startswith("ort-") else (backend.replace("-", "_"),)
+    if not backend.startswith("ort-"):
+        return f"{backend} {_tensorrt(backend) or 'of unknown version'}"
+    names = ONNXRUNTIME
     return f"{names[0]} {version(names) or 'of unknown version'}"
+
+
+def _tensorrt(backend: str) -> str:
+    """Ask the library itself: on a Jetson it is part of the system, and no package tells."""
+    from specrt.engines.tensorrt.library import open_library
+
+    try:
+        return open_library(backend).version
+    except EngineError:
+        return ""
 
 
 def _text(path: Path) -> str:

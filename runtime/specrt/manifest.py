@@ -57,7 +57,9 @@ class ModelRecord:
     head: str = "fp32"
     """What the embedding table and the last projection are stored as."""
     block: int = 0
-    """Weights that share a scale; 0 where none are whole numbers."""
+    """Weights that share a scale; 0 where none share any, or only those of a row."""
+    per_row: bool = False
+    """Whether weights of 8 bits share one scale for each row."""
     quality: Quality | None = None
     """None where nothing was measured, because the weights are those of the checkpoint."""
     backend: str = ""
@@ -65,8 +67,8 @@ class ModelRecord:
 
     @property
     def quantized(self) -> bool:
-        """Whether any weights are whole numbers that share a scale."""
-        return self.block > 0
+        """Whether any weights share a scale."""
+        return self.block > 0 or self.per_row
 
     @property
     def half_stored(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from specrt.costs import Costs
 from specrt.engine import Engine
+from specrt.whole import WholeRounds
 
 DRAFTERS = ("model", "ngram", "cascade", "none")
 AUTO: Literal["auto"] = "auto"
@@ -31,7 +32,9 @@ class Models:
     """Gives the costs on this machine; called once, when gamma is first left to be chosen."""
     absent: str | None = None
     """Why a draft that the bundle has was not opened."""
+    rounds: WholeRounds | None = None
+    """Runs greedy rounds in one launch, where one device has both engines."""
 
-    def timed(self, target: Engine, draft: Engine | None) -> Models:
+    def timed(self, target: Engine, draft: Engine | None, rounds: WholeRounds | None) -> Models:
         """Return the same with other engines in place, as a benchmark wraps them."""
-        return replace(self, target=target, draft=draft)
+        return replace(self, target=target, draft=draft, rounds=rounds)

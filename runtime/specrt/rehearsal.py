@@ -22,6 +22,7 @@ from specrt.stats import SpeculationStats, Timings
 from specrt.target import EngineTarget
 from specrt.text import Tokenizer
 from specrt.verify import Proposal
+from specrt.whole import LaterRounds
 
 CONTEXT = 200
 """Positions that are filled when a round is timed, where the buffers have as many."""
@@ -103,8 +104,11 @@ class Rehearsal:
         draft = self._models.draft
         if draft is None:
             return _Blind(gamma)
-        later = _Later(draft, self._context)
-        return ModelDrafter(later, _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary)
+        later, rounds = _Later(draft, self._context), self._models.rounds
+        return ModelDrafter(
+            later, _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
+            rounds and LaterRounds(rounds, self._context),
+        )  # fmt: skip
 
     def _engines(self) -> list[Engine]:
         return [e for e in (self._models.target, self._models.draft) if e is not None]

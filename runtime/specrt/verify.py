@@ -15,7 +15,8 @@ class Proposal(NamedTuple):
     `distributions` are those the tokens were drawn from, one each; None where every token was
     certain (an n-gram) or where the rule does not ask. `source` names the drafter, `confidences`
     are what it thought of each token, where it was asked; `caught_up` says that it first fed
-    tokens of rounds that it had no part in, which takes longer.
+    tokens of rounds that it had no part in, which takes longer. `scored` says that the target has
+    seen the tokens already, in the launch that drafted them.
     """
 
     tokens: Sequence[int]
@@ -23,6 +24,7 @@ class Proposal(NamedTuple):
     source: str = ""
     confidences: Sequence[float] = ()
     caught_up: bool = False
+    scored: bool = False
 
 
 NOTHING = Proposal(())

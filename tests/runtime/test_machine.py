@@ -49,7 +49,7 @@ def test_an_arm_board_is_its_parts_and_its_name(proc: Path) -> None:
     assert machine.cpu == "CPU implementer 0x41 CPU part 0xd42"
     assert machine.vector_units == "asimd, asimddp, sve"
     assert machine.accelerator == "Some Board Developer Kit"
-    assert machine.library == "tensorrt_none of unknown version"
+    assert machine.library == "tensorrt-none of unknown version"
 
 
 def test_gpus_are_named(proc: Path) -> None:

@@ -41,12 +41,12 @@ AHEAD = replace(RTX, gpu="", capabilities=(), driver="")
             "B200 has 10.0",
         ),
         (
-            replace(TRT, hardware="ampere-plus"),
+            replace(TRT, hardware="ampere+"),
             replace(TRT, gpu="B200", capabilities=("10.0",)),
             "",
         ),
         (
-            replace(TRT, hardware="ampere-plus"),
+            replace(TRT, hardware="ampere+"),
             replace(TRT, gpu="T4", capabilities=("7.5",)),
             "for compute capability 8.0 and later, and T4 has 7.5",
         ),

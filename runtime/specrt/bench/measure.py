@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from specrt.bench.clock import Busy, TimedEngine
+from specrt.bench.clock import Busy, TimedEngine, TimedRounds
 from specrt.bench.configuration import Configuration, in_turn
 from specrt.bench.sample import Sample, shared_gaps
 from specrt.completion import Stream
@@ -35,7 +35,8 @@ class Clocks:
 
     def models(self, models: Models) -> Models:
         """Return the pair with timed engines; costs, where they are measured, are so once."""
-        timed = models.timed(self.target, self.draft)
+        rounds = models.rounds and TimedRounds(models.rounds, self.target)
+        timed = models.timed(self.target, self.draft, rounds)
         return replace(timed, measure=cache(models.measure) if models.measure else None)
 
 

@@ -12,7 +12,7 @@ import click
 
 from specrt.errors import SpecrtError, did_you_mean
 
-COMMANDS = ("generate", "build", "export", "inspect", "verify", "bench", "tune", "doctor")
+COMMANDS = ("generate", "build", "export", "inspect", "lint", "verify", "bench", "tune", "doctor")
 INTERRUPTED = 130
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,13 +15,16 @@ from specrt.bundle import BUILD_ROOT
 from specrt.errors import BuildError
 from specrt.tune import tune_quickly
 
+if TYPE_CHECKING:
+    from specrt_export.recipe import Recipe
+
 
 @click.command("build")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option(
     "--backend",
-    help="Build for ort-cpu or ort-cuda instead of what the recipe says; auto: the "
-    "fastest that works here.",
+    help="Build for ort-cpu, ort-cuda, tensorrt or tensorrt-rtx instead of what the recipe says, "
+    "into engines/build/NAME-BACKEND where that differs; auto: the fastest that works here.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the bundle.")
 @click.option("--no-tune", is_flag=True, help="Leave the costs to be measured where it runs.")
@@ -37,7 +41,7 @@ def command(
             f'building needs {error.name}; install it with `pip install "specrt[build]"`'
         ) from None
     plan = read_recipe(recipe, backend=backend)
-    place = out or BUILD_ROOT / plan.name
+    place = out or BUILD_ROOT / _folder(recipe, plan, backend)
     if if_stale and builder.is_fresh(plan, place):
         print(f"{place} is up to date")
         return
@@ -58,6 +62,27 @@ def command(
     )
 
 
+def _lines(title: str) -> Callable[[str, float], None]:
+    """Return a function that prints each stage once, when it begins."""
+    last = ""
+
+    def show(stage: str, done: float) -> None:
+        nonlocal last
+        if stage != last:
+            print(f"{title}: {stage}", file=sys.stderr)
+        last = stage
+
+    return show
+
+
+def _folder(path: Path, plan: Recipe, backend: str | None) -> str:
+    """Return the name of a bundle's folder: one for another backend than the recipe's is apart."""
+    from specrt_export.recipe import read_recipe
+
+    own = backend is None or read_recipe(path).engine.backend == plan.engine.backend
+    return plan.name if own else f"{plan.name}-{plan.engine.backend}"
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     """Give a function that shows the stage that runs and the share that is done."""
@@ -66,7 +91,7 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
 
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield lambda stage, done: print(f"{title}: {stage}", file=sys.stderr)
+        yield _lines(title)
         return
     columns = (
         TextColumn(title),

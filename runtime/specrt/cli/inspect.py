@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle
+from specrt.engine import TENSORRT
 from specrt.manifest import Manifest, ModelRecord
 from specrt.tuning import read_tuning
 
@@ -54,7 +55,8 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
     for role, model in (("target", manifest.target), ("draft", manifest.draft)):
         if model is not None:
             weights = _weight_facts(model, role == "target")
-            console.print(_facts((role, ""), *_model_facts(model), *weights))
+            plan = _plan_facts(bundle, manifest, model)
+            console.print(_facts((role, ""), *_model_facts(model), *weights, *plan))
     console.print(_files(manifest))
 
 
@@ -100,9 +102,21 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     ]
 
 
+def _plan_facts(bundle: Path, manifest: Manifest, model: ModelRecord) -> list[tuple[str, str]]:
+    """Say what TensorRT made of the model, where it is a plan."""
+    if manifest.backend_of(model) not in TENSORRT:
+        return []
+    from specrt.engines.tensorrt.record import FILE_NAME, read_engine_record
+    from specrt.engines.tensorrt.summary import summary
+
+    record = read_engine_record((bundle / model.engine).with_name(FILE_NAME))
+    return [(f"  {name}", value) for name, value in summary(record)]
+
+
 def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
     """Say what weights are stored as, and what that did."""
     block = f", {model.block} weights to a scale" if model.block else ""
+    block += ", 8 bits with one scale a row" if model.per_row else ""
     ends = f"; embedding {model.embedding}, head {model.head}"
     facts = [("  weights", f"{model.precision}{ends}{block}")]
     if model.quality is not None:
@@ -114,7 +128,7 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
                 f"{100 * top1:.1f} % of {tokens} places",
             )
         )
-    if verifies and model.block:
+    if verifies and model.quantized:
         facts.append(("  lossless", "output is that of this quantized target decoding plainly"))
     return facts
 

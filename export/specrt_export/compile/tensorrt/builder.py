@@ -26,7 +26,7 @@ from specrt_export.compile.tensorrt.memory import (
 )
 from specrt_export.compile.tensorrt.monitor import Progress, Watch, interruptible, monitor
 from specrt_export.compile.tensorrt.network import Contract, check_graph, contract, parse
-from specrt_export.compile.tensorrt.options import PlanOptions, check_options, configure
+from specrt_export.compile.tensorrt.options import RTX, PlanOptions, check_options, configure
 from specrt_export.compile.tensorrt.place import written_aside
 from specrt_export.compile.tensorrt.profiles import add_profiles
 from specrt_export.compile.tensorrt.report import compiled, highlights, read_header, weight_bytes
@@ -140,6 +140,9 @@ class _Job:
 
     def _record(self, offered: Contract, messages: list[Message], written: Written) -> EngineRecord:
         settings = self.options.settings().items()
+        found = survey()
+        # What tensorrt-rtx builds is not for the GPU of the machine that builds it.
+        used = found.gpus[:1] if self.library.backend != RTX else ()
         return EngineRecord(
             format=FORMAT,
             backend=self.library.backend,
@@ -154,6 +157,9 @@ class _Job:
             weight_bytes=weight_bytes(messages),
             compiled=compiled(messages, self.profiles),
             capabilities=read_header(written.head).capabilities,
+            gpu=used[0].name if used else "",
+            gpu_capability=used[0].capability if used else "",
+            driver=found.driver if used else "",
             settings=tuple(Setting(name, value) for name, value in settings),
             messages=highlights(messages),
         )

@@ -44,7 +44,9 @@ class Graph(Protocol):
 class Recording(Protocol):
     """A capture in progress; its graph is there once the capture has ended."""
 
-    graph: Graph
+    @property
+    def graph(self) -> Graph:
+        """What was captured."""
 
 
 class Device(Protocol):
@@ -54,10 +56,13 @@ class Device(Protocol):
     Raises: EngineError from every method, saying what was being done and what the driver answered.
     """
 
-    integrated: bool
-    """Whether host and device share memory, as on a Jetson."""
-    stream: int
-    """The handle of the stream, as TensorRT takes it."""
+    @property
+    def integrated(self) -> bool:
+        """Whether host and device share memory, as on a Jetson."""
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream, as TensorRT takes it."""
 
     def allocate(self, size: int, purpose: str) -> int:
         """Return the address of new memory, cleared; `purpose` is for the error message.

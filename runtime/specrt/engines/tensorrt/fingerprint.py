@@ -8,7 +8,7 @@ from specrt.cuda import Survey, survey
 from specrt.engines.tensorrt.library import FLAVOURS, Library, parse_version
 from specrt.errors import EngineError
 
-AMPERE_PLUS, SAME_CAPABILITY = "ampere-plus", "same-capability"
+AMPERE_PLUS, SAME_CAPABILITY = "ampere+", "same-capability"
 """Hardware compatibility that can be asked of TensorRT."""
 RTX_FIRST = (8, 0)
 """Plans of TensorRT for RTX with no capability asked for run from here on."""

@@ -40,7 +40,9 @@ class Context(Protocol):
 class Plan(Protocol):
     """A deserialized plan."""
 
-    tensors: Mapping[str, Tensor]
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Inputs and outputs by name."""
 
     def scratch_bytes(self, profile: int) -> int:
         """Return the bytes of working memory that a context of a profile needs."""

@@ -8,11 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from specrt.engines.tensorrt.fingerprint import DeviceRecord
+from specrt.engines.tensorrt.weights import Wants
 from specrt.errors import BundleError
 from specrt.schema import Count, Span, read
 
 FORMAT = 1
 FILE_NAME = "engine.json"
+PLAN = "engine.plan"
+"""The plan it describes, in the same folder."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,42 @@ class EngineRecord:
     """As `profiles`."""
     capabilities: tuple[str, ...] = ()
     """Compute capabilities it was built for; of tensorrt-rtx only."""
+    gpu: str = ""
+    """That it was built on, and for; empty where none was needed."""
+    gpu_capability: str = ""
+    driver: str = ""
+    """Of the machine that built it."""
     settings: tuple[Setting, ...] = ()
     messages: tuple[str, ...] = ()
     """Warnings of the library while it built."""
+
+    @property
+    def device(self) -> DeviceRecord:
+        """What it was built with and for."""
+        asked = self._setting("capabilities")
+        wanted = tuple(asked.split(", ")) if asked else ()
+        return DeviceRecord(
+            backend=self.backend,
+            version=self.version,
+            gpu=self.gpu,
+            capabilities=(self.gpu_capability,) if self.gpu_capability else wanted,
+            driver=self.driver,
+            hardware=self._setting("hardware_compatible"),
+            newer_versions=bool(self._setting("version_compatible")),
+        )
+
+    @property
+    def wants(self) -> Wants:
+        """How it has to be opened."""
+        return Wants(
+            streaming=bool(self._setting("weight_streaming")),
+            stripped=bool(self._setting("stripped")),
+            host_code=bool(self._setting("version_compatible")),
+        )
+
+    def _setting(self, name: str) -> str:
+        """Return what a recipe set; only what differs from the library's own choice is kept."""
+        return next((s.value for s in self.settings if s.name == name), "")
 
     def to_json(self) -> str:
         """Return the record as JSON text."""

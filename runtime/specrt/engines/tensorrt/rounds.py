@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,16 +15,10 @@ from specrt.engines.tensorrt.plan import Context
 from specrt.engines.tensorrt.profiles import fixed, gammas
 from specrt.engines.tensorrt.results import Scores
 from specrt.errors import EngineError
+from specrt.whole import Drafted
 
 UNKNOWN = 1.0
 """The confidence of a draft that computes none."""
-
-
-class Drafted(NamedTuple):
-    """What was drafted: -1 where the draft had no number to choose by, and nothing good after."""
-
-    tokens: list[int]
-    confidences: list[float]
 
 
 @dataclass
@@ -52,7 +45,7 @@ class Rounds:
     ) -> None:
         self._target, self._draft = target, draft
         self._captures = capture
-        self._gammas = frozenset(self._possible())
+        self.gammas = frozenset(self._possible())
         self._ground: Ground | None = None
         self._steps: dict[tuple[int, int], Context] = {}
         self._verify: dict[int, tuple[Context, Scores]] = {}
@@ -84,7 +77,7 @@ class Rounds:
         """Tell whether a round can be run; if not, its passes can be, one by one."""
         target, draft = self._target, self._draft
         return (
-            gamma in self._gammas
+            gamma in self.gammas
             and not self._closed
             and 1 <= pending <= OWN
             and (pending == 1 or fixed(draft.model.record, pending, 1) is not None)
@@ -129,11 +122,11 @@ class Rounds:
         return EngineError(
             f"a round of gamma {gamma} with {count} pending tokens, from position {draft_start} "
             f"of the draft and {target_start} of the target, cannot be one graph; gammas that can "
-            f"be: {', '.join(map(str, sorted(self._gammas))) or 'none'}; run its passes one by one"
+            f"be: {', '.join(map(str, sorted(self.gammas))) or 'none'}; run its passes one by one"
         )
 
     def _prepare(self) -> Ground:
-        self._ground = Ground(self._target, self._draft, max(self._gammas))
+        self._ground = Ground(self._target, self._draft, max(self.gammas))
         return self._ground
 
     def _launch(self, gamma: int, count: int) -> Scores:

@@ -11,6 +11,7 @@ from specrt.engines.tensorrt.bindings import lost, size
 from specrt.engines.tensorrt.cuda import CudaDevice
 from specrt.engines.tensorrt.library import FLAVOURS, Library
 from specrt.engines.tensorrt.plan import Tensor
+from specrt.engines.tensorrt.weights import WHOLE, Wants, supply
 from specrt.errors import EngineError
 
 TYPES = {
@@ -33,8 +34,8 @@ _RTX_SIZE = slice(16, 24)
 """Where a plan of TensorRT for RTX keeps its own length; seen in plans of 1.7.1."""
 
 
-def open_plan(path: Path, library: Library, device: CudaDevice) -> TrtPlan:
-    """Deserialize a plan.
+def open_plan(path: Path, library: Library, device: CudaDevice, wants: Wants = WHOLE) -> TrtPlan:
+    """Deserialize a plan, and give it its weights.
 
     Raises: EngineError saying why it cannot run here, and what to do.
     """
@@ -44,9 +45,9 @@ def open_plan(path: Path, library: Library, device: CudaDevice) -> TrtPlan:
             check_header(path, file.read(_HEADER), path.stat().st_size, library, again)
             # Mapped, not read: a plan is as large as the weights, and pages can be dropped.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return TrtPlan(
-                    path, library, device, *_deserialized(path, data, library, device, again)
-                )
+                runtime, engine = _deserialized(path, data, library, device, again, wants)
+            supply(engine, path, library, wants)
+            return TrtPlan(path, library, device, runtime, engine)
     except OSError as error:
         raise EngineError(f"{path} cannot be read ({error}); {again}") from error
 
@@ -69,10 +70,12 @@ def check_header(path: Path, head: bytes, length: int, library: Library, again: 
 
 
 def _deserialized(
-    path: Path, data: Any, library: Library, device: CudaDevice, again: str
+    path: Path, data: Any, library: Library, device: CudaDevice, again: str, wants: Wants
 ) -> tuple[Any, Any]:
     device.make_current()
     runtime = library.runtime()
+    if wants.host_code:
+        runtime.engine_host_code_allowed = True
     with library.messages() as log:
         engine = runtime.deserialize_cuda_engine(data)
     if engine is not None:

@@ -1,0 +1,168 @@
+"""Compile a portable graph for TensorRT: lower, check on the CPU, then build the plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from specrt.engines.tensorrt.library import Library, parse_version
+from specrt.engines.tensorrt.record import FILE_NAME, PLAN
+from specrt.errors import BuildError
+from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
+from specrt_export.compile.halved import hold, passes
+from specrt_export.compile.lowered_engine import LoweredEngine, lowered_engine
+from specrt_export.compile.ort_cpu import CompiledModel
+from specrt_export.compile.tensorrt.builder import build_plan
+from specrt_export.compile.tensorrt.cache import SUFFIX
+from specrt_export.compile.tensorrt.options import PlanOptions
+from specrt_export.compile.tensorrt.profiles import profiles
+from specrt_export.lint import lint
+from specrt_export.lower.stored import stored_weights
+from specrt_export.lower.tensorrt import (
+    TensorRtTarget,
+    form_of,
+    lower_tensorrt,
+    mark_decomposable,
+)
+from specrt_export.portable import (
+    MODEL_TYPE,
+    GraphRun,
+    check_length,
+    facts_of,
+    geometry_of,
+    read_graph,
+    runs_here,
+)
+
+KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+Progress = Callable[[str, float], None]
+
+
+def compute_type(precision: str) -> str:
+    """Return what a plan computes in, from what the weights of its layers are stored as."""
+    return precision if precision in KV_BYTES else "fp16"
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """A graph on its way to a plan: in standard operators, its weights beside it."""
+
+    role: str
+    folder: Path
+    target: TensorRtTarget
+    model_type: str
+    fused: dict[str, str]
+
+    def opened(self) -> AbstractContextManager[LoweredEngine]:
+        """Open it with ONNX Runtime."""
+        target = self.target
+        return lowered_engine(
+            self.folder, target.geometry, batch=target.batch, max_length=target.max_length
+        )
+
+
+@dataclass(frozen=True)
+class PlanCompiler:
+    """Compiles the models of one recipe with one library."""
+
+    library: Library
+    options: PlanOptions
+    version: str
+    """Of the TensorRT that parses the graph; the library's own when empty."""
+    max_length: int
+    prefill: int
+    gammas: Sequence[int]
+    batch: int
+
+    @property
+    def parser(self) -> tuple[int, ...]:
+        """The version of TensorRT that decides about the form."""
+        if self.version:
+            return parse_version(self.version)
+        # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
+        return (11, 0) if self.library.native else self.library.number
+
+    def lower(self, role: str, graph: Path, weights: Path, out: Path, compute: str) -> LoweredModel:
+        """Write the lowered graph of a model into a folder, held to what it was made from.
+
+        Raises: BuildError, CheckpointError, ExportError.
+        """
+        portable = read_graph(graph)
+        geometry = geometry_of(portable)
+        check_length(geometry, self.max_length, weights)
+        target = TensorRtTarget(
+            geometry, self.max_length, self.batch, compute, form_of(self.parser),
+            candidates=min(self.options.candidates, geometry.vocab_size),
+            confidence=role == "draft",
+        )  # fmt: skip
+        made = lower_tensorrt(portable, stored_weights(portable, weights), target)
+        out.mkdir(parents=True)
+        write_engine(made.model, made.weights, out)
+        kind = facts_of(portable).get(MODEL_TYPE, "unknown")
+        lowered = LoweredModel(role, out, target, kind, made.fused)
+        if runs_here():
+            self._hold(lowered, GraphRun(graph, weights))
+        return lowered
+
+    def _hold(self, lowered: LoweredModel, reference: GraphRun) -> None:
+        widths = sorted({1, max(self.gammas, default=0) + 1})
+        plan = passes(reference.geometry, self.max_length, widths)
+        with lowered.opened() as engine:
+            hold(reference, engine, plan, lowered.target.compute, self.library.backend)
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        """Build the plan of a lowered graph, and write its record beside it.
+
+        `previous` is where an older plan may have left its timing cache.
+        Raises: BuildError; KeyboardInterrupt.
+        """
+        path = lowered.folder / ENGINE
+        graph = onnx.load(path, load_external_data=False)
+        mark_decomposable(graph)
+        _check(graph, self.parser)
+        path.write_bytes(graph.SerializeToString(deterministic=True))
+        out.mkdir(parents=True, exist_ok=True)
+        timing = (out / PLAN).with_suffix(SUFFIX)
+        if (previous / timing.name).is_file():
+            shutil.copyfile(previous / timing.name, timing)
+        options = replace(self.options, candidates=lowered.target.candidates)
+        report = build_plan(
+            path, out / PLAN, self.library, profiles(lowered.role, self.prefill, self.gammas),
+            options, progress, form=lowered.target.form, timing_cache=timing,
+        )  # fmt: skip
+        (out / FILE_NAME).write_text(report.record.to_json(), encoding="utf-8")
+        if self.options.stripped:  # what the plan is filled from, on the device
+            for name in (ENGINE, WEIGHTS):
+                shutil.move(lowered.folder / name, out / name)
+        return CompiledModel(
+            geometry=lowered.target.geometry,
+            model_type=lowered.model_type,
+            parameters=0,
+            weight_bytes=report.record.weight_bytes,
+            fused=lowered.fused,
+        )
+
+
+def _check(graph: onnx.ModelProto, version: tuple[int, ...]) -> None:
+    """Refuse a graph that TensorRT would refuse or misread.
+
+    Raises: BuildError with the first reason and remedy.
+    """
+    major, minor = version[:2]
+    found = [f for f in lint(graph, (major, minor)) if f.severity != "slow"]
+    if found:
+        one = found[0]
+        more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+        raise BuildError(
+            f"TensorRT {major}.{minor} would not take the lowered graph: "
+            f"{one.node}: {one.reason}; {one.remedy}{more}"
+        )
