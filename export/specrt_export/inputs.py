@@ -21,11 +21,11 @@ from specrt_export.checkpoint import Checkpoint
 from specrt_export.mapped import check_weights
 from specrt_export.portable import check_length, geometry_of, read_graph
 from specrt_export.problems import TENSORRT
-from specrt_export.quantize.precision import Precision
 from specrt_export.recipe import ModelSource, Recipe
 from specrt_export.vocabulary import check_vocabulary
 
 MIB = 1 << 20
+_PLANS = 2.5
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     for model in inputs:
         if model.graph is not None:
             check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
-    needed = sum(_disk_bytes(m, recipe.precisions[m.role]) for m in inputs) * 5 // 4 + 16 * MIB
+    needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + 16 * MIB
     free = _free(out.parent)
     if free < needed:
         raise BuildError(
@@ -101,15 +101,15 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
-def _disk_bytes(model: ModelInputs, precision: Precision) -> int:
+def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
-    ends = model.checkpoint.config.get("vocab_size")
-    return int(
-        sum(
-            prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
-            for weight in model.checkpoint.weights.values()
-        )
+    ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
+    taken = sum(
+        prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
+        for weight in model.checkpoint.weights.values()
     )
+    # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
+    return int(taken * (_PLANS if recipe.backend_of(model.role) in TENSORRT else 1))
 
 
 def _free(folder: Path) -> int:

@@ -172,6 +172,44 @@ def test_a_partner_is_the_first_row_again() -> None:
         np.testing.assert_allclose(one[0], np.concatenate([wanted, wanted[:1]]), rtol=1e-5)
 
 
+def test_no_scale_is_zero_in_fp16(draft: Source, tmp_path: Path) -> None:
+    """Rows of tiny weights have scales that fp16 rounds to 0, and TensorRT refuses those."""
+    for precision in (Precision.of("int8", per_row=True), Precision.of("int4", per_row=True)):
+        place = tmp_path / precision.layers
+        stored = quantize(*draft, place, precision)
+        shrink_scales(stored.folder, stored.graph)
+        made = lowered((stored.graph, stored.folder))
+        nodes = [n for n in made.model.graph.node if n.op_type == "DequantizeLinear"]
+        assert nodes
+        for node in nodes:
+            scales = made.weights[node.input[1]].load()
+            assert scales.dtype == np.float16
+            assert (scales != 0).all()
+
+
+def shrink_scales(folder: Path, graph: Path) -> None:
+    """Make every scale of a quantized graph a millionth of a millionth."""
+    for tensor in read_graph(graph).graph.initializer:
+        if tensor.name.endswith(".scale"):
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            path, offset = folder / place["location"], int(place["offset"])
+            values = np.memmap(path, np.float32, "r+", offset, int(np.prod(tensor.dims)))
+            values *= 1e-12
+            values.flush()
+
+
+def test_what_is_no_token_is_looked_up_as_the_first(draft: Source, tmp_path: Path) -> None:
+    made = lowered(draft, compute="fp32")
+    write_engine(made.model, made.weights, tmp_path)
+    geometry = geometry_of(read_graph(draft[0]))
+    with lowered_engine(tmp_path, geometry, batch=1, max_length=MAX_LENGTH) as engine:
+        none = engine.forward([[5, -1, 7]], 0).logits.copy()
+        first = engine.forward([[5, 0, 7]], 0).logits.copy()
+        last = engine.forward([[5, geometry.vocab_size - 1, 7]], 0).logits
+        np.testing.assert_array_equal(none, first)
+        assert not np.array_equal(none, last)
+
+
 def scored(logits: list[list[float]], count: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Return what is read from rows of logits."""
     array = np.array([logits], np.float32)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specrt_export.lower.linear import PROJECTION, Projection, read_projection
-from specrt_export.lower.matrix import Matrix
+from specrt_export.lower.matrix import Matrix, find_matrix
 from specrt_export.lower.partner import Partners
-from specrt_export.lower.stored import reshaped
+from specrt_export.lower.stored import held_off_zero, reshaped
 from specrt_export.lower.view import GraphView
 
 
@@ -47,9 +49,9 @@ def emit_tables(view: GraphView) -> None:
     """
     for node in view.nodes("Gather"):
         dequantize = view.maker(node.input[0], "DequantizeLinear")
-        if dequantize is not None and len(view.readers(dequantize.output[0])) > 1:
-            own = view.add("DequantizeLinear", dequantize.input, **view.attributes(dequantize))
-            inputs = [own, node.input[1]]
+        matrix = find_matrix(view, node.input[0]) if dequantize is not None else None
+        if matrix is not None:
+            inputs = [_weight(view, matrix), node.input[1]]
             view.add("Gather", inputs, outputs=[node.output[0]], **view.attributes(node))
     view.tidy()
 
@@ -66,8 +68,11 @@ def _emit(view: GraphView, projection: Projection, x: str, output: str | None = 
 
 def _weight(view: GraphView, matrix: Matrix) -> str:
     """Add a weight; one scale for each row is said as such, and not as a block."""
-    if matrix.scales is None or matrix.block != matrix.inputs:
+    if matrix.scales is None:
         return matrix.add_to(view)
-    scales = reshaped(matrix.scales, f"{matrix.scales.name}/row", (matrix.outputs,))
+    apart = held_off_zero(matrix.scales)
+    if matrix.block != matrix.inputs:
+        return replace(matrix, scales=apart).add_to(view)
+    scales = reshaped(apart, f"{apart.name}/row", (matrix.outputs,))
     inputs = [view.add_stored(matrix.values), view.add_stored(scales)]
     return view.add("DequantizeLinear", inputs, axis=0)

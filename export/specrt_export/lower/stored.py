@@ -190,6 +190,17 @@ def dequantized(codes: Stored, scales: Stored, block: int) -> Stored:
     return Stored(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
+def held_off_zero(source: Stored) -> Stored:
+    """Return fp32 scales none of which is 0 in fp16: TensorRT refuses a scale of 0."""
+    least = np.float32(2.0**-24)
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part = source.rows(begin, end)
+        return np.where(np.abs(part) < least, np.copysign(least, part), part)
+
+    return Stored(f"{source.name}/positive", _FLOAT, source.shape, rows)
+
+
 def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> Stored:
     """Return an fp32 tensor that some function makes whole."""
 

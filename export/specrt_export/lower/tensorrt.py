@@ -81,6 +81,7 @@ def lower_tensorrt(
     fix_reshapes(view)
     counts["quantized"] = emit_products(view)
     emit_tables(view)
+    _guard_tokens(view)
     _score(view, target)
     _soften_masks(view, target.compute)
     if target.compute in TYPES:
@@ -152,6 +153,23 @@ def _rotate_one(view: GraphView, name: str, rotations: Rotations, geometry: Geom
     inputs = [found.x, cos, sin, positions(view)]
     view.add("RotaryEmbedding", inputs, outputs=[name], rotary_embedding_dim=part)
     return True
+
+
+def _guard_tokens(view: GraphView) -> None:
+    """Look up token 0 for what is no token: a draft without a number to choose by says -1.
+
+    ```
+    input_ids ─ Max 0 ─ whoever looks tokens up
+    ```
+    """
+    readers = [node for node in view.readers("input_ids") if node.op_type != "Shape"]
+    none = view.add_constant("none", np.array(0, np.int64))
+    guarded = view.add("Max", ["input_ids", none])
+    for node in readers:
+        for index, name in enumerate(node.input):
+            if name == "input_ids":
+                node.input[index] = guarded
+    view.tidy()
 
 
 def _score(view: GraphView, target: TensorRtTarget) -> None:
