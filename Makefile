@@ -11,7 +11,10 @@ SAMPLING := --temperature 0.7 --top-p 0.95 --seed 1
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
 export PROMPT
-RECIPES := $(if $(PAIR),engines/$(PAIR)/recipe.toml,$(wildcard engines/*/recipe.toml))
+# What building for a backend needs besides.
+EXTRA := $(if $(filter tensorrt-rtx,$(BACKEND)),$(VENV)/.tensorrt-rtx)
+RECIPE := $(if $(filter tensorrt%,$(BACKEND)),tensorrt,recipe).toml
+RECIPES := $(if $(PAIR),engines/$(PAIR)/$(RECIPE),$(wildcard engines/*/$(RECIPE)))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -19,7 +22,7 @@ RECIPES := $(if $(PAIR),engines/$(PAIR)/recipe.toml,$(wildcard engines/*/recipe.
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PAIR=name BACKEND=ort-cpu narrow `engines`; PROMPT="..." ARGS="--gamma 2" go to `generate`'
+	@echo '  PAIR=name BACKEND=tensorrt-rtx narrow `engines`; PROMPT="..." ARGS="--gamma 2" go to `generate`'
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
@@ -28,6 +31,10 @@ $(VENV)/.runtime: pyproject.toml requirements/runtime.txt
 	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --no-deps --no-compile -r requirements/runtime.txt -e .
+	@touch $@
+
+$(VENV)/.tensorrt-rtx: $(VENV)/.runtime requirements/tensorrt.txt
+	@$(PIP) -r requirements/tensorrt.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.runtime requirements/test.txt
@@ -42,7 +49,7 @@ setup: $(VENV)/.runtime ## make .venv with what building and running need (no to
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
 
-engines: $(VENV)/.runtime ## build every bundle that is missing or stale
+engines: $(VENV)/.runtime $(EXTRA) ## build every bundle that is missing or stale
 	@for recipe in $(RECIPES); do \
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 

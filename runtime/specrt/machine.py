@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from specrt.errors import EngineError
+from specrt.jetson import power_mode
 from specrt.libraries import ONNXRUNTIME, version
 
 _PROC = Path("/proc")
@@ -81,12 +82,13 @@ def _name(cpu: dict[str, str]) -> str:
 
 
 def _accelerator(proc: Path) -> str:
-    """Return the GPUs by name; on a board such as a Jetson, the board."""
+    """Return the GPUs by name; on a board such as a Jetson, the board and its power mode."""
     named = []
     for record in sorted(proc.glob("driver/nvidia/gpus/*/information")):
         lines = _text(record).splitlines()
         named += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return ", ".join(named) or _text(proc / "device-tree" / "model")
+    board = (_text(proc / "device-tree" / "model"), power_mode(proc.parent))
+    return ", ".join(named or filter(None, board))
 
 
 def _library(backend: str) -> str:
