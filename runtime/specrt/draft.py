@@ -60,7 +60,8 @@ class ModelDrafter:
     leaving tokens out on its word is lossless under both rules.
 
     With `rounds` a greedy round is one launch where it fits: how far to draft is then decided
-    before it, and the target has seen all that was drafted when `propose` returns.
+    before it, and the target has seen all that was drafted when `propose` returns. The policy is
+    told of no confidence then, which it could not act on, and of one time for the whole round.
 
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
     beyond it are never proposed, and once one was committed that the draft does not know, it is
@@ -114,7 +115,7 @@ class ModelDrafter:
             if chosen is None:
                 break
             token, confidence = chosen
-            weight = weigh(len(drafted) + 1, confidence)
+            weight = weigh(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
             if weight is Weight.DROP:
                 break
             drafted.append(token)
@@ -138,6 +139,8 @@ class ModelDrafter:
         self._cache.length = start + len(pending) + most - 1
         if min(drafted) < 0:  # no number to choose by: the target has not seen what came after
             kept = next(i for i, token in enumerate(drafted) if token < 0)
+            if not kept:
+                return NOTHING
             return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
         return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
@@ -172,4 +175,15 @@ class ModelDrafter:
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Forget drafted tokens that were not committed, and let the policy learn."""
         self._cache.length = min(self._cache.length, len(tokens) - 1)
-        self._gamma.observe(round_)
+        self._gamma.observe(round_ if self._rounds is None else _undivided(round_))
+
+
+def _undivided(round_: Round) -> Round:
+    """Return a round with its time in one, as a launch of all of it has.
+
+    It is that of verifying, or of drafting where that first caught up: it tells about no other.
+    """
+    spent = round_.draft_ns + round_.verify_ns
+    if round_.caught_up:
+        return round_._replace(draft_ns=spent, verify_ns=0)
+    return round_._replace(draft_ns=0, verify_ns=spent) if round_.drafted else round_

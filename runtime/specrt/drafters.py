@@ -106,6 +106,8 @@ class Drafters:
         if key not in self._policies:
             costs, most = self._measured(), max(self._models.gammas)
             rival = None
+            if source == "model" and greedy and self._models.rounds is not None:
+                costs = undivided(costs)
             if source != "model":
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             if source == "lookup":
@@ -118,3 +120,10 @@ class Drafters:
             assert self._models.measure is not None, "nothing was given to measure costs with"
             self._costs = self._models.measure(self._models)
         return self._costs
+
+
+def undivided(costs: Costs) -> Costs:
+    """Return the costs of rounds that draft and verify in one launch: all of it is verifying."""
+    both = zip(costs.verify_ns, costs.draft_ns, strict=True)
+    free = (0.0,) * len(costs.draft_ns)
+    return replace(costs, verify_ns=tuple(map(sum, both)), draft_ns=free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from itertools import islice, pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
@@ -43,6 +44,11 @@ class Timed(NamedTuple):
     outside_ns: int
     """Between this round and the one before, in neither stage."""
 
+    def divided(self, verify_ns: int) -> Timed:
+        """Return a round of one launch with as much of it apart as verifying alone takes."""
+        draft_ns = max(1, self.verify_ns - verify_ns)
+        return self._replace(draft_ns=draft_ns, verify_ns=self.verify_ns - draft_ns)
+
 
 class Rehearsal:
     """Runs short bursts of rounds from the same place in the KV buffers, over and over.
@@ -76,11 +82,24 @@ class Rehearsal:
                 start += width
 
     def burst(self, gamma: int, rounds: int) -> list[Timed]:
-        """Run and time so many rounds at one gamma, after a plain step that is not counted."""
+        """Run and time so many rounds at one gamma, after a plain step that is not counted.
+
+        Of rounds in one launch the draft's part is what they take longer than verifying alone.
+        """
+        timed = self._played(self._drafter(gamma), rounds)
+        if self._models.rounds is None or not any(t.drafted for t in timed):
+            return timed
+        alone = [t.verify_ns for t in self._played(_Blind(gamma), rounds) if t.drafted == gamma]
+        if not alone:
+            return timed
+        verify_ns = round(median(alone))
+        return [t if t.draft_ns or not t.drafted else t.divided(verify_ns) for t in timed]
+
+    def _played(self, drafter: Drafter, rounds: int) -> list[Timed]:
         models, log = self._models, list[Round]()
         target = EngineTarget(_Later(models.target, self._context), _GREEDY, Noise(0))
         limit = models.target.max_length - self._context + 1
-        played = speculate(target, self._drafter(gamma), [self._vocabulary // 2], limit)
+        played = speculate(target, drafter, [self._vocabulary // 2], limit)
 
         def logged() -> Generator[Round, None, None]:
             for round_ in islice(played, rounds + 1):

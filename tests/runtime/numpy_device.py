@@ -92,9 +92,13 @@ class NumpyDevice:
         self._end = 16 * ALIGNMENT
         self._queue: list[Work] = []
         self._capturing: NumpyGraph | None = None
+        self.closed = 0
+        self.leaked: list[str] = []
+        """What nobody had given back when the device was closed."""
 
     def enter(self, call: str, *, captured: bool = True) -> None:
         """Count a call, and fail where it is told to."""
+        assert not self.closed, f"{call} after the device was closed"
         assert captured or self._capturing is None, f"{call} during a capture"
         self.calls[call] += 1
         if self.calls[call] == self.fails.get(call):
@@ -174,6 +178,9 @@ class NumpyDevice:
             work()
 
     def close(self) -> None:
+        self.closed += 1
+        assert not self._queue, "the device was closed before its work was done"
+        self.leaked += self.live
         self.blocks.clear()
 
     @property

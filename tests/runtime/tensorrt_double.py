@@ -86,11 +86,25 @@ class NumpyPlan:
         self._scratch = scratch
         self.broken_at = broken_at
         self.renamed: dict[str, str] = {}
+        self.sized = record.profiles
 
     def enter(self, call: str, *, captured: bool = True) -> None:
         """Count a call with the device's."""
         assert not self.closed, f"{call} after the plan was closed"
         self.device.enter(call, captured=captured)
+
+    @property
+    def profiles(self) -> int:
+        return len(self.sized)
+
+    def ranges(self, profile: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the shapes that the plan itself was built for, whatever its record says."""
+        sized = self.sized[profile]
+        width, rows = ((sizes.least, sizes.best, sizes.most) for sizes in (sized.width, sized.rows))
+        return {
+            "input_ids": tuple((self.batch, size) for size in width),
+            "rows": tuple((size,) for size in rows),
+        }
 
     def scratch_bytes(self, profile: int) -> int:
         """Return something else for every profile, and for some nothing."""
@@ -222,8 +236,8 @@ def geometry_of(toy: TableEngine, layers: int = 2) -> Geometry:
 
 def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
     """Return the record of a plan."""
-    said: dict[str, Any] = {"form": NATIVE, "compute": "fp16", **options}
-    return EngineRecord(1, "tensorrt", "11.0", profiles=profiles, **said)
+    said: dict[str, Any] = {"backend": "tensorrt", "version": "11.0", "form": NATIVE}
+    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=profiles)
 
 
 def opened(

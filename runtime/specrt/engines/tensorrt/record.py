@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.engines.tensorrt.fingerprint import DeviceRecord
@@ -17,6 +19,8 @@ FORMAT = 1
 FILE_NAME = "engine.json"
 PLAN = "engine.plan"
 """The plan it describes, in the same folder."""
+AGAIN = "build the bundle again with `specrt build RECIPE`"
+"""The remedy where a plan and its record are not as they were built."""
 
 
 @dataclass(frozen=True)
@@ -157,21 +161,24 @@ class EngineRecord:
             capabilities=(self.gpu_capability,) if self.gpu_capability else wanted,
             driver=self.driver,
             hardware=self._setting("hardware_compatible"),
-            newer_versions=bool(self._setting("version_compatible")),
+            newer_versions=self._asked("version_compatible"),
         )
 
     @property
     def wants(self) -> Wants:
         """How it has to be opened."""
         return Wants(
-            streaming=bool(self._setting("weight_streaming")),
-            stripped=bool(self._setting("stripped")),
-            host_code=bool(self._setting("version_compatible")),
+            streaming=self._asked("weight_streaming"),
+            stripped=self._asked("stripped"),
+            host_code=self._asked("version_compatible"),
         )
 
     def _setting(self, name: str) -> str:
         """Return what a recipe set; only what differs from the library's own choice is kept."""
         return next((s.value for s in self.settings if s.name == name), "")
+
+    def _asked(self, name: str) -> bool:
+        return self._setting(name) == str(True)
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
@@ -179,14 +186,44 @@ class EngineRecord:
 
 
 def read_engine_record(path: Path) -> EngineRecord:
-    """Read an `engine.json`.
+    """Read an `engine.json`; keys that a later version may have written are passed over.
 
     Raises: BundleError for one that is missing, of a newer format, or not such a record.
     """
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-        return read(EngineRecord, data)
+        data = _load(path)
+        written = data.get("format")
+        if type(written) is int and written > FORMAT:
+            raise BundleError(
+                f"{path} has format {short(written)}, and this specrt reads up to {FORMAT}; "
+                f"upgrade specrt, or {AGAIN} with this version"
+            )
+        known = {field.name for field in fields(EngineRecord)}
+        record = read(EngineRecord, {key: data[key] for key in data if key in known})
+        for problem in _problems(record):
+            raise ValueError(problem)
+        return record
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(
-            f"{path} cannot be read ({error}); build the bundle again with `specrt build RECIPE`"
-        ) from error
+        raise BundleError(f"{path} cannot be read ({error}); {AGAIN}") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is no file")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds {short(data)}; expected an object")
+    return data
+
+
+def _problems(record: EngineRecord) -> Iterator[str]:
+    """Yield what does not fit together between fields that are fine by themselves."""
+    if not record.profiles:
+        yield "profiles is empty; expected at least one"
+    for profile in record.profiles:
+        for name, sizes in (("width", profile.width), ("rows", profile.rows)):
+            if not sizes.least <= sizes.best <= sizes.most:
+                yield (
+                    f"{name} of profile {short(profile.name)} is {sizes.least}, {sizes.best}, "
+                    f"{sizes.most}; expected rising sizes"
+                )

@@ -166,6 +166,15 @@ class TrtPlan:
         """How many profiles there are."""
         return int(self._engine.num_optimization_profiles)
 
+    def ranges(self, profile: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the least, best and largest shape of each input in a profile."""
+        shape = self._engine.get_tensor_profile_shape
+        return {
+            name: tuple(tuple(one) for one in shape(name, profile))
+            for name, tensor in self.tensors.items()
+            if tensor.is_input
+        }
+
     def scratch_bytes(self, profile: int) -> int:
         """Return the bytes of working memory that a context of a profile needs."""
         return int(self._engine.get_device_memory_size_for_profile_v2(profile))
@@ -182,7 +191,7 @@ class TrtPlan:
         if not 0 <= profile < self.profiles:
             raise EngineError(f"{name} is not there; it has {self.profiles}: build it again")
         self._device.make_current()
-        ranges = self._ranges(profile)
+        ranges = self.ranges(profile)
         with self._library.messages() as log:
             made = self._made(ranges)
         if made is None:
@@ -225,16 +234,6 @@ class TrtPlan:
         )
         config.cuda_graph_strategy = module.CudaGraphStrategy.DISABLED  # we capture
         return engine.create_execution_context(config)
-
-    def _ranges(self, profile: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Return the least, best and largest shape of each input in a profile."""
-        return {
-            name: tuple(
-                tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, profile)
-            )
-            for name, tensor in self.tensors.items()
-            if tensor.is_input
-        }
 
     def _tensor(self, name: str) -> Tensor:
         module, engine = self._library.module, self._engine

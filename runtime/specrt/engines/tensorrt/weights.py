@@ -37,7 +37,21 @@ def supply(engine: Any, path: Path, library: Library, wants: Wants) -> None:
     if wants.stripped:
         _refit(engine, path.with_name(GRAPH), library)
     if wants.streaming:
-        engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
+        _stream(engine, path, library)
+
+
+def _stream(engine: Any, path: Path, library: Library) -> None:
+    """Keep as many weights on the device as fit; what is refused leaves the budget as it was."""
+    with library.messages() as log:
+        budget = engine.get_weight_streaming_automatic_budget()
+        engine.weight_streaming_budget_v2 = budget
+        taken = engine.weight_streaming_budget_v2
+    if taken != budget:
+        said = log.first_error or "no reason given"
+        raise EngineError(
+            f"{library.title} cannot stream the weights of {path} with {budget} bytes of them on "
+            f"the GPU: {said}; close what else uses it, or build without weight_streaming"
+        )
 
 
 def _refit(engine: Any, graph: Path, library: Library) -> None:
