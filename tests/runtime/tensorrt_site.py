@@ -145,7 +145,8 @@ def make_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(opening, "open_plan", made.plan)
     monkeypatch.setattr(opening, "open_library", libraries.__getitem__)
     monkeypatch.setattr(fingerprint, "survey", lambda: MACHINE)
-    monkeypatch.setattr(ort, "OrtEngine", made.table)
+    opened = type("Opened", (), {"__new__": lambda _, *given, **how: made.table(*given, **how)})
+    monkeypatch.setattr(ort, "OrtEngine", opened)
     return made
 
 

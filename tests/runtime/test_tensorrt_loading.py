@@ -90,7 +90,7 @@ def test_sampled_text_uses_no_whole_round(
         alone = generator.generate(PROMPT, params, gamma=0)
         for drafter in DRAFTERS:
             for gamma in (1, 3, 8, "auto"):
-                found = generator.generate(PROMPT, params, gamma=gamma, drafter=drafter)  # type: ignore[arg-type]
+                found = generator.generate(PROMPT, params, gamma=gamma, drafter=drafter)
                 assert len(found.token_ids) == NEW
                 if verifier == "match":
                     assert found.token_ids == alone.token_ids

@@ -193,6 +193,9 @@ def test_a_plan_tells_its_tensors_and_contexts_run_it(tmp_path: Path, rtx: bool)
     assert plan.aliases("present_key.0") == ("key.0" if rtx else "")
     assert plan.aliases("argmax") == ""
     assert (plan.profiles, plan.scratch_bytes(1)) == (2, 513)
+    assert plan.ranges(0)["input_ids"] == ((1, 1), (1, 5), (1, 5))
+    assert plan.ranges(1)["key.0"] == ((1, 2, 8, 4),) * 3
+    assert set(plan.ranges(1)) == {"input_ids", "key.0"}
     context = plan.context(1, 4096)
     assert [call[0] for call in world.calls[1:]] == ["context", "profile", "memory"]
     assert world.named("profile") == [(1, opened.device.stream)]

@@ -17,7 +17,8 @@ RUNTIME = Path(specrt.__file__).parent
 FILES = sorted(RUNTIME.rglob("*.py"))
 BUILD_MACHINE = {"specrt_export", "torch", "onnx", "onnxscript", "onnx_ir", "transformers"}
 BACKENDS = {"onnxruntime": ("engines/ort.py", "engines/cuda_session.py", "engines/ort_cuda.py")}
-NEVER_AT_START = BUILD_MACHINE | {*BACKENDS, "tensorrt", "jinja2", "click", "rich"}
+GPU = {"tensorrt", "tensorrt_rtx", "cuda"}
+NEVER_AT_START = BUILD_MACHINE | GPU | {*BACKENDS, "jinja2", "click", "rich"}
 
 
 class Import(NamedTuple):
