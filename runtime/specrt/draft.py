@@ -183,7 +183,9 @@ def _undivided(round_: Round) -> Round:
 
     It is that of verifying, or of drafting where that first caught up: it tells about no other.
     """
+    if not round_.draft_ns or not round_.drafted:
+        return round_
     spent = round_.draft_ns + round_.verify_ns
     if round_.caught_up:
         return round_._replace(draft_ns=spent, verify_ns=0)
-    return round_._replace(draft_ns=0, verify_ns=spent) if round_.drafted else round_
+    return round_._replace(draft_ns=0, verify_ns=spent)
