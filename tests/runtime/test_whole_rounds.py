@@ -19,7 +19,7 @@ from specrt.bench.measure import measure
 from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
 from specrt.draft import Drafter, ModelDrafter
-from specrt.drafters import undivided
+from specrt.drafters import Drafters, undivided
 from specrt.engines.tensorrt.engine import TensorRtEngine
 from specrt.engines.tensorrt.opening import whole_rounds
 from specrt.engines.tensorrt.rounds import Rounds
@@ -361,6 +361,26 @@ def test_a_pair_without_whole_rounds_is_measured_pass_by_pass(clock: Clock) -> N
     pair.rounds = None
     costs = measure_costs(models_of(pair, clock), clock=clock)
     assert costs.draft(4) == pytest.approx(4 * (SYNC + CHEAP.draft(1)), abs=1)
+
+
+def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
+    pair = timed_pair(clock, CHEAP, 0.0)
+    drafters = Drafters(models_of(pair, clock))
+    verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
+    draft = [g * CHEAP.draft(1) for g in range(9)]
+    free = [0.0] * 9
+    both = [v + d for v, d in zip(verify, draft, strict=True)]
+    expected = {
+        ("model", True): (both, free),
+        ("model", False): (verify, draft),
+        ("ngram", True): (verify, free),
+        ("ngram", False): (verify, free),
+        ("lookup", True): (verify, free),
+    }
+    for (source, greedy), (verifying, drafting) in expected.items():
+        prices = drafters._adaptive(source, greedy)._drift.prices
+        assert list(prices.verify) == pytest.approx(verifying, abs=3)
+        assert list(prices.draft) == pytest.approx(drafting, abs=3)
 
 
 def spent(
