@@ -49,6 +49,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     gate = _gate(recipe, inputs[0].checkpoint)
     with aside(out) as folder:
         builder = ModelBuilder(recipe, folder, gate, out)
+        builder.check()
         models: dict[str, ModelRecord] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))

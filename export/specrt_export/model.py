@@ -46,6 +46,15 @@ class ModelBuilder:
     previous: Path
     """Where an older bundle of the recipe may be."""
 
+    def check(self) -> None:
+        """Refuse, before any work, what a library would refuse after it.
+
+        Raises: BuildError; EngineError where a library is missing.
+        """
+        for role in self.recipe.sources:
+            if self.recipe.backend_of(role) in TENSORRT:
+                self._compiler(role).check()
+
     def build(self, model: ModelInputs, progress: Progress) -> ModelRecord:
         """Build an engine, hold it to the graph it came from, and measure what quantizing did.
 

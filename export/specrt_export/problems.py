@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specrt.engine import TENSORRT as TENSORRT
+from specrt.engines.tensorrt.library import parse_version
 from specrt.models import AUTO
 from specrt_export.quantize.precision import BLOCKS, PER_ROW, PRECISIONS
 
@@ -24,6 +25,9 @@ BACKENDS = {
 BATCHES = range(1, 65)
 MOST_CANDIDATES = 3840
 """TensorRT's limit for the best of a row."""
+
+OLDEST = (10, 3)
+"""The TensorRT that the simplest form of a graph is written for."""
 
 _BLOCKED = ("int8", "int4")
 
@@ -89,6 +93,11 @@ def _tensorrt(recipe: Recipe) -> Problems:
         bool(said.version)
         and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9.]*)?", said.version) is None,
         f"tensorrt.version is {said.version!r}; expected one such as '10.3'",
+    )
+    yield (
+        bool(said.version) and parse_version(said.version)[:2] < OLDEST,
+        f"tensorrt.version is {said.version!r}; graphs are written for TensorRT "
+        f"{'.'.join(map(str, OLDEST))} and later",
     )
     yield (
         uses and engine.prefill < max(2, widest),

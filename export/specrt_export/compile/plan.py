@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 
+from specrt.cuda import survey
 from specrt.engines.tensorrt.library import Library, parse_version
 from specrt.engines.tensorrt.record import FILE_NAME, PLAN
 from specrt.errors import BuildError
@@ -19,7 +20,7 @@ from specrt_export.compile.lowered_engine import LoweredEngine, lowered_engine
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.compile.tensorrt.builder import build_plan
 from specrt_export.compile.tensorrt.cache import SUFFIX
-from specrt_export.compile.tensorrt.options import PlanOptions
+from specrt_export.compile.tensorrt.options import PlanOptions, check_options
 from specrt_export.compile.tensorrt.profiles import profiles
 from specrt_export.lint import lint
 from specrt_export.lower.stored import stored_weights
@@ -88,6 +89,13 @@ class PlanCompiler:
             return parse_version(self.version)
         # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
         return (11, 0) if self.library.native else self.library.number
+
+    def check(self) -> None:
+        """Refuse settings that the library does not offer here; what takes long comes later.
+
+        Raises: BuildError.
+        """
+        check_options(self.options, self.library, gpu=not survey().problem)
 
     def lower(self, role: str, graph: Path, weights: Path, out: Path, compute: str) -> LoweredModel:
         """Write the lowered graph of a model into a folder, held to what it was made from.

@@ -64,13 +64,13 @@ def command(
 
 def _lines(title: str) -> Callable[[str, float], None]:
     """Return a function that prints each stage once, when it begins."""
-    last = ""
+    seen: set[str] = set()
 
     def show(stage: str, done: float) -> None:
-        nonlocal last
-        if stage != last:
-            print(f"{title}: {stage}", file=sys.stderr)
-        last = stage
+        if stage not in seen:
+            # In one piece: Ctrl-C shows a stage from between the halves of another line.
+            sys.stderr.write(f"{title}: {stage}\n")
+        seen.add(stage)
 
     return show
 
