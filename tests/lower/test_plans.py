@@ -14,6 +14,7 @@ from lower.plans import GAMMAS, OLD, Model, Planned, layers, make, parsed
 from specrt.engines.tensorrt.library import Library
 from specrt.errors import BuildError
 from specrt_export.compile import plan
+from specrt_export.compile.engine_file import WEIGHTS
 from specrt_export.lower import products, tensorrt
 from specrt_export.portable import runs_here
 from specrt_export.quantize.precision import Precision
@@ -143,6 +144,14 @@ def test_no_kernel_only_writes_out_a_weight(plans: Plans, case: Case) -> None:
     for compiled in made.record.compiled:
         apart = case[1] == "int4" and compiled.attention == "none"
         assert compiled.dequantising <= apart * made.geometry.layers, compiled
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_no_weight_is_held_twice(plans: Plans, precision: str) -> None:
+    """Whatever layouts the profiles want; the constants of TensorRT's own take the rest."""
+    made = plans("target", precision)
+    stored = made.graph.with_name(WEIGHTS).stat().st_size
+    assert made.record.weight_bytes < 1.02 * stored
 
 
 @old_form
