@@ -18,7 +18,7 @@ RECIPES := $(if $(PAIR),engines/$(PAIR)/$(RECIPE),$(wildcard engines/*/$(RECIPE)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export engines generate test lint check bench clean
+.PHONY: help setup setup-export engines generate test lint check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ check: lint test ## lint and test
 
 bench: engines ## measure codelet: plain, gamma 2, 4 and auto
 	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
+
+gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minutes 10"
+	@$(BIN)/python benchmarks/gpu/check.py $(ARGS)
 
 clean: ## remove .venv, bundles and caches
 	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,6 +1,6 @@
 """The CUDA engines on a GPU: their numbers, their captured graphs, and speculation on them.
 
-Skipped where no GPU answers; `benchmarks/gpu/run.py` runs them.
+Skipped where no GPU answers; `make gpu-check` runs them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rehearse ort-cuda bundles without a GPU: the real CUDA provider over a device that does nothing.
 
-    python benchmarks/gpu/rehearse.py BUNDLE [BUNDLE ...]
+    python benchmarks/gpu/gpucheck/provider.py BUNDLE [BUNDLE ...]
 
 Where onnxruntime-gpu is installed and nothing else of CUDA is needed: this builds stand-ins for
-the CUDA libraries (`idle/`), in which memory is the host's and kernels do nothing. The provider
+the CUDA libraries (`../idle/`), in which memory is the host's and kernels do nothing. The provider
 then assigns nodes, checks inputs, copies, captures and replays as on a GPU. What is held:
 the session opens with no node on the CPU, each captured width is captured once and replayed ever
 after, and nothing is copied to or from the host, or waited for, inside a capture.
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-IDLE = Path(__file__).parent / "idle"
+IDLE = Path(__file__).parents[1] / "idle"
 CUDA = "ort-cuda"
 ROUNDS = 3
 
@@ -75,6 +75,7 @@ def _run(bundle: Path, role: str) -> None:
     """Run every captured width some times, a prefill in between."""
     import numpy as np
     import onnxruntime
+
     from specrt.engines.ort_cuda import OrtCudaEngine
     from specrt.manifest import read_manifest
 

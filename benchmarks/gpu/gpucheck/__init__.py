@@ -1,0 +1,1 @@
+"""What is verified on a GPU, step by step; `../check.py` runs it."""
