@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import locked, shared_folder
+from specrt_export.build import build
 from specrt_export.recipe import Recipe, read_recipe
 
 RECIPE = """
@@ -39,6 +41,25 @@ prefill = 64
 gamma = 0
 """
 
+PLANS = """
+name = "pair"
+
+[target]
+checkpoint = "{codelet}/checkpoint/draft"
+graph = "{codelet}/portable/draft.onnx"
+
+[draft]
+checkpoint = "{codelet}/checkpoint/draft"
+graph = "{codelet}/portable/draft.onnx"
+
+[engine]
+backend = "tensorrt-rtx"
+precision = "fp16"
+max_length = 128
+prefill = 32
+gammas = [1, 3]
+"""
+
 WriteRecipe = Callable[[str], Path]
 
 
@@ -65,3 +86,42 @@ def draftless(small: Path) -> Recipe:
 def out(tmp_path: Path) -> Path:
     """Where bundles go."""
     return tmp_path / "bundles" / "small"
+
+
+@pytest.fixture
+def write_pair(tmp_path: Path, engines: Path) -> Callable[..., Path]:
+    """Write the recipe of a pair, both codelet's draft, with changes and more lines."""
+
+    def written(*lines: str, **changes: str) -> Path:
+        text = PLANS.format(codelet=engines / "codelet")
+        for key, value in changes.items():
+            start = text.index(f"{key} = ")
+            text = text[:start] + f"{key} = {value}" + text[text.index("\n", start) :]
+        path = tmp_path / "recipe.toml"
+        path.write_text("\n".join([text, *lines, ""]), encoding="utf-8")
+        return path
+
+    return written
+
+
+@pytest.fixture
+def read_pair(write_pair: Callable[..., Path]) -> Callable[..., Recipe]:
+    return lambda *lines, **changes: read_recipe(write_pair(*lines, **changes))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
+    """Two plans: the bundle of the recipe as it is, beside the recipe."""
+    folder = shared_folder(tmp_path_factory) / "pair-of-plans"
+    folder.mkdir(exist_ok=True)
+    path, bundle = folder / "recipe.toml", folder / "bundle"
+    with locked(folder / "lock"):
+        if not bundle.exists():
+            path.write_text(PLANS.format(codelet=engines / "codelet"), encoding="utf-8")
+            build(read_recipe(path), bundle)
+    return bundle
+
+
+@pytest.fixture
+def calibrated(engines: Path) -> str:
+    return f'[quality]\ncalibration = "{engines / "codelet" / "calibration.jsonl"}"'
