@@ -199,10 +199,11 @@ def test_near_the_end_of_the_buffers_passes_run_one_by_one(gamma: int) -> None:
     assert pair.rounds.ran
 
 
-def test_a_shorter_draft_ends_whole_rounds_before_its_buffers_do() -> None:
+def test_no_round_runs_beyond_the_buffers_of_either_engine() -> None:
     target = TableEngine(6, max_length=LENGTH)
-    pair = Pair(target, near(target, 7, 1.0))
+    pair, short = Pair(target, target), Pair(target, TableEngine(7, max_length=60))
     assert pair.rounds is not None
+    assert short.rounds is not None
     for gamma in GAMMAS:
         last = LENGTH - gamma - 1
         assert pair.rounds.fits(gamma, 1, last, last)
@@ -212,6 +213,11 @@ def test_a_shorter_draft_ends_whole_rounds_before_its_buffers_do() -> None:
         later = LaterRounds(pair.rounds, 10)
         assert later.fits(gamma, 1, last - 10, last - 10)
         assert not later.fits(gamma, 1, last - 9, last - 9)
+        least = 60 - gamma  # what is drafted last is not fed to the draft
+        assert short.rounds.fits(gamma, 1, least, least)
+        assert short.rounds.fits(gamma, 2, least - 1, least)
+        assert not short.rounds.fits(gamma, 1, least + 1, least + 1)
+        assert not short.rounds.fits(gamma, 2, least, least + 1)
 
 
 @pytest.mark.parametrize("vocabulary", [20, 29, 40])
@@ -454,6 +460,19 @@ def test_a_bench_counts_the_time_of_a_launch_once(
     # The first round catches up with the prompt pass by pass; all others are one launch.
     assert whole.draft.passes == 5
     assert whole.counts.drafted > 20
+
+
+def test_later_rounds_run_further_on_in_both_engines() -> None:
+    target = TableEngine(8, max_length=LENGTH)
+    pair = Pair(target, near(target, 9, 1.0))
+    assert pair.rounds is not None
+    for model in (pair.target, pair.draft):
+        model.forward([PROMPT[:10]], 0, 1)
+    later = LaterRounds(pair.rounds, 7)
+    found = later.run(PROMPT[9:10], 2, PROMPT[9], 2, 2)
+    assert found.tokens == plain(target, PROMPT[:10], 2)
+    verified = pair.target.forward([[PROMPT[9], *found.tokens]], 9)
+    assert verified.argmax[0].tolist() == plain(target, PROMPT[:10], 3)
 
 
 def test_timed_rounds_are_the_rounds() -> None:
