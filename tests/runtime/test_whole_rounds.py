@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,80 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import GAMMAS, PREFILL, NumpyPlan, draft_profiles, opened
+from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
+from runtime.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.bench.clock import TimedEngine, TimedRounds
-from specrt.bench.configuration import Configuration
-from specrt.bench.measure import measure
 from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
-from specrt.draft import Drafter, ModelDrafter
-from specrt.drafters import Drafters, undivided
+from specrt.draft import Drafter
+from specrt.drafters import undivided
 from specrt.engines.tensorrt.engine import TensorRtEngine
 from specrt.engines.tensorrt.opening import whole_rounds
-from specrt.engines.tensorrt.rounds import Rounds
 from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy, Weight
-from specrt.generate import Generator
-from specrt.models import Models
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.rehearsal import Rehearsal
 from specrt.round import Round
 from specrt.speculate import speculate
 from specrt.target import EngineTarget
-from specrt.text import Tokenizer
-from specrt.tune import measure_costs
 from specrt.verify import NOTHING
-from specrt.whole import Drafted, LaterRounds
-
-LENGTH = 96
-GREEDY = SamplingParams()
-PROMPT = list(range(1, 20))
-
-
-class Noted:
-    """Whole rounds that are counted."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-        self.fits = rounds.fits
-        self.ran: list[tuple[int, int]] = []
-        """Pending tokens and gamma of each."""
-
-    def run(
-        self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
-    ) -> Drafted:
-        self.ran.append((len(pending), gamma))
-        return self._rounds.run(pending, draft_start, last, target_start, gamma)
-
-
-class Pair:
-    """Two tables as TensorRT engines on one device, and their rounds."""
-
-    def __init__(
-        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = ()
-    ) -> None:
-        self.device = NumpyDevice(1 << 21)
-        self.target = opened(self.device, target)
-        self.draft = opened(
-            self.device, draft, draft_profiles(PREFILL), confidence=True, broken_at=broken_at
-        )
-        found = whole_rounds(self.target, self.draft)
-        self.rounds = Noted(found) if found else None
-
-    def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
-        both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)
-        return ModelDrafter(self.draft, params, Noise(3), policy, both, self.rounds)
-
-    def run(
-        self, drafter: Drafter, prompt: Sequence[int], new: int, params: SamplingParams = GREEDY
-    ) -> tuple[list[int], list[Round]]:
-        tokens = list(prompt)
-        limit = min(len(prompt) + new, LENGTH + 1)
-        target = EngineTarget(self.target, params, Noise(3))
-        rounds = list(speculate(target, drafter, tokens, limit))
-        return tokens[len(prompt) :], rounds
+from specrt.whole import LaterRounds
 
 
 class Random:
@@ -277,191 +220,6 @@ def test_a_policy_hears_of_rounds_in_one_piece() -> None:
     assert set(told.confidences) == {1.0}  # nothing that a launch could not act on
 
 
-SYNC = 20_000
-"""What a launch and the wait for it take, besides the kernels."""
-
-
-class Clock:
-    """A clock that kernels and waits move."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
-class Prices(NamedTuple):
-    """What passes take on the device, by width."""
-
-    target: Callable[[int], int]
-    draft: Callable[[int], int]
-
-
-def timed_pair(
-    clock: Clock, prices: Prices, closeness: float, tokenizer: Tokenizer | None = None, **how: Any
-) -> Pair:
-    """Return a pair whose passes take what they are said to cost."""
-    vocabulary = tokenizer.size if tokenizer else 29
-    target = TableEngine(3, max_length=LENGTH, vocab=vocabulary, **how)
-    pair = Pair(target, near(target, 4, closeness))
-    device, wait = pair.device, pair.device.wait
-
-    def waited() -> None:
-        wait()
-        clock.now += SYNC
-
-    device.wait = waited  # type: ignore[method-assign]
-    for engine, price in ((pair.target, prices.target), (pair.draft, prices.draft)):
-        plan: Any = engine.model.plan
-        assert isinstance(plan, NumpyPlan)
-        plan.run = priced(plan.run, price, clock)  # type: ignore[method-assign]
-    return pair
-
-
-def priced(run: Any, price: Callable[[int], int], clock: Clock) -> Any:
-    def ran(addresses: Any, width: int, rows: int) -> None:
-        run(addresses, width, rows)
-        clock.now += price(width)
-
-    return ran
-
-
-CHEAP = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 40_000 + 1_000 * width)
-DEAR = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 390_000)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("specrt.speculate.perf_counter_ns", made)
-    return made
-
-
-def models_of(pair: Pair, clock: Clock, gammas: tuple[int, ...] = (0, *GAMMAS)) -> Models:
-    return Models(
-        pair.target, pair.draft, gammas, rounds=pair.rounds,
-        measure=lambda models: measure_costs(models, clock=clock),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("prices", [CHEAP, DEAR], ids=["cheap", "dear"])
-def test_costs_of_whole_rounds_are_told_apart(clock: Clock, prices: Prices) -> None:
-    pair = timed_pair(clock, prices, 0.0)  # no draft is kept, so that none has two tokens pending
-    costs = measure_costs(models_of(pair, clock), clock=clock)
-    verify = {g: SYNC + prices.target(g + 1) for g in (0, *GAMMAS)}
-    drafts = {g: g * prices.draft(1) for g in (0, *GAMMAS)}
-    for gamma in (0, *GAMMAS):
-        assert costs.verify(gamma) == pytest.approx(verify[gamma], abs=1)
-        assert costs.draft(gamma) == pytest.approx(drafts[gamma], abs=1)
-        # To who drafts and verifies in one launch it is one thing, with one wait in it.
-        both = undivided(costs)
-        assert both.draft(gamma) == 0
-        assert both.verify(gamma) == pytest.approx(verify[gamma] + drafts[gamma], abs=2)
-    assert list(costs.verify_ns) == sorted(costs.verify_ns)
-    assert all(costs.draft_ns[1:])
-
-
-def test_a_pair_without_whole_rounds_is_measured_pass_by_pass(clock: Clock) -> None:
-    pair = timed_pair(clock, CHEAP, 0.0)
-    pair.rounds = None
-    costs = measure_costs(models_of(pair, clock), clock=clock)
-    assert costs.draft(4) == pytest.approx(4 * (SYNC + CHEAP.draft(1)), abs=1)
-
-
-def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
-    pair = timed_pair(clock, CHEAP, 0.0)
-    drafters = Drafters(models_of(pair, clock))
-    verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
-    draft = [g * CHEAP.draft(1) for g in range(9)]
-    free = [0.0] * 9
-    both = [v + d for v, d in zip(verify, draft, strict=True)]
-    expected = {
-        ("model", True): (both, free),
-        ("model", False): (verify, draft),
-        ("ngram", True): (verify, free),
-        ("ngram", False): (verify, free),
-        ("lookup", True): (verify, free),
-    }
-    for (source, greedy), (verifying, drafting) in expected.items():
-        prices = drafters._adaptive(source, greedy)._drift.prices
-        assert list(prices.verify) == pytest.approx(verifying, abs=3)
-        assert list(prices.draft) == pytest.approx(drafting, abs=3)
-
-
-def spent(
-    pair: Pair, clock: Clock, tokenizer: Tokenizer, params: SamplingParams, **how: Any
-) -> float:
-    """Return what tokens take as gamma `auto` has it, over what they take in plain decoding."""
-    generator = Generator(models_of(pair, clock), tokenizer)
-    prompts = [[seed + i for i in range(8)] for seed in range(24)]
-    generator.generate(prompts[0], params, gamma="auto", **how)  # measures
-    times = []
-    for gamma in ("auto", 0):
-        began = clock.now
-        for prompt in prompts:
-            generator.generate(prompt, params, gamma=gamma, **how)
-        times.append(clock.now - began)
-    return times[0] / times[1]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_drafting_does_not_pay_auto_leaves_it(
-    clock: Clock, tokenizer: Tokenizer, temperature: float
-) -> None:
-    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
-    pair = timed_pair(clock, DEAR, 1.0, tokenizer)
-    assert spent(pair, clock, tokenizer, params) < 1.06
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_drafting_pays_auto_drafts(
-    clock: Clock, tokenizer: Tokenizer, temperature: float
-) -> None:
-    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
-    pair = timed_pair(clock, CHEAP, 1.0, tokenizer)
-    assert spent(pair, clock, tokenizer, params) < 0.6
-
-
-def test_lookup_does_not_pay_for_a_draft_model(clock: Clock, tokenizer: Tokenizer) -> None:
-    params = SamplingParams(max_tokens=80, ignore_eos=True)
-    pair = timed_pair(clock, DEAR, 0.0, tokenizer, memory=1)
-    assert spent(pair, clock, tokenizer, params, drafter="ngram") < 0.75
-
-
-def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
-    pair = timed_pair(clock, CHEAP, 0.5)
-    rehearsal = Rehearsal(models_of(pair, clock), None, clock)
-    rehearsal.fill(clock.now + 10**12)
-    for gamma in (0, *GAMMAS):
-        assert {t.drafted for t in rehearsal.burst(gamma, 3)} == {gamma}
-    found, _ = pair.run(pair.drafter(FixedGamma(4)), PROMPT, 60)
-    toy = TableEngine(3, max_length=LENGTH)
-    assert found == plain(toy, PROMPT, 60)
-
-
-def test_a_bench_counts_the_time_of_a_launch_once(
-    clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("bench.clock", "reader", "generate"):
-        name = f"specrt.{module}.perf_counter_ns"
-        monkeypatch.setattr(name, clock)
-    pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
-    generator = Generator(models_of(pair, clock), tokenizer)
-    compared = [Configuration(0, "none"), Configuration(4, "model"), Configuration(2, "ngram")]
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    found = measure(generator, [PROMPT, PROMPT[:7]], compared, params, repeats=2)
-    for samples in found.values():
-        for sample in samples:
-            assert sample.outside_us == 0  # no time passes but on the device
-            assert sample.target.passes == sample.counts.rounds
-            assert min(sample.stages) >= 0
-    whole = found[Configuration(4, "model")][0]
-    # The first round catches up with the prompt pass by pass; all others are one launch.
-    assert whole.draft.passes == 5
-    assert whole.counts.drafted > 20
-
-
 def test_later_rounds_run_further_on_in_both_engines() -> None:
     target = TableEngine(8, max_length=LENGTH)
     pair = Pair(target, near(target, 9, 1.0))
@@ -473,21 +231,6 @@ def test_later_rounds_run_further_on_in_both_engines() -> None:
     assert found.tokens == plain(target, PROMPT[:10], 2)
     verified = pair.target.forward([[PROMPT[9], *found.tokens]], 9)
     assert verified.argmax[0].tolist() == plain(target, PROMPT[:10], 3)
-
-
-def test_timed_rounds_are_the_rounds() -> None:
-    target = TableEngine(8, max_length=LENGTH)
-    pair = Pair(target, near(target, 9, 1.0))
-    assert pair.rounds is not None
-    engine = TimedEngine(pair.target)
-    rounds = TimedRounds(pair.rounds, engine)
-    for model in (pair.target, pair.draft):
-        model.forward([PROMPT[:10]], 0, 1)
-    assert rounds.fits(2, 1, 9, 9)
-    found = rounds.run(PROMPT[9:10], 9, PROMPT[9], 9, 2)
-    assert found.tokens == plain(target, PROMPT[:10], 2)
-    assert engine.busy.ns > 0
-    assert engine.busy.passes == 0
 
 
 def test_an_engine_of_another_kind_has_no_whole_rounds() -> None:
