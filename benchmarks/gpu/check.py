@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add_("--capabilities", nargs="*", default=[], metavar="N.N",
          help="What tensorrt-rtx builds for.  [default: its own choice]")  # fmt: skip
     add_("--work", type=Path, default=WORK, help="Where bundles and plans are kept.")
+    add_("--scratch", type=Path, help="Where weights lie while a plan is built.  [default: --work]")
     add_("--out", type=Path, help="JSON file, merged with what it holds.")
     add_("--rehearse", action="store_true", help="Run engine checks over plans in NumPy as well.")
     add_("--install", action="store_true", help="Install what is needed into .venv-gpu first.")
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 def _place(options: argparse.Namespace) -> Place:
     return Place(
         work=options.work.resolve(),
+        scratch=options.scratch and options.scratch.resolve(),
         sizes=tuple(options.sizes),
         precisions=tuple(options.precisions),
         gammas=tuple(sorted(set(options.gammas))),
@@ -144,6 +146,7 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
     for name in ("prompts", "tokens", "laps"):
         said += [f"--{name}", str(getattr(options, name))]
     said += ["--gammas", *map(str, options.gammas), "--capabilities", *options.capabilities]
+    said += ["--scratch", str(options.scratch)] if options.scratch else []
     return [*said, "--rehearse"] if options.rehearse else said
 
 

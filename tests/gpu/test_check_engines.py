@@ -22,7 +22,7 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import NumpyPlan, geometry_of, record_of
 from runtime.toy import TableEngine, byte_level, near
 from specrt.engines.ort_cuda import OrtCudaEngine
-from specrt.engines.tensorrt.plan import ITEM_BYTES
+from specrt.engines.tensorrt.plan import ITEM_BYTES, Tensor
 from specrt.engines.tensorrt.record import Profile, Range
 from specrt.generate import Generator
 from specrt.models import Models
@@ -336,3 +336,17 @@ def test_turns_are_interleaved_and_ratios_taken_lap_by_lap() -> None:
     assert "".join(order) == "abbaabba"
     assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
     assert ratio([2, 4, 40], [1, 2, 10]) == 2
+
+
+def test_each_extent_has_a_profile_of_its_own(plans: tuple[Any, NumpyPlan, NumpyPlan]) -> None:
+    device, base, _ = plans
+    variant = experiments.VARIANTS["filled"]
+    sizes = [Range(width, width, width) for width, _ in variant.cases().values()]
+    record = record_of(tuple(Profile(str(i), s, s) for i, s in enumerate(sizes)))
+    cut = NumpyPlan(device, record, base.toy, base.geometry)
+    cut.tensors = {**cut.tensors, "extent": Tensor((-1,), "int64", True)}
+    caches = TokenCaches(device, base)
+    found = experiments.compare(base, cut, device, caches, variant, 29, 1)
+    cases = {f"width {w} of {e}" for w in experiments.WIDTHS for e in experiments.EXTENTS}
+    assert cases <= found.keys()
+    assert found["scores_apart"] == 0

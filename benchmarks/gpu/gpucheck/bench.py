@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucheck import codelet
-from gpucheck.bandwidth import LEAST_BYTES, WANTED_BYTES, copy_rate
+from gpucheck import bandwidth, codelet
+from gpucheck.bandwidth import copy_rate
 from gpucheck.built import Built
 from gpucheck.codelet import texts
 from gpucheck.environment import require
@@ -40,7 +40,7 @@ def passes(place: Place, backend: str, size: str, precision: str) -> Facts:
             engine.close()
         if device is not None:
             free = int(device.available()[0])
-            rate = copy_rate(device, max(LEAST_BYTES, min(WANTED_BYTES, free // 4)))
+            rate = copy_rate(device, min(bandwidth.WANTED_BYTES, free // 4))
             facts |= held_to(float(rate["bytes_per_second"]), facts, built)
     return facts
 
@@ -89,6 +89,9 @@ def completions(place: Place, backend: str, size: str, precision: str) -> Facts:
         rounds = generator.models.rounds
         if rounds is not None:
             start = min(FILLED, built.max_length - 2 * max(place.gammas) - 2)
+            for engine in (generator.models.target, generator.models.draft):
+                if engine is not None:
+                    fill(engine, start)
             found = device_rounds(rounds, place.gammas, start, place.laps)  # type: ignore[arg-type]
             facts["device_round_ms"] = summary(found)
         facts["read_bytes"] = built.read_bytes

@@ -14,6 +14,7 @@ from specrt.geometry import Geometry
 from specrt.manifest import Manifest, read_manifest
 
 FACTS = "built.json"
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 TENSORRT = ("tensorrt", "tensorrt-rtx")
 
 
@@ -97,5 +98,5 @@ def of_bundle(bundle: Path, role: str) -> Built:
     assert model is not None, "codelet has a draft"
     return Built(
         bundle / model.engine, manifest.backend_of(model), model.geometry, manifest.max_length,
-        manifest.max_width, model.weight_bytes, model.precision,
+        manifest.max_width, model.parameters * ITEM_BYTES.get(model.precision, 2), model.precision,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from gpucheck.passes import (
     alive,
     feed,
     fitted,
+    most_rows,
     relative,
     require_same,
     run_shapes,
@@ -78,8 +79,10 @@ def replays(open_engine: Open) -> Facts:
 
 def rollback(open_engine: Open) -> Facts:
     """Hold passes over stale keys to the same in a fresh engine."""
-    engine, fresh = open_engine(True), open_engine(True)
+    engine = open_engine(True)
+    fresh = engine
     try:
+        fresh = open_engine(True)
         tokens, junk = text(engine, 40), text(engine, 40, seed=1)
         start = min(16, engine.max_width)
         for one in (engine, fresh):
@@ -120,7 +123,7 @@ def limit(engine: Engine, reference: Reference, tolerance: float) -> Facts:
         at += width
     worst, shapes = 0.0, []
     for number, width in enumerate(widths):
-        rows = width if number % 2 == 0 else max(1, width // 2)
+        rows = min(width if number % 2 == 0 else max(1, width // 2), most_rows(engine))
         piece = tokens[:, at : at + width]
         found = feed(engine, piece, at, rows)
         wanted, _ = reference(piece, [at], range(width - rows, width))
@@ -159,10 +162,12 @@ def memory(open_engine: Open, free: Callable[[], int], slack: int, turns: int = 
     first, least, left = free(), [], []
     for _ in range(1 + turns):
         engine = open_engine(True)
-        shapes = fitted(engine)
-        run_shapes(engine, text(engine, sum(w for w, _ in shapes)), shapes)
-        least.append(free())
-        engine.close()
+        try:
+            shapes = fitted(engine)
+            run_shapes(engine, text(engine, sum(w for w, _ in shapes)), shapes)
+            least.append(free())
+        finally:
+            engine.close()
         left.append(free())
     facts = {
         "free_before": first, "free_while_open": least, "free_after_close": left, "slack": slack,

@@ -97,7 +97,7 @@ def made(place: Place, backend: str, variant: Variant, size: str) -> Facts:
         known: Facts = json.loads((out / _FACTS).read_text(encoding="utf-8"))
         if {key: known.get(key) for key in stamp} == stamp:
             return known
-    lowered = out.with_name(f"{out.name}.lowered")
+    lowered = place.aside / f"{out.name}.lowered"
     try:
         lower(source_of(place, size), lowered, rewrite=variant.rewrite)
         shapes = {name: shapes_of(*case) for name, case in variant.cases().items()}

@@ -80,14 +80,16 @@ def mark(folder: Path) -> Path:
 
 def build_tensorrt(
     source: Source, out: Path, backend: str, *, gammas: Sequence[int], form: str = NATIVE,
-    precision: str = "fp16", options: PlanOptions | None = None,
+    precision: str = "fp16", options: PlanOptions | None = None, aside: Path | None = None,
 ) -> Facts:  # fmt: skip
     """Build a plan that the runtime opens; nothing is held to a CPU here.
+
+    The lowered graph lies in `aside` meanwhile, beside the plan when None.
 
     Raises: NotRunError where the machine has too little memory; BuildError.
     """
     library, began = open_library(backend), time.monotonic()
-    lowered = out.with_name(f"{out.name}.lowered")
+    lowered = (aside or out.parent) / f"{out.name}.lowered"
     target = lower(source, lowered, form=form)
     between = time.monotonic()
     wanted = replace(options or PlanOptions(), candidates=target.candidates)

@@ -57,7 +57,9 @@ def build_bundle(place: Place, backend: str, pair: str = "codelet") -> Facts:
     facts: Facts = {"seconds": round(time.monotonic() - began, 1), "versions": made.versions}
     for role in ("target", "draft"):
         model = of_bundle(out, role)
-        facts[role] = {"weight_bytes": model.read_bytes}
+        kept = made.target if role == "target" else made.draft
+        assert kept is not None, "codelet has a draft"
+        facts[role] = {"weight_bytes": kept.weight_bytes, "read_bytes": model.read_bytes}
         if model.backend in TENSORRT:
             facts[role]["profiles"] = {
                 one.profile: {"kernels": one.launches, "attention": one.attention}
@@ -89,8 +91,9 @@ def grow(place: Place, size: str) -> Facts:
     shape = PRESETS[size]
     parameters = shape.parameters(codelet_source("target").geometry.vocab_size, tied=False)
     place.work.mkdir(parents=True, exist_ok=True)
-    # The checkpoint, the lowered weights, and a plan that holds matrices in two layouts.
-    require_disk(place, int(parameters * 2 * (1 + 1 + 1.6)))
+    # The checkpoint, a plan that holds matrices in two layouts, and the lowered weights.
+    copies = 1 + 1.6 + (1 if place.scratch is None else 0)
+    require_disk(place, int(parameters * 2 * copies))
     shutil.rmtree(out, ignore_errors=True)
     inflate(Checkpoint.open(CODELET / "checkpoint" / "target"), out / "weights", shape, "float16")
     between = time.monotonic()
@@ -136,7 +139,7 @@ def build_sized(place: Place, backend: str, size: str, precision: str) -> Facts:
     if backend in TENSORRT and (lacks := lacks_to_build(backend, place.found)):
         raise NotRunError(lacks)
     source, out = source_of(place, size), sized(place, size, precision, backend)
-    scratch = out.with_name(f"{out.name}.stored")
+    scratch = place.aside / f"{out.name}.stored"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         if precision in SCALED:
@@ -146,7 +149,13 @@ def build_sized(place: Place, backend: str, size: str, precision: str) -> Facts:
         if backend in TENSORRT:
             options = PlanOptions(capabilities=place.capabilities if backend == RTX else ())
             return build_tensorrt(
-                source, out, backend, gammas=place.gammas, precision=precision, options=options
+                source,
+                out,
+                backend,
+                gammas=place.gammas,
+                precision=precision,
+                options=options,
+                aside=place.aside,
             )
         captured = max(place.gammas) + 1
         return build_ort_cuda(source, out, precision=precision, captured=captured)

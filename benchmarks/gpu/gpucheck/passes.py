@@ -46,8 +46,17 @@ def text(engine: Any, count: int, seed: int = 0) -> Ids:
     return rng.integers(0, engine.geometry.vocab_size, (1, count))
 
 
+def most_rows(engine: Any) -> int:
+    """Return how many rows a pass may score; the plan of a draft scores one."""
+    record = getattr(getattr(engine, "model", None), "record", None)
+    if record is None:
+        return int(engine.max_width)
+    return max(int(profile.rows.most) for profile in record.profiles)
+
+
 def feed(engine: Engine, tokens: Ids, start: int, rows: int | None = None) -> Pass:
-    """Run a pass and copy what it gave."""
+    """Run a pass and copy what it gave; of all rows, or as many as may be, when none are named."""
+    rows = min(tokens.shape[1], most_rows(engine)) if rows is None else rows
     done = engine.forward(tokens, start, rows)
     return Pass(np.array(done.logits), np.array(done.argmax))
 
@@ -58,7 +67,7 @@ def fitted(engine: Engine) -> list[tuple[int, int]]:
     for wanted, rows in SHAPES:
         width = min(wanted, engine.max_width)
         if used + width <= engine.max_length:
-            shapes.append((width, min(rows, width)))
+            shapes.append((width, min(rows, width, most_rows(engine))))
             used += width
     return shapes
 

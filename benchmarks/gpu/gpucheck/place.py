@@ -26,6 +26,8 @@ class Place:
     """Folders and sizes of one run."""
 
     work: Path = WORK
+    scratch: Path | None = None
+    """Where lowered weights lie while a plan is built; beside the plans when None."""
     sizes: tuple[str, ...] = SIZES
     precisions: tuple[str, ...] = PRECISIONS
     gammas: tuple[int, ...] = GAMMAS
@@ -41,6 +43,11 @@ class Place:
     """Compute capabilities that plans of TensorRT for RTX are built for; its choice when empty."""
     rehearse: bool = False
     """Whether the checks of engines run over plans in NumPy, which come with the tests."""
+
+    @property
+    def aside(self) -> Path:
+        """Where what is gone after a build lies meanwhile."""
+        return self.scratch or self.work
 
     @property
     def found(self) -> Survey:
