@@ -130,4 +130,5 @@ def test_without_a_gpu_every_verb_says_so(
     assert said.out == ""
     assert said.err.startswith("specrt: TensorRT for RTX")
     assert "runs on an NVIDIA GPU only" in said.err
+    assert "specrt build RECIPE --backend ort-cpu" in said.err
     assert said.err.count("\n") == 1

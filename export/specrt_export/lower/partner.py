@@ -47,6 +47,11 @@ class Partners:
                 stack.pop()
         return self._made[name]
 
+    def repeated(self, name: str) -> str:
+        """Return the value with a partner, added at this very place."""
+        self._made[name] = self._repeated(name, self._axis(name))
+        return self._made[name]
+
     def drop(self, partnered: str, name: str) -> None:
         """Let a value be another one without its partner."""
         bounds = [self._constant(n) for n in (0, -1, self._axis(name))]

@@ -201,6 +201,14 @@ def held_off_zero(source: Stored) -> Stored:
     return Stored(f"{source.name}/positive", _FLOAT, source.shape, rows)
 
 
+def doubled(source: Stored) -> Stored:
+    """Return a scale a row [N, 1] as two that are equal, [N, 2]."""
+    return Stored(
+        f"{source.name}/doubled", source.onnx_type, (source.shape[0], 2),
+        lambda begin, end: np.repeat(source.rows(begin, end), 2, axis=1),
+    )  # fmt: skip
+
+
 def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> Stored:
     """Return an fp32 tensor that some function makes whole."""
 

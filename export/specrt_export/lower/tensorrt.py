@@ -20,7 +20,7 @@ from specrt_export.lower.lowered import Counts, Lowered
 from specrt_export.lower.norm import write_out_norms
 from specrt_export.lower.opset import stamp_opset
 from specrt_export.lower.peak import cut_candidates, find_peak
-from specrt_export.lower.products import emit_products, emit_tables
+from specrt_export.lower.products import cut_columns, emit_products, emit_tables
 from specrt_export.lower.recognise import fix_shapes, recognise
 from specrt_export.lower.rotary import Rotations, match_rotary
 from specrt_export.lower.stored import Stored
@@ -80,6 +80,7 @@ def lower_tensorrt(
     drop_reshapes(view)
     fix_reshapes(view)
     counts["quantized"] = emit_products(view)
+    cut_columns(view)
     emit_tables(view)
     _guard_tokens(view)
     _score(view, target)

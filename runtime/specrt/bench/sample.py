@@ -78,11 +78,12 @@ class Sample:
 
     @cached_property
     def drafted_token_ns(self) -> float | None:
-        """Median time one drafted token took; None where none was drafted.
+        """Median time one drafted token took; None where none was drafted, or in one launch with
+        what verified it.
 
         The median leaves out the first round, in which a draft model reads the prompt.
         """
-        costs = [r.draft_ns / r.drafted for r in self.counts.log if r.drafted]
+        costs = [r.draft_ns / r.drafted for r in self.counts.log if r.drafted and r.draft_ns]
         return median(costs) if costs else None
 
 

@@ -15,6 +15,7 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle
 from specrt.cli.bars import chart
+from specrt.engine import Engine
 from specrt.errors import BundleError
 from specrt.generate import Generator
 from specrt.loading import load
@@ -107,14 +108,12 @@ def _blank(manifest: Manifest, threads: int | None, owns_process: bool) -> Tunin
 
 def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool) -> Tuning:
     """Fill in how the target must run, costs, and the best defaults where there are prompts."""
-    from specrt.engines.partners import settle_partners  # loads an engine library
-
     models, tokenizer = generator.models, generator.tokenizer
     prompts = [tokenizer.encode(text) for text in texts]
     if prompts:
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
-    even = settle_partners(models.target)
+    even = _settled(models.target)
     costs = measure_costs(models, tokenizer, budget_s=budget_s, progress=_progress("costs"))
     tuning = replace(
         tuning,
@@ -133,6 +132,15 @@ def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool
     gamma = None if best.gamma == AUTO else best.gamma
     settings = contest.settings()
     return replace(tuning, fixed_gamma=gamma, drafter=best.drafter, settings=settings)
+
+
+def _settled(target: Engine) -> bool:
+    """Say whether rows of the target need partners, where it may run them in company at all."""
+    if not getattr(target, "spare", False):
+        return False
+    from specrt.engines.partners import settle_partners  # loads an engine library
+
+    return settle_partners(target)
 
 
 def _progress(what: str) -> Callable[[float], None]:

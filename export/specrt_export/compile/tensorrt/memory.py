@@ -23,8 +23,10 @@ grew by (VmHWM less what it was), of which the mapped weights can be dropped by 
 | codelet's draft, fp16 | 3 | 2 | 3 | 275 | 2 |
 
 So a build takes 2.3 to 2.5 times the plan's weights and 260 to 370 MiB; int4 as much as if it were
-stored as int8. Floats are up to 1.57 times as many in the plan as in the graph once one profile has
-width 1 and another more. The rule below lies above all of these, less the mapped weights.
+stored as int8. Floats of these graphs are up to 1.57 times as many in the plan as in the graph once
+one profile has width 1 and another more; lowered graphs hold theirs once, but for the joined query,
+key and value of models that norm their heads. The rule below lies above all of these, less the
+mapped weights.
 
 `tensorrt` was never measured, because it builds on a GPU only: the same rule is held for the host,
 and the weights of the plan and the workspace for the device, which is the least it can take.

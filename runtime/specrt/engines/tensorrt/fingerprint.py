@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specrt.cuda import Survey, survey
-from specrt.engines.tensorrt.library import FLAVOURS, Library, parse_version
+from specrt.engines.tensorrt.library import ELSEWHERE, FLAVOURS, Library, parse_version
 from specrt.errors import EngineError
 
 AMPERE_PLUS, SAME_CAPABILITY = "ampere+", "same-capability"
@@ -44,7 +44,7 @@ def this_device(library: Library, device_id: int = 0, found: Survey | None = Non
     """
     found = survey() if found is None else found
     if lacks := found.lacks(device_id):
-        raise EngineError(f"{library.title} runs on an NVIDIA GPU only: {lacks}")
+        raise EngineError(f"{library.title} runs on an NVIDIA GPU only: {lacks}; {ELSEWHERE}")
     gpu = found.gpus[device_id]
     known = (gpu.capability,) if gpu.capability else ()
     return DeviceRecord(library.backend, library.version, gpu.name, known, found.driver)

@@ -105,7 +105,7 @@ class Library:
         """
         lacks = survey().problem
         if lacks:
-            raise EngineError(f"{self.title} runs on an NVIDIA GPU only: {lacks}")
+            raise EngineError(f"{self.title} runs on an NVIDIA GPU only: {lacks}; {ELSEWHERE}")
         with self.messages() as log:
             runtime = self.module.Runtime(self.logger)
         if runtime is None:
@@ -113,6 +113,12 @@ class Library:
                 f"{self.title} does not start: {log.first_error or 'no reason given'}"
             )
         return runtime
+
+
+ELSEWHERE = (
+    "run the bundle where there is one, or build for this machine with "
+    "`specrt build RECIPE --backend ort-cpu`"
+)
 
 
 @functools.cache  # one logger per process, because TensorRT keeps the first one it sees

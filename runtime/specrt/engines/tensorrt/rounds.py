@@ -46,6 +46,8 @@ class Rounds:
         self._target, self._draft = target, draft
         self._captures = capture
         self.gammas = frozenset(self._possible())
+        fed = draft.model.record
+        self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
         self._ground: Ground | None = None
         self._steps: dict[tuple[int, int], Context] = {}
         self._verify: dict[int, tuple[Context, Scores]] = {}
@@ -79,8 +81,7 @@ class Rounds:
         return (
             gamma in self.gammas
             and not self._closed
-            and 1 <= pending <= OWN
-            and (pending == 1 or fixed(draft.model.record, pending, 1) is not None)
+            and pending in self._pending
             and 0 <= draft_start <= draft.max_length - pending - gamma + 1
             and 0 <= target_start <= target.max_length - gamma - 1
         )
