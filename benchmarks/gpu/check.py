@@ -153,10 +153,11 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
 def _out(parser: argparse.ArgumentParser, asked: Path | None, place: Place) -> Path:
     """Return the file for results, which can be written and holds nothing else."""
     gpus = place.found.gpus
-    out = asked or RESULTS / f"gpu-{slug(gpus[0].name if gpus else '')}.json"
+    name = f"gpu-{slug(gpus[0].name if gpus else '')}.json"
+    out = asked or (RESULTS if gpus else place.work) / name
     try:
         if asked is None:
-            RESULTS.mkdir(parents=True, exist_ok=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
         out.open("a").close()  # now, not after an hour of steps
         read_results(out)
     except OSError as error:

@@ -197,6 +197,7 @@ def test_plans_of_a_grown_target_in_a_smaller_precision(
     assert not [p for p in place.work.iterdir() if p.suffix in (".stored", ".lowered")]
 
 
+@pytest.mark.export
 def test_a_grown_target_still_says_what_codelet_does(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
