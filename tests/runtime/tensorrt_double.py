@@ -48,6 +48,9 @@ class NumpyContext:
         assert address % ALIGNMENT == 0, f"{name} is bound to {address}, which is not aligned"
         self.addresses[name] = address
 
+    def capturable(self) -> bool:
+        return self._plan.capturable
+
     def enqueue(self) -> None:
         plan = self._plan
         plan.enter("enqueue", captured=self._warm)
@@ -87,6 +90,7 @@ class NumpyPlan:
         self.broken_at = broken_at
         self.renamed: dict[str, str] = {}
         self.sized = record.profiles
+        self.capturable = True
 
     def enter(self, call: str, *, captured: bool = True) -> None:
         """Count a call with the device's."""

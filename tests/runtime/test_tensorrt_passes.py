@@ -160,6 +160,18 @@ def test_a_captured_pass_is_one_launch_and_one_wait(form: str) -> None:
         assert device.calls["context"] == contexts
 
 
+def test_a_pass_that_cannot_be_captured_is_launched_each_time() -> None:
+    device, toy = NumpyDevice(), TableEngine(5, max_length=LENGTH)
+    engine = opened(device, toy)
+    engine.model.plan.capturable = False  # type: ignore[attr-defined]
+    for _ in range(3):
+        asked = calls_of(device, engine, 5, 0, 5)
+    assert device.calls["capture"] == 0
+    assert asked == {"send": 1, "enqueue": 1, "fetch": 1, "wait": 1}
+    wanted = toy.forward([[4] * 5], 0).argmax
+    np.testing.assert_array_equal(engine.forward([[4] * 5], 0).argmax, wanted)
+
+
 def test_a_prompt_has_one_context_and_is_never_captured() -> None:
     device = NumpyDevice()
     engine = opened(device, TableEngine(5, max_length=LENGTH))

@@ -14,8 +14,8 @@ import pytest
 
 from runtime.cuda_double import MACHINE, Code, CudaDouble
 from specrt.cuda import Survey
+from specrt.engines.tensorrt import kernels, trt_plan
 from specrt.engines.tensorrt import library as library_module
-from specrt.engines.tensorrt import trt_plan
 from specrt.engines.tensorrt.cuda import CudaDevice
 from specrt.engines.tensorrt.library import FLAVOURS, Library, describe
 from specrt.engines.tensorrt.plan import Plan, Tensor
@@ -116,6 +116,21 @@ def engine_of(world: World, context: Any, module: Any) -> Any:  # noqa: C901
     return Engine
 
 
+class Cache:
+    """Kernels made at run time; the library takes back what it wrote itself."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.held = world, b""
+
+    def deserialize(self, data: bytes) -> bool:
+        fits = data.startswith(b"kernels")
+        self.held = data if fits else b""
+        return fits
+
+    def serialize(self) -> bytes:
+        return self.held or b"kernels of " + str(len(self.world.calls)).encode()
+
+
 def fake(world: World, rtx: bool) -> Any:
     """Return a module like either library; the enterprise one has less."""
     module = SimpleNamespace(
@@ -136,6 +151,12 @@ def fake(world: World, rtx: bool) -> Any:
 
         def set_execution_context_allocation_strategy(self, how: Any) -> None:
             self.how = how
+
+        def create_runtime_cache(self) -> Any:
+            return Cache(world)
+
+        def set_runtime_cache(self, cache: Any) -> bool:
+            return world.answer("cache", cache)
 
     class Runtime:
         def __init__(self, logger: Any) -> None:
@@ -197,7 +218,8 @@ def test_a_plan_tells_its_tensors_and_contexts_run_it(tmp_path: Path, rtx: bool)
     assert plan.ranges(1)["key.0"] == ((1, 2, 8, 4),) * 3
     assert set(plan.ranges(1)) == {"input_ids", "key.0"}
     context = plan.context(1, 4096)
-    assert [call[0] for call in world.calls[1:]] == ["context", "profile", "memory"]
+    made = [call[0] for call in world.calls[1:] if call[0] != "cache"]
+    assert made == ["context", "profile", "memory"]
     assert world.named("profile") == [(1, opened.device.stream)]
     assert world.named("memory") == [(4096, 513)]
     context.set_shape("input_ids", (1, 5))
@@ -342,6 +364,39 @@ def test_a_lost_device_is_seen_before_the_plan(tmp_path: Path) -> None:
         opened.device.available()
 
 
+def test_kernels_are_kept_for_the_next_time(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    kept = opened.path.with_suffix(".kernels")
+    plan = opened.plan()
+    for profile in (0, 1):
+        plan.context(profile, 0)
+    caches = opened.world.named("cache")
+    assert len({id(cache) for (cache,) in caches}) == 1, "one for all contexts of a plan"
+    assert len(caches) == 2
+    plan.close()
+    written = kept.read_bytes()
+    assert written.startswith(b"kernels of")
+    again = opened.plan()
+    again.context(0, 0)
+    again.close()
+    assert kept.read_bytes() == written, "nothing new was made"
+    kept.write_bytes(b"of another version")
+    other = opened.plan()
+    other.context(0, 0)
+    other.close()
+    assert kept.read_bytes().startswith(b"kernels of")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["target.kernels", "target.plan"]
+
+
+def test_kernels_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.path.with_suffix(".kernels").mkdir()
+    plan = opened.plan()
+    plan.context(0, 0)
+    plan.close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_real_plan_begins_as_expected(tmp_path: Path) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
     real = library_module.open_library("tensorrt-rtx")
@@ -363,10 +418,14 @@ def test_all_that_is_used_of_tensorrt_is_there() -> None:
     owners = {
         "engine": trt.ICudaEngine, "_engine": trt.ICudaEngine, "runtime": trt.Runtime,
         "made": trt.IExecutionContext, "_context": trt.IExecutionContext,
-        "config": trt.IRuntimeConfig, "module": trt,
+        "config": trt.IRuntimeConfig, "module": trt, "cache": trt.IRuntimeCache,
+        "_cache": trt.IRuntimeCache,
         "choices": trt.DynamicShapesKernelSpecializationStrategy,
     }  # fmt: skip
-    tree = ast.parse(Path(trt_plan.__file__).read_text(encoding="utf-8"))
+    sources = [Path(one.__file__).read_text(encoding="utf-8") for one in (trt_plan, kernels)]
+    tree = ast.parse(
+        "\n".join(s.replace("from __future__ import annotations", "") for s in sources)
+    )
     seen = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):

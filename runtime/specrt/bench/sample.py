@@ -78,8 +78,7 @@ class Sample:
 
     @cached_property
     def drafted_token_ns(self) -> float | None:
-        """Median time one drafted token took; None where none was drafted, or in one launch with
-        what verified it.
+        """Median time one drafted token took; None where none was drafted apart from verifying.
 
         The median leaves out the first round, in which a draft model reads the prompt.
         """

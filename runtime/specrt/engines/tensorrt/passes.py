@@ -67,7 +67,7 @@ class FixedPass:
     """The pass of a profile that has one size, with a context and a graph for each parity.
 
     Its first run is launched kernel by kernel, because TensorRT may allocate then, and captured
-    afterwards.
+    afterwards; where the library says that it cannot be captured, all runs are like the first.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FixedPass:
     def _first(self, parity: int) -> None:
         self._put(parity)
         self._device.wait()
-        if self._captures:
+        if self._captures and self._contexts[parity].capturable():
             with self._device.capture() as recording:
                 self._put(parity)
             self._graphs[parity] = recording.graph

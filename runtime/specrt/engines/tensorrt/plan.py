@@ -33,6 +33,9 @@ class Context(Protocol):
     def set_address(self, name: str, address: int) -> None:
         """Say where an input or output lies on the device."""
 
+    def capturable(self) -> bool:
+        """Tell whether the next run may be captured into a graph."""
+
     def enqueue(self) -> None:
         """Put one run on the device's stream."""
 

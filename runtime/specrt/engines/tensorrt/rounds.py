@@ -150,7 +150,8 @@ class Rounds:
         """Run kernel by kernel, because TensorRT may allocate on a first run, then capture."""
         self._put(round_)
         self._device.wait()
-        if self._captures:
+        passes = (*round_.steps, round_.verify)
+        if self._captures and all(one.capturable() for one in passes):
             with self._device.capture() as recording:
                 self._put(round_)
             round_.graph = recording.graph

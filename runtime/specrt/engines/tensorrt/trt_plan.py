@@ -9,6 +9,7 @@ from typing import Any
 
 from specrt.engines.tensorrt.bindings import lost, size
 from specrt.engines.tensorrt.cuda import CudaDevice
+from specrt.engines.tensorrt.kernels import KernelCache
 from specrt.engines.tensorrt.library import FLAVOURS, Library
 from specrt.engines.tensorrt.plan import Tensor
 from specrt.engines.tensorrt.weights import WHOLE, Wants, supply
@@ -158,6 +159,7 @@ class TrtPlan:
         self._runtime, self._engine = runtime, engine
         self._contexts: list[TrtContext] = []
         self._configs: list[Any] = []  # contexts do not say whether they keep theirs
+        self._kernels = KernelCache(path)
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.tensors: Mapping[str, Tensor] = {name: self._tensor(name) for name in names}
 
@@ -209,6 +211,7 @@ class TrtPlan:
         for context in self._contexts:
             context.close()
         self._contexts.clear()
+        self._kernels.keep()
         self._configs.clear()
         self._engine = None
         self._runtime = None
@@ -233,6 +236,7 @@ class TrtPlan:
             choices.EAGER if fixed else choices.NONE
         )
         config.cuda_graph_strategy = module.CudaGraphStrategy.DISABLED  # we capture
+        self._kernels.attach(config)
         return engine.create_execution_context(config)
 
     def _tensor(self, name: str) -> Tensor:
