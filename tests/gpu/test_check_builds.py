@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from gpucheck import checks, codelet, experiments, models, probe, rewrites
 from gpucheck.built import read_built
 from gpucheck.lowered import lower
 from gpucheck.place import Place, import_tools
+from gpucheck.rough import roughen
 from gpucheck.step import CheckError, NotRunError
 from gpucheck.steps import GROWN
 
@@ -209,6 +211,7 @@ def test_a_grown_target_still_says_what_codelet_does(
     monkeypatch.setitem(shape.PRESETS, "1B", grown)
     found = models.grow(place, "1B")
     assert found["shape"] == str(grown)
+    assert found["roughened_bytes"] == 2 * 384 * (384 + 1024), "what one added layer writes"
     models.build_sized(place, "ort-cuda", "1B", "fp16")
     built = read_built(models.sized(place, "1B", "fp16", "ort-cuda"))
     engine = OrtCudaEngine(
@@ -236,3 +239,35 @@ def test_a_pair_on_the_cpu_is_held_to_codelet_in_fp32(place: Place, generator: A
     assert found["identical"] == 2
     assert found["unexplained"] == 0
     assert json.dumps(found)
+
+
+def test_matrices_of_zeros_become_different_ones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kept = rng.standard_normal((6, 8)).astype(np.float16)
+    kept[0] = 0  # not all of it
+    tensors: dict[str, Any] = {
+        "a": np.zeros((6, 8), np.float16), "b": kept, "c": np.zeros((6, 8), np.float16),
+        "norm": np.zeros(8, np.float16), "other": np.zeros((6, 8), np.float32),
+    }  # fmt: skip
+    header: dict[str, Any] = {}
+    data = b""
+    for name, array in tensors.items():
+        at = [len(data), len(data) + array.nbytes]
+        dtype = "F16" if array.dtype == np.float16 else "F32"
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": at}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    assert roughen(tmp_path) == 2 * 96
+    left = shard.read_bytes()[8 + len(text) :]
+    for name, array in tensors.items():
+        begin, end = header[name]["data_offsets"]
+        found = np.frombuffer(left[begin:end], array.dtype).reshape(array.shape)
+        if name in "ac":
+            assert (np.abs(found) == np.float16(6e-8)).all()
+            assert found.min() < 0 < found.max()
+            tensors[name] = found
+        else:
+            np.testing.assert_array_equal(found, array)
+    assert not np.array_equal(tensors["a"], tensors["c"])

@@ -14,6 +14,7 @@ from gpucheck.bandwidth import open_device
 from gpucheck.built import TENSORRT, Built, of_bundle, read_built
 from gpucheck.lowered import Source, build_ort_cuda, build_tensorrt
 from gpucheck.place import CODELET, HERE, Place, import_tools
+from gpucheck.rough import roughen
 from gpucheck.step import Facts, NotRunError
 from specrt.engines.tensorrt.ability import lacks_to_build
 from specrt.generate import Generator
@@ -96,11 +97,13 @@ def grow(place: Place, size: str) -> Facts:
     require_disk(place, int(parameters * 2 * copies))
     shutil.rmtree(out, ignore_errors=True)
     inflate(Checkpoint.open(CODELET / "checkpoint" / "target"), out / "weights", shape, "float16")
+    roughened = roughen(out / "weights")
     between = time.monotonic()
     export_graph(Checkpoint.open(out / "weights"), out / "target.onnx")
     return {
         "shape": str(shape),
         "parameters": parameters,
+        "roughened_bytes": roughened,
         "grow_seconds": round(between - began, 1),
         "export_seconds": round(time.monotonic() - between, 1),
     }
