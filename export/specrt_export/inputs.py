@@ -14,6 +14,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+import specrt
 from specrt import libraries
 from specrt.engines.tensorrt.library import open_library
 from specrt.errors import BuildError, CheckpointError
@@ -155,7 +156,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
     library = {"onnxruntime": libraries.version(libraries.ONNXRUNTIME) or "unknown"}
     for backend in sorted(set(map(recipe.backend_of, recipe.sources)).intersection(TENSORRT)):
         library[backend] = open_library(backend).version
-    return {"specrt": version("specrt"), **library, "onnx": version("onnx")}
+    return {"specrt": specrt.__version__, **library, "onnx": version("onnx")}
 
 
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
