@@ -121,6 +121,10 @@ class GraphRun:
         # Not zero: what lies beyond a row's length must not matter.
         self._buffers = {name: np.full(shape, 3.0, np.float32) for name in names}
 
+    def repeat(self, filled: int) -> None:
+        """Fill the KV buffers with copies of their first positions, whatever is there."""
+        self._buffers = {name: repeated(one, filled) for name, one in self._buffers.items()}
+
     def __call__(
         self, tokens: Tokens, start: Sequence[int], rows: Sequence[int]
     ) -> tuple[Logits, Tokens]:
@@ -135,6 +139,12 @@ class GraphRun:
         logits, argmax, *written = self._session.run(names, feed)
         self._buffers = dict(zip(self._buffers, written, strict=True))
         return logits, argmax
+
+
+def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:
+    """Return a KV buffer [B, Hkv, M, D] of copies of its first positions."""
+    copied: NDArray[Any] = buffer[:, :, np.arange(buffer.shape[2]) % filled]
+    return copied
 
 
 def _linked(model: onnx.ModelProto, weights: Sequence[Weight], folder: Path) -> dict[str, Any]:

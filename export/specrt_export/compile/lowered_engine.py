@@ -18,6 +18,7 @@ from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE
 from specrt_export.compile.halved import runnable
 from specrt_export.lower.peak import CANDIDATES
+from specrt_export.portable import repeated
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -86,6 +87,10 @@ class LoweredEngine:
         found = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
         self._caches = {name: found[f"present_{name}"] for name in self._caches}
         return _Output(found)
+
+    def repeat(self, filled: int) -> None:
+        """Fill the KV buffers with copies of their first positions, whatever is there."""
+        self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
 
     def close(self) -> None:
         """Drop the session and the KV buffers."""

@@ -15,7 +15,7 @@ from specrt.engines.tensorrt.library import Library, parse_version
 from specrt.engines.tensorrt.record import FILE_NAME, PLAN
 from specrt.errors import BuildError
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
-from specrt_export.compile.halved import hold, passes
+from specrt_export.compile.held import hold_lowered
 from specrt_export.compile.lowered_engine import LoweredEngine, lowered_engine
 from specrt_export.compile.ort_cpu import CompiledModel
 from specrt_export.compile.tensorrt.builder import build_plan
@@ -121,9 +121,8 @@ class PlanCompiler:
 
     def _hold(self, lowered: LoweredModel, reference: GraphRun) -> None:
         widths = sorted({1, max(self.gammas, default=0) + 1})
-        plan = passes(reference.geometry, self.max_length, widths)
         with lowered.opened() as engine:
-            hold(reference, engine, plan, lowered.target.compute, self.library.backend)
+            hold_lowered(reference, engine, widths, lowered.target.compute, self.library.backend)
 
     def compile(
         self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress

@@ -29,8 +29,8 @@ OWN = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalizati
 
 OWN_PREFIX = "TRT_"
 DECOMPOSED = (
-    'name the version in the recipe (`tensorrt = "10.3"`), and the graph is lowered to '
-    "ScatterElements, MatMul and Softmax"
+    'name the version in the recipe (`version = "10.3"` in `[tensorrt]`), and the graph is lowered '
+    "to ScatterElements, MatMul and Softmax"
 )
 OLDEST_OPSET = 9
 NEWEST_OPSET: tuple[tuple[Version, int], ...] = (((11, 5), 25), ((10, 15), 24), ((10, 0), 21))

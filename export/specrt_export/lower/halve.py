@@ -48,7 +48,8 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
       =>  x/half ─ Projection ─ Cast fp32 ─ (softcap ─) logits ─ TopK ─ argmax
     ```
     KV inputs and outputs are of the half type; logits, argmax and confidence stay what they were.
-    `exact` are values that are computed in fp32 all the same.
+    `exact` are values that are computed in fp32 all the same; so are angles, up to their cosines
+    and sines: fp16 holds whole positions up to 2048, bf16 up to 256.
     """
     _widen_scores(view)
     _Halving(view, TYPES[kind], exact).run()
@@ -79,7 +80,7 @@ class _Halving:
         self.to = to
         types = value_types(view)
         self.floats = {name for name, onnx_type in types.items() if onnx_type == _FLOAT}
-        self.exact = _read_from(view, _head(view).output[0]).union(exact)
+        self.exact = _read_from(view, _head(view).output[0]).union(exact, _angles(view))
         self.constants = {t.name for t in view.graph.initializer}
         self.made: dict[str, int] = {}
         self.cast: dict[tuple[str, int], str] = {}
@@ -137,6 +138,18 @@ def _read_from(view: GraphView, name: str) -> set[str]:
             new = set(filter(None, reader.output)) - found
             found |= new
             stack.extend(new)
+    return found
+
+
+def _angles(view: GraphView) -> set[str]:
+    """Return what cosines and sines are computed from."""
+    found, stack = set[str](), [node.input[0] for node in view.nodes("Cos", "Sin")]
+    while stack:
+        name = stack.pop()
+        node = view.maker(name)
+        if node is not None and name not in found:
+            found.add(name)
+            stack.extend(node.input)
     return found
 
 
