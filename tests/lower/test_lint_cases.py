@@ -478,7 +478,7 @@ def test_operators_arrive(op_type: str, older: tuple[int, int], newer: tuple[int
     findings = [f for f in lint(graph, older) if f.severity == "refused"]
     assert [(f.rule, f.node) for f in findings] == [("operator-version", "n")]
     assert op_type in findings[0].reason
-    assert 'tensorrt = "10.3"' in findings[0].remedy
+    assert 'version = "10.3"' in findings[0].remedy
     assert not [f for f in lint(graph, newer) if f.severity == "refused"]
 
 
