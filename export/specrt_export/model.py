@@ -53,7 +53,10 @@ class ModelBuilder:
         """
         for role in self.recipe.sources:
             if self.recipe.backend_of(role) in TENSORRT:
-                self._compiler(role).check()
+                compiler = self._compiler(role)
+                compiler.check()
+                if self.gate is not None and self.recipe.precisions[role].rewrites:
+                    compiler.check_measurable()
 
     def build(self, model: ModelInputs, progress: Progress) -> ModelRecord:
         """Build an engine, hold it to the graph it came from, and measure what quantizing did.

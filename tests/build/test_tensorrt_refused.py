@@ -14,6 +14,7 @@ from specrt.cuda import survey
 from specrt.engines.tensorrt.library import is_installed
 from specrt.errors import BuildError, EngineError, RecipeError
 from specrt_export.build import build
+from specrt_export.compile import plan
 from specrt_export.model import ModelBuilder
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -103,6 +104,19 @@ def test_what_a_library_does_not_offer_is_refused_before_any_work(
         assert "\n" not in str(refused.value)
         assert stages == ["read checkpoints"]
         assert nothing_left(out)
+
+
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ONNX Runtime for Python 3.10 runs graphs of the older form only."""
+    monkeypatch.setattr(ModelBuilder, "build", never)
+    monkeypatch.setattr(plan, "runs_here", lambda: False)
+    with pytest.raises(BuildError, match=r"cannot run the graph .* quality\.calibration"):
+        build(read_pair(calibrated, precision='"int8"'), out)
+    for recipe in (read_pair(), read_pair(calibrated, "[tensorrt]", 'version = "10.3"')):
+        with pytest.raises(AssertionError, match="too late"):
+            build(recipe, out)
 
 
 def test_options_of_a_backend_that_is_not_used_are_not_looked_at(

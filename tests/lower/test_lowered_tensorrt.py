@@ -310,3 +310,18 @@ def test_what_differs_is_refused(draft: Source, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="differs from the portable graph"):
         error(draft, tmp_path / "made", made, compute="fp32")
     assert (tmp_path / "made" / ENGINE).is_file()
+
+
+def test_a_graph_that_does_not_run_is_told_in_one_line(draft: Source, tmp_path: Path) -> None:
+    made = lowered(draft, compute="fp32")
+    cut = next(n for n in made.model.graph.node if n.op_type == "Split")
+    cut.op_type = "Splitt"
+    with pytest.raises(BuildError, match="does not run the lowered graph") as refused:
+        error(draft, tmp_path / "unknown", made, compute="fp32")
+    assert "\n" not in str(refused.value)
+    made = lowered(draft, compute="fp32")
+    product = next(n for n in made.model.graph.node if n.op_type == "MatMul")
+    del product.input[:]
+    product.input.extend(["input_ids", "input_ids"])
+    with pytest.raises(BuildError, match="defect of the lowering"):
+        error(draft, tmp_path / "wrong", made, compute="fp32")

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.engine import Candidates, Confidence, Logits, Tokens, check_bounds
+from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE
 from specrt_export.compile.halved import runnable
@@ -59,12 +60,14 @@ class LoweredEngine:
         self.geometry = geometry
         self.batch = batch
         self.max_length = self.max_width = max_length
+        self._path = path
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         # Only checks run here, beside other work: waiting threads must not take its cores.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        with _blamed(path):
+            self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self._names = [output.name for output in self._session.get_outputs()]
         self._caches = {
             value.name: np.zeros(value.shape, _TYPES[value.type])
@@ -73,7 +76,10 @@ class LoweredEngine:
         }
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Output:
-        """Run one pass; see `Engine.forward`."""
+        """Run one pass; see `Engine.forward`.
+
+        Raises: BuildError for a graph that does not run.
+        """
         fed = np.asarray(tokens, np.int64)
         starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,))
         width = fed.shape[1]
@@ -84,7 +90,8 @@ class LoweredEngine:
             "rows": np.arange(width - (rows or width), width),
             **self._caches,
         }
-        found = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
+        with _blamed(self._path):
+            found = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
         self._caches = {name: found[f"present_{name}"] for name in self._caches}
         return _Output(found)
 
@@ -96,6 +103,19 @@ class LoweredEngine:
         """Drop the session and the KV buffers."""
         self._caches = {}
         self._session = None
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Say of a graph that ONNX Runtime refuses whose fault it is."""
+    try:
+        yield
+    except Exception as error:  # the library's exceptions have no common class
+        raise BuildError(
+            f"ONNX Runtime {ort.__version__} does not run the lowered graph {path.name}: "
+            f"{str(error).splitlines()[0][:300]}. This is a defect of the lowering: please report "
+            "the architecture"
+        ) from error
 
 
 @contextmanager

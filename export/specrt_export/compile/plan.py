@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+import onnxruntime
 
 from specrt.cuda import survey
 from specrt.engines.tensorrt.library import Library, parse_version
@@ -25,6 +26,7 @@ from specrt_export.compile.tensorrt.profiles import profiles
 from specrt_export.lint import lint
 from specrt_export.lower.stored import stored_weights
 from specrt_export.lower.tensorrt import (
+    NATIVE,
     TensorRtTarget,
     form_of,
     lower_tensorrt,
@@ -96,6 +98,18 @@ class PlanCompiler:
         Raises: BuildError.
         """
         check_options(self.options, self.library, gpu=not survey().problem)
+
+    def check_measurable(self) -> None:
+        """Refuse to measure what the ONNX Runtime installed cannot run.
+
+        Raises: BuildError.
+        """
+        if form_of(self.parser) == NATIVE and not runs_here():
+            raise BuildError(
+                f"onnxruntime {onnxruntime.__version__} cannot run the graph that the plan is made "
+                "of, and quality.calibration asks for its quality; build with onnxruntime 1.25 or "
+                "later, which needs Python 3.11 or later"
+            )
 
     def lower(self, role: str, graph: Path, weights: Path, out: Path, compute: str) -> LoweredModel:
         """Write the lowered graph of a model into a folder, held to what it was made from.

@@ -189,7 +189,7 @@ def _soften_masks(view: GraphView, compute: str) -> None:
         if (
             array is None
             or array.dtype != np.float32
-            or array.size > 1
+            or array.size != 1
             or not array.min() < _MASKED
         ):
             continue
