@@ -16,6 +16,7 @@ import pytest
 
 from specrt.bundle import Bundle
 from specrt.cli import run
+from specrt.cli.inspect import memory
 from specrt.cuda import survey
 from specrt.engines.tensorrt.library import open_library
 from specrt.engines.tensorrt.record import FILE_NAME, PLAN, EngineRecord, read_engine_record
@@ -157,6 +158,8 @@ def test_an_older_version_gets_the_simpler_form(
     recipe = read_pair("[tensorrt]", 'version = "10.3"', "candidates = 0", gammas="[1]")
     build(replace(recipe, draft=None), out)
     assert (record(out).form, record(out).candidates) == ("decomposed", 0)
+    manifest = Bundle.open(out).manifest
+    assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:

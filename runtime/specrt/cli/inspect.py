@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from specrt.bundle import DEFAULT_BUNDLE, Bundle
 from specrt.engine import TENSORRT
 from specrt.manifest import Manifest, ModelRecord
 from specrt.tuning import read_tuning
+
+if TYPE_CHECKING:
+    from specrt.engines.tensorrt.record import EngineRecord
 
 MIB = 1 << 20
 
@@ -25,16 +28,24 @@ def command(bundle: Path, as_json: bool) -> None:
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     if as_json:
-        print(json.dumps({**json.loads(manifest.to_json()), "memory": memory(manifest)}))
+        print(json.dumps({**json.loads(manifest.to_json()), "memory": memory(bundle, manifest)}))
         return
     _show(bundle, manifest, _tuned(opened))
 
 
-def memory(manifest: Manifest) -> dict[str, int]:
-    """Return the bytes a device needs: weights, KV buffers when full, and their sum."""
+def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
+    """Return the bytes a device needs: weights, KV buffers when full, and their sum.
+
+    Passes of a decomposed plan write new KV buffers beside those they read.
+    """
     models = [m for m in (manifest.target, manifest.draft) if m]
     weights = sum(m.weight_bytes for m in models)
     caches = manifest.kv_bytes()
+    for model in models:
+        record = _record_of(bundle, manifest, model)
+        if record is not None and record.form == "decomposed":
+            size = model.kv_item_bytes
+            caches += model.geometry.kv_bytes(manifest.batch, manifest.max_length, size)
     return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
 
 
@@ -61,7 +72,7 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
 
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
-    needs = {name: f"{size / MIB:.0f}" for name, size in memory(manifest).items()}
+    needs = {name: f"{size / MIB:.0f}" for name, size in memory(bundle, manifest).items()}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
@@ -104,13 +115,19 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
 
 def _plan_facts(bundle: Path, manifest: Manifest, model: ModelRecord) -> list[tuple[str, str]]:
     """Say what TensorRT made of the model, where it is a plan."""
-    if manifest.backend_of(model) not in TENSORRT:
-        return []
-    from specrt.engines.tensorrt.record import FILE_NAME, read_engine_record
     from specrt.engines.tensorrt.summary import summary
 
-    record = read_engine_record((bundle / model.engine).with_name(FILE_NAME))
-    return [(f"  {name}", value) for name, value in summary(record)]
+    record = _record_of(bundle, manifest, model)
+    return [(f"  {name}", value) for name, value in summary(record)] if record else []
+
+
+def _record_of(bundle: Path, manifest: Manifest, model: ModelRecord) -> EngineRecord | None:
+    """Return what is known of the plan of a model, where it is one."""
+    if manifest.backend_of(model) not in TENSORRT:
+        return None
+    from specrt.engines.tensorrt.record import FILE_NAME, read_engine_record
+
+    return read_engine_record((bundle / model.engine).with_name(FILE_NAME))
 
 
 def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
