@@ -54,7 +54,7 @@ engines: $(VENV)/.runtime $(EXTRA) ## build every bundle that is missing or stal
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
-	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet)$(if $(EXTRA),-fp16) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
 
 test: $(VENV)/.test ## run the tests
 	@$(BIN)/python -m pytest -n 2 $(ARGS)

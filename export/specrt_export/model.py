@@ -54,7 +54,10 @@ class ModelBuilder:
         for role in self.recipe.sources:
             if self.recipe.backend_of(role) in TENSORRT:
                 compiler = self._compiler(role)
-                compiler.check()
+                try:
+                    compiler.check(self.recipe.precisions[role].names)
+                except BuildError as error:
+                    raise BuildError(f"{self.recipe.path}: [tensorrt] {error}") from error
                 if self.gate is not None and self.recipe.precisions[role].rewrites:
                     compiler.check_measurable()
 
@@ -87,7 +90,7 @@ class ModelBuilder:
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
             return None
-        progress(f"quantize {role}", 0.2)
+        progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
         return quantize(original.graph, original.weights, scratch / "quantized", precision)
 
     def _measure(

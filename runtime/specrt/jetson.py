@@ -29,7 +29,7 @@ _JETPACKS = {
 Source: NVIDIA's JetPack archive; TensorRT of 7.2 as seen on boards.
 """
 NATIVE_FROM = (10, 15)
-OLDEST = (10, 0)
+OLDEST = (10, 3)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Jetson:
             return ""
         number = int(found[1]), int(found[2])
         if number < OLDEST:
-            return "none: specrt needs TensorRT 10, which JetPack 6.1 brings"
+            return "none: specrt needs TensorRT 10.3, which JetPack 6.1 brings"
         return "native" if number >= NATIVE_FROM else "decomposed"
 
 

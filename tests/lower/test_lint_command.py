@@ -137,10 +137,10 @@ def test_missing_files_and_folders_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "cannot be read" in refusal(capsys, str(tmp_path / "none.onnx"))
-    assert "cannot be read" in refusal(capsys, str(tmp_path))
+    assert "is a folder" in refusal(capsys, str(tmp_path))
 
 
-@pytest.mark.parametrize("version", ["", "11", "9.3", "10.2", "eleven", "11.0x", "-1.0", "1e9.0"])
+@pytest.mark.parametrize("version", ["", "9.3", "10.2", "eleven", "11.0x", "-1.0", "1e9.0"])
 def test_bad_versions_are_refused(
     softcap: Path, capsys: pytest.CaptureFixture[str], version: str
 ) -> None:
@@ -152,6 +152,12 @@ def test_external_data_is_looked_for_beside_the_graph(
 ) -> None:
     path = tmp_path / "draft.onnx"
     shutil.copyfile(engines / "codelet" / "portable" / "draft.onnx", path)
+    cli.run(["lint", str(path), "--json"])
+    rules = [f["rule"] for f in json.loads(capsys.readouterr().out)]
+    assert "weight-missing" not in rules, "the weights of a portable graph lie elsewhere"
+    model = onnx.load(path, load_external_data=False)
+    del model.metadata_props[:]
+    path.write_bytes(model.SerializeToString())
     cli.run(["lint", str(path), "--json"])
     rules = [f["rule"] for f in json.loads(capsys.readouterr().out)]
     assert rules.count("weight-missing") == 1

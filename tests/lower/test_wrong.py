@@ -13,7 +13,17 @@ import pytest
 from specrt.errors import SpecrtError
 from specrt_export.compile.ort_cpu import compile_ort_cpu
 from specrt_export.equal import check_equal
-from specrt_export.lower import attention, fold, layers, matrix, norm, ort, parts, rows, stored
+from specrt_export.lower import (
+    attention,
+    fold,
+    layers,
+    matrix,
+    norm,
+    parts,
+    recognise,
+    rows,
+    stored,
+)
 from specrt_export.lower.matrix import Matrix, join_matrices
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.view import GraphView
@@ -57,7 +67,7 @@ def forget_the_factor_of_the_queries(patch: pytest.MonkeyPatch) -> None:
         for node in view.nodes("Attention"):
             next(a for a in node.attribute if a.name == "scale").f = 1.0
 
-    patch.setattr(ort, "fold_query_scale", forgotten)
+    patch.setattr(recognise, "fold_query_scale", forgotten)
 
 
 def take_every_part_from_the_start(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +118,7 @@ def score_the_first_row(patch: pytest.MonkeyPatch) -> None:
                 node.input[1] = wrong
         return made
 
-    patch.setattr(ort, "fuse_row_selection", first)
+    patch.setattr(recognise, "fuse_row_selection", first)
 
 
 def join_q_k_v_in_another_order(patch: pytest.MonkeyPatch) -> None:

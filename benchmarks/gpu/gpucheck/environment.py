@@ -84,13 +84,18 @@ def _commit() -> str:
     return done.stdout.strip() if not done.returncode else ""
 
 
+def no_gpu(found: Survey) -> str:
+    """Say that no GPU answers, and why."""
+    return f"no GPU ({found.problem})"
+
+
 def why_not(backend: str, found: Survey) -> str:
     """Say why a backend cannot run here; empty where it may.
 
     A list of compute capabilities that a library gives is not believed: the plans are tried.
     """
     if found.problem:
-        return f"no GPU: {found.problem}"
+        return no_gpu(found)
     if backend == "ort-cuda":
         from specrt.engines.cuda_session import missing, unloadable
 

@@ -102,7 +102,10 @@ def _build(folder: Path) -> Path:
 
     place = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
     if not place.exists():
-        raise SystemExit("onnxruntime here has no CUDA provider; pip install onnxruntime-gpu")
+        raise SystemExit(
+            "onnxruntime here has no CUDA provider: `pip uninstall onnxruntime`, then "
+            "`pip install onnxruntime-gpu`; both packages are one module"
+        )
     wanted: dict[str, set[str]] = {"libcuda.so.1": set()}
     listed = subprocess.run(
         ["nm", "-D", "--undefined-only", str(place)], capture_output=True, text=True, check=True

@@ -53,11 +53,10 @@ def add(path: Path, outcomes: list[Outcome], facts: dict[str, Any]) -> dict[str,
     with locked(path):
         data = read_results(path)
         for outcome in outcomes:
-            key = f"{outcome.step}@{outcome.backend}" if outcome.backend else outcome.step
-            before = data["steps"].get(key)
+            before = data["steps"].get(outcome.key)
             if before and before["status"] != NOT_RUN and outcome.status == NOT_RUN:
                 continue
-            data["steps"][key] = asdict(outcome)
+            data["steps"][outcome.key] = asdict(outcome)
         data |= facts
         aside = path.with_name(f".{path.name}.part")
         aside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

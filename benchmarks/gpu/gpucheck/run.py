@@ -14,12 +14,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpucheck.environment import why_not
+from gpucheck.environment import no_gpu, why_not
 from gpucheck.place import HERE, Place
 from gpucheck.probe import verdict
 from gpucheck.step import FAILED, NOT_RUN, OK, CheckError, NotRunError, Outcome, Step
 
 SCRIPT = HERE / "check.py"
+NO_TIME = "too little was left of --minutes"
 _LAST_LINES = 6
 _SHORTEST, _PATIENCE = 3.0, 4.0
 """Minutes that any step may take where time is short, and how many times what was expected."""
@@ -29,7 +30,7 @@ _LONGEST = 600
 def perform(step: Step, place: Place) -> dict[str, Any]:
     """Run a step here; return its status, reason and facts."""
     if step.needs_gpu and not place.has_gpu:
-        return {"status": NOT_RUN, "reason": f"no GPU: {place.found.problem}", "facts": {}}
+        return {"status": NOT_RUN, "reason": no_gpu(place.found), "facts": {}}
     try:
         return {"status": OK, "reason": "", "facts": step.run(place, step.backend)}
     except NotRunError as error:
@@ -89,21 +90,25 @@ def answer(step: Step, place: Place, path: Path) -> None:
 
 def run_all(
     steps: Sequence[Step], arguments: Sequence[str], minutes: float | None, place: Place,
-    note: Callable[[Outcome], dict[str, Any]],
+    note: Callable[[Outcome], dict[str, Any]], begun: Callable[[Step], None],
 ) -> list[Outcome]:  # fmt: skip
     """Run steps in their order within a number of minutes.
 
-    `note` is told each outcome as it comes, and returns all that is known by then.
+    `begun` is told each step that is really started. `note` is told each outcome as it comes, and
+    returns all that is known by then.
     """
     ends = None if minutes is None else time.monotonic() + 60 * minutes
     outcomes: list[Outcome] = []
     backends = Backends(place)
     for step in steps:
         left = None if ends is None else ends - time.monotonic()
-        reason = _unfit(step, left) or (backends.why_not(step.backend) if step.needs_gpu else "")
-        if reason:
+        if reason := backends.why_not(step.backend) if step.needs_gpu else "":
             done = Outcome(step.subject, step.backend, NOT_RUN, reason)
+        elif left is not None and left < 60 * step.minutes:
+            facts = {"minutes_needed": step.minutes, "minutes_left": round(max(left, 0) / 60, 1)}
+            done = Outcome(step.subject, step.backend, NOT_RUN, NO_TIME, facts=facts)
         else:
+            begun(step)
             done = apart(step, arguments, _patience(step, left))
         outcomes.append(done)
         backends.known = note(done)
@@ -122,19 +127,13 @@ class Backends:
     def why_not(self, backend: str) -> str:
         """Say why what needs a GPU is left out; empty where it is not."""
         if not self._place.has_gpu:
-            return f"no GPU: {self._place.found.problem}"
+            return no_gpu(self._place.found)
         if not backend:
             return ""
         if backend not in self._lacks:
             self._lacks[backend] = why_not(backend, self._place.found)
         asked = self._place.capabilities  # other plans than those that were probed
         return self._lacks[backend] or ("" if asked else verdict(self.known, backend))
-
-
-def _unfit(step: Step, left: float | None) -> str:
-    if left is None or left >= 60 * step.minutes:
-        return ""
-    return f"about {step.minutes:g} minutes were needed, {max(left, 0) / 60:.1f} were left"
 
 
 def _patience(step: Step, left: float | None) -> float | None:

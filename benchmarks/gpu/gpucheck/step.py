@@ -40,6 +40,16 @@ class Step:
     minutes: float = 1.0
     """About what it takes on a data-centre GPU; a step is not begun with less time left."""
 
+    package: str = ""
+    """What has to be installed for it, beyond what specrt itself needs."""
+
+    @property
+    def needed(self) -> str:
+        """What it can do without, as a list of steps says it."""
+        if self.needs_gpu:
+            return ""
+        return f"no GPU needed, but {self.package}" if self.package else "no GPU needed"
+
     @property
     def key(self) -> str:
         """Its name in results and on the command line."""
@@ -65,3 +75,8 @@ class Outcome:
     seconds: float = 0.0
     when: str = ""
     facts: Facts = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The name of its step in results."""
+        return f"{self.step}@{self.backend}" if self.backend else self.step

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from gpucheck import bench, codelet, experiments, models, probe
 from gpucheck.bandwidth import bandwidth
@@ -27,7 +28,7 @@ def _steps(place: Place) -> Iterator[Step]:
     yield Step("environment", "", environment, needs_gpu=False, minutes=0.2)
     yield Step("backends", "", backends, needs_gpu=False, minutes=0.2)
     yield Step("bandwidth", "", bandwidth, minutes=0.2)
-    yield Step("probe", _RTX, probe.probe, needs_gpu=False, minutes=1)
+    yield Step("probe", _RTX, probe.probe, minutes=1, **_without(_RTX))
     for backend in BACKENDS:
         yield from _codelet(backend)
     if place.rehearse:
@@ -40,7 +41,7 @@ def _steps(place: Place) -> Iterator[Step]:
         for name in experiments.QUESTIONS:
             build = partial(_experiment, experiments.build, name)
             measure = partial(_experiment, experiments.measure, name)
-            yield Step(f"{name}.build", backend, build, needs_gpu=False, minutes=1)
+            yield Step(f"{name}.build", backend, build, minutes=1, **_without(backend))
             yield Step(f"{name}.measure", backend, measure, minutes=0.5)
     for precision in place.precisions:
         for size in place.sizes if precision != "fp16" else ():
@@ -49,8 +50,15 @@ def _steps(place: Place) -> Iterator[Step]:
     yield from _others()
 
 
+def _without(backend: str) -> dict[str, Any]:
+    """Say what building for a backend needs: TensorRT times kernels on a GPU, the others do not."""
+    if backend == _RTX:
+        return {"needs_gpu": False, "package": "tensorrt-rtx"}
+    return {"needs_gpu": backend in TENSORRT}
+
+
 def _codelet(backend: str) -> Iterator[Step]:
-    yield Step("codelet.build", backend, models.build_bundle, needs_gpu=False, minutes=0.7)
+    yield Step("codelet.build", backend, models.build_bundle, minutes=0.7, **_without(backend))
     yield Step("codelet.logits", backend, codelet.logits, minutes=0.3)
     yield Step("codelet.engine", backend, codelet.engine, minutes=0.7)
     if backend in TENSORRT:
@@ -137,7 +145,8 @@ def _others() -> Iterator[Step]:
     yield Step("mixed.build", "ort-cuda", partial(models.build_bundle, pair="mixed"),
                needs_gpu=False, minutes=0.7)  # fmt: skip
     yield Step("mixed.verify", "ort-cuda", partial(codelet.verify, pair="mixed"), minutes=0.7)
-    yield Step("provider", "ort-cuda", provider, needs_gpu=False, minutes=0.5)
+    yield Step("provider", "ort-cuda", provider, needs_gpu=False, package="onnxruntime-gpu",
+               minutes=0.5)  # fmt: skip
     yield Step("tests", "", tests, minutes=2)
 
 

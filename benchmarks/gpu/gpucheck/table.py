@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpucheck.step import OK
+from gpucheck.step import OK, Outcome
 from gpucheck.wanted import Figure
 
 _LONGEST = 100
 
 
-def table(data: dict[str, Any], found: Sequence[Figure]) -> str:
-    """Return every step and every figure that is wanted, a line each."""
+def steps_table(outcomes: Sequence[Outcome]) -> str:
+    """Return steps, a line each."""
     rows = [("step", "backend", "status", "seconds", "what")]
-    for one in data["steps"].values():
-        rows.append((
-            one["step"], one["backend"] or "-", one["status"], f"{one['seconds']:.1f}", _what(one),
-        ))  # fmt: skip
+    for one in outcomes:
+        rows.append((one.step, one.backend or "-", one.status, f"{one.seconds:.1f}", _what(one)))
+    return aligned(rows)
+
+
+def figures_table(found: Sequence[Figure]) -> str:
+    """Return every figure that is wanted, a line each."""
     wanted = [("figure", "backend", "wanted", "found", "met")]
     for figure in found:
         said = "not measured" if figure.found is None else f"{figure.found:.3f}"
         met = {None: "-", True: "yes", False: "no"}[figure.met]
         wanted.append((figure.name, figure.backend or "-", figure.wanted, said, met))
-    return f"{aligned(rows)}\n\n{aligned(wanted)}"
+    return aligned(wanted)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -33,8 +36,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _what(one: dict[str, Any]) -> str:
-    said = one["reason"] if one["status"] != OK else _headline(one["facts"])
+def _what(one: Outcome) -> str:
+    said = one.reason if one.status != OK else _headline(one.facts)
     return said if len(said) <= _LONGEST else said[: _LONGEST - 3] + "..."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,8 @@ from specrt.cuda import survey
 from specrt.engines.tensorrt.library import Library, parse_version
 from specrt.engines.tensorrt.record import FILE_NAME, PLAN
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
+from specrt.memory import available_bytes
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
 from specrt_export.compile.held import hold_lowered
 from specrt_export.compile.lowered_engine import LoweredEngine, lowered_engine
@@ -41,6 +43,9 @@ from specrt_export.portable import (
     read_graph,
     runs_here,
 )
+
+CAPABLE = {"fp8": (8, 9), "bf16": (8, 0)}
+"""The first compute capability that has a type."""
 
 KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -92,12 +97,33 @@ class PlanCompiler:
         # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
         return (11, 0) if self.library.native else self.library.number
 
-    def check(self) -> None:
+    def check(self, precisions: Collection[str]) -> None:
         """Refuse settings that the library does not offer here; what takes long comes later.
 
         Raises: BuildError.
         """
         check_options(self.options, self.library, gpu=not survey().problem)
+        for name, least in CAPABLE.items():
+            lacking = [c for c in self.options.capabilities if parse_version(c)[:2] < least]
+            if name in precisions and lacking:
+                first = ".".join(map(str, least))
+                raise BuildError(
+                    f"capabilities holds {', '.join(lacking)}, and {name} needs {first} or later; "
+                    "remove it, or take another precision"
+                )
+
+    def _capabilities(self, graph: onnx.ModelProto) -> tuple[str, ...]:
+        """Return what to build for: where nothing was asked, all that has the types of a graph.
+
+        TensorRT for RTX leaves others out by itself, but says in the plan that they are there.
+        """
+        if self.options.capabilities or not self.library.capabilities:
+            return self.options.capabilities
+        kinds = {t.data_type for t in graph.graph.initializer}
+        if onnx.TensorProto.FLOAT8E4M3FN not in kinds:
+            return ()
+        known = self.library.capabilities
+        return tuple(c for c in known if parse_version(c)[:2] >= CAPABLE["fp8"])
 
     def check_measurable(self) -> None:
         """Refuse to measure what the ONNX Runtime installed cannot run.
@@ -119,6 +145,7 @@ class PlanCompiler:
         portable = read_graph(graph)
         geometry = geometry_of(portable)
         check_length(geometry, self.max_length, weights)
+        self._check_room(geometry, compute)
         target = TensorRtTarget(
             geometry, self.max_length, self.batch, compute, form_of(self.parser),
             candidates=min(self.options.candidates, geometry.vocab_size),
@@ -132,6 +159,20 @@ class PlanCompiler:
         if runs_here():
             self._hold(lowered, GraphRun(graph, weights))
         return lowered
+
+    def _check_room(self, geometry: Geometry, compute: str) -> None:
+        """Refuse KV buffers that the check of the lowered graph has no memory for.
+
+        It holds them twice: those a pass reads, and those it makes.
+        """
+        needed = 2 * geometry.kv_bytes(self.batch, self.max_length, KV_BYTES[compute])
+        free = available_bytes()
+        if runs_here() and free is not None and needed > free:
+            raise BuildError(
+                f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
+                f"{self.max_length} positions, and {free >> 20} MiB are free; lower max_length, or "
+                "build on a machine with more memory"
+            )
 
     def _hold(self, lowered: LoweredModel, reference: GraphRun) -> None:
         widths = sorted({1, max(self.gammas, default=0) + 1})
@@ -155,7 +196,11 @@ class PlanCompiler:
         timing = (out / PLAN).with_suffix(SUFFIX)
         if (previous / timing.name).is_file():
             shutil.copyfile(previous / timing.name, timing)
-        options = replace(self.options, candidates=lowered.target.candidates)
+        options = replace(
+            self.options,
+            candidates=lowered.target.candidates,
+            capabilities=self._capabilities(graph),
+        )
         report = build_plan(
             path, out / PLAN, self.library, profiles(lowered.role, self.prefill, self.gammas),
             options, progress, form=lowered.target.form, timing_cache=timing,

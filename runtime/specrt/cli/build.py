@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.bundle import BUILD_ROOT
+from specrt.cuda import survey
+from specrt.engine import TENSORRT
 from specrt.errors import BuildError
 from specrt.tune import tune_quickly
 
@@ -49,7 +51,7 @@ def command(
     with progress_bar(f"build {plan.name}") as progress:
         builder.build(plan, place, progress)
         reason = None
-        if not no_tune:
+        if not no_tune and (reason := _runs_elsewhere(plan, place)) is None:
             progress("measure costs", 0.98)
             _, reason = tune_quickly(place)
         progress("done", 1.0)
@@ -60,6 +62,14 @@ def command(
     print(
         f"built {place} ({size / 1e6:.1f} MB) in {took:.1f} s; look at it: specrt inspect {place}"
     )
+
+
+def _runs_elsewhere(plan: Recipe, place: Path) -> str | None:
+    """Say that plans are tuned where they run, if that is not here."""
+    backends = {plan.backend_of(role) for role in plan.sources}.intersection(TENSORRT)
+    if not backends or not survey().problem:
+        return None
+    return f"not tuned, as there is no GPU here; run `specrt tune {place}` where it will run"
 
 
 def _lines(title: str) -> Callable[[str, float], None]:

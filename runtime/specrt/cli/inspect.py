@@ -109,7 +109,7 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
         ("  layers", f"{g.layers}{sliding if windows else ''}"),
         ("  heads", f"{g.heads}, {g.kv_heads} for keys and values, of {g.head_dim}"),
         ("  vocabulary", str(g.vocab_size)),
-        ("  fused", ", ".join(f"{what} {count}" for what, count in model.fused.items())),
+        ("  fused", ", ".join(f"{what} {n}" for what, n in model.fused.items() if n[:2] != "0/")),
     ]
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LARGEST_BYTES = (1 << 31) - 1
 """Protobuf reads no longer message."""
 
+GEOMETRY = "specrt.geometry"
+"""Metadata of graphs that `specrt export` made."""
+
 SHOWN = 3
 """Nodes named in one line."""
 
@@ -43,8 +46,13 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
         raise BuildError(
             f'linting needs {error.name}; install it with `pip install "specrt[build]"`'
         ) from None
-    findings = lint(_read(graph), _version(tensorrt), graph.parent)
+    model = _read(graph)
+    portable = any(p.key == GEOMETRY for p in model.metadata_props)
+    folder = None if portable else graph.parent  # those of a portable graph lie in the checkpoint
+    findings = lint(model, _version(tensorrt), folder)
     print(json.dumps([asdict(f) for f in findings]) if as_json else _text(graph, findings))
+    if findings and portable and not as_json:
+        print("note: this is a portable graph; `specrt build` lowers it before TensorRT sees it")
     return int(any(f.severity != "slow" for f in findings))
 
 
@@ -52,8 +60,8 @@ def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
     from specrt_export.lint import OLDEST
 
-    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,9}){0,3}", text, re.ASCII)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    found = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
+    version = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise BuildError(f"--tensorrt is {text!r}; expected {oldest} or later, such as 11.0")
@@ -71,6 +79,10 @@ def _read(path: Path) -> onnx.ModelProto:
                 "in external data"
             )
         model = onnx.load_model_from_string(path.read_bytes())
+    except IsADirectoryError:
+        raise BuildError(
+            f"{path} is a folder; name an ONNX file, such as one of `graph` in a recipe"
+        ) from None
     except OSError as error:
         raise BuildError(f"{path} cannot be read ({error.strerror}); name an ONNX file") from error
     except BuildError:

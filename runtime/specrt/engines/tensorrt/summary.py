@@ -26,7 +26,8 @@ def _lines(record: EngineRecord) -> Iterator[tuple[str, str]]:
     if record.capabilities:
         yield "compute capabilities", ", ".join(record.capabilities)
     for setting in record.settings:
-        yield setting.name, setting.value
+        if setting.name != "capabilities" or not record.capabilities:
+            yield setting.name, setting.value
     compiled = {one.profile: one for one in record.compiled}
     for profile in record.profiles:
         yield f"profile {profile.name}", _profile(profile, compiled.get(profile.name))
