@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gpucheck.options import Parser, parser, passed_on, place_of
 from gpucheck.place import HERE, RESULTS, ROOT, Place
@@ -61,7 +61,7 @@ def _main(given: list[str]) -> int:
         child(backend, way, Path(folder))
         return 0
     if options.install:
-        return _elsewhere([one for one in given if one != "--install"])
+        _elsewhere([one for one in given if one != "--install"])
     place = place_of(options)
     all_steps = _steps(place)
     if options.step:
@@ -141,7 +141,7 @@ def _out(reader: Parser, asked: Path | None, place: Place) -> Path:
     return out
 
 
-def _elsewhere(arguments: list[str]) -> int:
+def _elsewhere(arguments: list[str]) -> NoReturn:
     """Run again in an environment of its own; specrt goes in without its own dependencies.
 
     They name `onnxruntime`, which is the same module as `onnxruntime-gpu`: the last one wins.
@@ -150,8 +150,9 @@ def _elsewhere(arguments: list[str]) -> int:
     try:
         _install(python)
     except subprocess.CalledProcessError as error:
-        return _say(f"--install: {shlex.join(error.cmd)} ended with {error.returncode}", 2)
-    os.execv(python, [python, str(HERE / "check.py"), *arguments])  # noqa: S606
+        command = shlex.join(error.cmd)
+        sys.exit(_say(f"--install: {command} ended with {error.returncode}", 2))
+    os.execv(python, [python, str(HERE / "check.py"), *arguments])
 
 
 def _install(python: str) -> None:

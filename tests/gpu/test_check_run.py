@@ -17,10 +17,9 @@ from gpucheck import run
 from gpucheck.place import HERE, Place
 from gpucheck.probe import verdict
 from gpucheck.results import add, read_results, slug
-from gpucheck.run import Backends, apart, perform, run_all
+from gpucheck.run import NO_TIME, Backends, apart, perform, run_all
 from gpucheck.step import CheckError, NotRunError, Outcome, Step
 from gpucheck.steps import steps
-from gpucheck.table import table
 from gpucheck.wanted import figures
 
 from specrt.cuda import Gpu, Survey
@@ -93,20 +92,25 @@ def test_a_step_that_crashes_or_hangs_ends_itself_alone(child: None, what: str, 
 def test_the_rest_is_run_after_a_failure(child: None, place: Place) -> None:
     told: list[str] = []
 
+    def begun(step: Step) -> None:
+        told.append(step.key)
+
     def note(done: Outcome) -> dict[str, Any]:
         told.append(f"{done.step} {done.status}")
         return {}
 
-    done = run_all([step("crashes"), step("fine")], ["--laps", "3"], None, place, note)
-    assert told == ["crashes failed", "fine ok"]
+    done = run_all([step("crashes"), step("fine")], ["--laps", "3"], None, place, note, begun)
+    assert told == ["crashes", "crashes failed", "fine", "fine ok"]
     assert done[1].facts == {"argv": ["--laps", "3"]}
 
 
 def test_no_step_is_begun_without_time_for_it(child: None, place: Place) -> None:
     asked = [step("long", minutes=5), step("short", minutes=0.1)]
-    long, short = run_all(asked, [], 1, place, lambda done: {})
+    begun: list[Step] = []
+    long, short = run_all(asked, [], 1, place, lambda done: {}, begun.append)
     assert (long.status, short.status) == ("not run", "ok")
-    assert "about 5 minutes were needed" in long.reason
+    assert (long.reason, long.facts["minutes_needed"]) == (NO_TIME, 5)
+    assert begun == asked[1:]
 
 
 class Seen(Place):
@@ -133,8 +137,11 @@ def test_what_the_probe_found_decides_about_later_steps(monkeypatch: pytest.Monk
 def test_without_a_gpu_what_needs_one_is_not_run(place: Place) -> None:
     if place.has_gpu:
         pytest.skip("there is a GPU")
-    (done,) = run_all([step("one", needs_gpu=True)], [], None, place, lambda done: {})
-    assert (done.status, done.reason.startswith("no GPU: ")) == ("not run", True)
+    begun: list[Step] = []
+    asked = [step("one", needs_gpu=True)]
+    (done,) = run_all(asked, [], None, place, lambda done: {}, begun.append)
+    assert (done.status, done.reason.startswith("no GPU (")) == ("not run", True)
+    assert begun == []
 
 
 def test_steps_have_names_of_their_own_and_the_telling_ones_first() -> None:
@@ -213,6 +220,11 @@ def test_the_script_as_it_is_run(tmp_path: Path) -> None:
     assert data["steps"]["rehearsal"]["facts"]["rounds"]["rounds"] > 0
     assert len(data["figures"]) == 4
     assert "8B fp16 verify pass" in done.stdout
+    assert done.stdout.startswith("environment: ok, ")
+    if not Place().has_gpu:
+        assert done.stdout.count("\nbandwidth") == 1
+        assert "\n3 ok, 0 failed, 1 not run\n" in done.stdout
+    assert f"results: {out} (" in done.stdout
     assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
 
 
@@ -264,11 +276,6 @@ def test_figures_that_are_wanted() -> None:
     assert [(one.found, one.met) for one in figures({})] == [(None, None)] * 4
 
 
-def test_the_table_shows_every_step_and_figure(tmp_path: Path) -> None:
-    data = add(tmp_path / "x", [outcome("a", "failed"), outcome("b", bytes_per_second=4e12)], {})
-    shown = table(data, figures({}))
-    assert "a     -        failed  1.0      why" in shown
-    assert "4000 GB/s" in shown
-    assert shown.count("not measured") == 4
+def test_names_of_gpus_in_file_names() -> None:
     assert slug("NVIDIA H200") == "h200"
     assert slug("") == "none"

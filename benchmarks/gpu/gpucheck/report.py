@@ -58,7 +58,7 @@ def kept(work: Path, out: Path) -> str:
     """Return where a run leaves something, and how large that is."""
     lines = [f"results: {out} ({size(taken(out))})"]
     if work.is_dir():
-        lines.append(f"bundles and plans: {work} ({size(taken(work))}; they may be deleted)")
+        lines.append(f"bundles and plans: {work} ({size(taken(work))})")
     return "\n".join(lines)
 
 
