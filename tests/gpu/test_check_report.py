@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,11 @@ from gpucheck import run
 from gpucheck.step import Step
 
 def hang(place, backend):
-    time.sleep(60)
+    try:
+        Path({begun!r}).touch()
+        time.sleep(60)
+    finally:
+        Path({begun!r}).unlink()
 
 run.SCRIPT = Path(__file__)
 check._steps = lambda place: [
@@ -113,7 +118,7 @@ sys.exit(check.main())
 
 def test_ctrl_c_ends_with_what_ran(tmp_path: Path) -> None:
     script = tmp_path / "stuck.py"
-    script.write_text(STUCK.format(here=str(HERE)))
+    script.write_text(STUCK.format(here=str(HERE), begun=str(tmp_path / "begun")))
     where = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "x.json")]
     running = subprocess.Popen(
         [sys.executable, str(script), *where],
@@ -121,8 +126,11 @@ def test_ctrl_c_ends_with_what_ran(tmp_path: Path) -> None:
     )  # fmt: skip
     assert running.stdout is not None
     seen = running.stdout.readline() + running.stdout.read(len("stuck: "))
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
     running.send_signal(signal.SIGINT)
     shown, said = running.communicate(timeout=60)
+    assert not (tmp_path / "begun").exists(), "the step was not let tidy up"
     assert re.fullmatch(r"first: ok, .* s\nstuck: ", seen)
     assert (running.returncode, said) == (130, "check.py: interrupted\n")
     assert re.search(r"^first +- +ok ", shown, re.MULTILINE)

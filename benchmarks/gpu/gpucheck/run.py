@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _LAST_LINES = 6
 _SHORTEST, _PATIENCE = 3.0, 4.0
 """Minutes that any step may take where time is short, and how many times what was expected."""
 _LONGEST = 600
+_TIDYING_S = 5
 
 
 def perform(step: Step, place: Place) -> dict[str, Any]:
@@ -62,6 +64,11 @@ def _ran(command: list[str], log: Path, seconds: float | None) -> tuple[int | No
             code: int | None = started.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             code = None
+        except KeyboardInterrupt:  # it is in a session of its own, and has not heard of it
+            with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+                os.killpg(started.pid, signal.SIGINT)
+                started.wait(timeout=_TIDYING_S)  # what is half built is removed
+            raise
         finally:
             if started.poll() is None:  # Ctrl-C too leaves nobody behind
                 os.killpg(started.pid, signal.SIGKILL)
