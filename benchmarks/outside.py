@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,10 +22,20 @@ from specrt.geometry import Geometry
 from specrt.models import Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.requested import rules_of
 from specrt.speculate import speculate
 from specrt.target import EngineTarget
 
 LENGTH = 2048
+
+_PROCESSORS: dict[str, Any] = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.2,
+    "no_repeat_ngram_size": 3,
+    "logit_bias": dict.fromkeys(range(20), 1.0),
+    "min_tokens": LENGTH,
+}
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,9 @@ def outside_us(vocabulary: int, gamma: int, params: SamplingParams, evict: int) 
     target, draft = Idle(vocabulary, evict), Idle(vocabulary)
     drafters = Drafters(Models(target, draft, tuple(range(gamma + 1)), gamma))
     noise = Noise(0)
-    judge = EngineTarget(target, params, noise)
-    drafter = drafters.make("model" if gamma else "none", gamma, params, noise)
+    rules = rules_of(params, None, (0,), vocabulary)
+    judge = EngineTarget(target, params, noise, rules)
+    drafter = drafters.make("model" if gamma else "none", gamma, params, noise, rules)
     rounds = speculate(judge, drafter, [1], LENGTH - gamma - 2)
     next(rounds)
     target.ns = draft.ns = 0
@@ -91,6 +103,7 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--verifier", default="match")
     parser.add_argument("--evict", type=int, default=0, help="MiB read in every target pass")
+    parser.add_argument("--processors", action="store_true", help="Ask for all of them.")
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()
     params = SamplingParams(
@@ -100,6 +113,7 @@ def main() -> None:
         verifier=given.verifier,
         max_tokens=LENGTH,
         ignore_eos=True,
+        **(_PROCESSORS if given.processors else {}),
     )
     took = [
         outside_us(given.vocabulary, given.gamma, params, given.evict) for _ in range(given.repeats)

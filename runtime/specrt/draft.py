@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specrt.engine import Engine, Output
-from specrt.errors import EngineError
+from specrt.errors import EngineError, RequestError
 from specrt.gamma import GammaPolicy, Weight
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.round import Round
-from specrt.sampling import Distribution, distribution_of
+from specrt.rules import Row, Rules, likeliest
+from specrt.sampling import Distribution, distribution_of, process
 from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
 from specrt.whole import WholeRounds
@@ -78,8 +79,11 @@ class ModelDrafter:
         gamma: GammaPolicy,
         vocabulary: int | None = None,
         rounds: WholeRounds | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        self._rounds = rounds if params.greedy else None
+        self._rules = rules
+        self._path: list[int] = []
+        self._rounds = rounds if params.greedy and rules is None else None
         self._cache = CachedTokens(engine)
         self._vocabulary = vocabulary or engine.geometry.vocab_size
         self._params = params
@@ -105,8 +109,10 @@ class ModelDrafter:
                 return whole
         behind = len(pending) > OWN
         choose = self._likeliest if self._params.greedy else self._draw
+        if self._rules is not None:
+            self._rules.learn(tokens)
         weigh = self._gamma.weigh
-        drafted: list[int] = []
+        drafted = self._path = list[int]()
         confidences: list[float] = []
         distributions: list[Distribution] = []
         while True:
@@ -144,23 +150,33 @@ class ModelDrafter:
             return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
         return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
+    def _ruled(self, output: Output, rules: Rules) -> Row | None:
+        """Return the scores as the request's processors leave them; None for no numbers."""
+        if output.argmax.item() < 0:
+            return None
+        return rules.edit(output.logits[0, 0, : self._vocabulary], self._path)
+
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float] | None:
+        if self._rules is not None:
+            try:
+                row = self._ruled(output, self._rules)
+                return None if row is None else (likeliest(row), _certainty(output))
+            except RequestError:  # nothing left; the target will say so where it comes to that
+                return None
         best = output.argmax.item()
         if best < 0:  # the scores are no numbers
             return None
         if best >= self._vocabulary:
             best = int(output.logits[0, 0, : self._vocabulary].argmax())
-        known = output.confidence
-        return best, UNKNOWN if known is None else known.item()
+        return best, _certainty(output)
 
     def _draw(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float] | None:
-        try:
-            distribution = distribution_of(output, 0, self._params, REACH, self._vocabulary)
-        except EngineError:  # nothing to draw from, and no reason to end a completion
+        distribution = self._distribution(output)
+        if distribution is None:
             return None
         if self._keeps:
             # A token drafted behind a rejection was never judged, and is drawn again in the next
@@ -172,10 +188,26 @@ class ModelDrafter:
         token = distribution.draw(self._noise, self._purpose, position)
         return token, float(distribution.probs.max())
 
+    def _distribution(self, output: Output) -> Distribution | None:
+        """Return what to draw from; None where there is nothing, which ends no completion."""
+        try:
+            if self._rules is None:
+                return distribution_of(output, 0, self._params, REACH, self._vocabulary)
+            row = self._ruled(output, self._rules)
+            return None if row is None else process(row, self._params, REACH)
+        except (EngineError, RequestError):
+            return None
+
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Forget drafted tokens that were not committed, and let the policy learn."""
         self._cache.length = min(self._cache.length, len(tokens) - 1)
         self._gamma.observe(round_ if self._rounds is None else _undivided(round_))
+
+
+def _certainty(output: Output) -> float:
+    """Return the share of the draft's likeliest token, before any rules."""
+    known = output.confidence
+    return UNKNOWN if known is None else float(known.item())
 
 
 def _undivided(round_: Round) -> Round:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from specrt.adaptive import AutoGamma
 from specrt.cascade import CascadeDrafter
@@ -14,18 +15,37 @@ from specrt.models import AUTO, DRAFTERS, Gamma, Models
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.rules import Rules
+
+
+class Manner(NamedTuple):
+    """How a request chooses tokens: what is accepted differs, and what a round costs."""
+
+    greedy: bool
+    ruled: bool
+    """Whether the request's own processors edit scores."""
+
+    @classmethod
+    def of(cls, params: SamplingParams, rules: Rules | None) -> Manner:
+        """Return the manner of a request."""
+        return cls(params.greedy, rules is not None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its rounds can be one launch."""
+        return self.greedy and not self.ruled
 
 
 class Drafters:
     """Makes the drafter of each completion.
 
     What the policies behind gamma `auto` learned is kept from one completion to the next, apart
-    for greedy decoding and sampling, whose acceptance differs.
+    for each manner of choosing tokens.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._policies: dict[tuple[str, bool], AutoGamma] = {}
+        self._policies: dict[tuple[str, Manner], AutoGamma] = {}
         self._costs: Costs | None = None
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
@@ -66,52 +86,59 @@ class Drafters:
             )
         return drafter
 
-    def make(self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise) -> Drafter:
+    def make(
+        self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
+        rules: Rules | None = None,
+    ) -> Drafter:  # fmt: skip
         """Return a drafter for one completion."""
         if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
             return NoDrafter()
         if drafter == "model":
-            return self._model(gamma, params, noise)
+            return self._model(gamma, params, noise, rules)
         if drafter == "ngram":
-            return NgramDrafter(self._policy("ngram", gamma, params))
-        model = self._model(gamma, params, noise)
-        return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, params)), model)
+            return NgramDrafter(self._policy("ngram", gamma, Manner.of(params, rules)))
+        model = self._model(gamma, params, noise, rules)
+        manner = Manner.of(params, rules)
+        return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, manner)), model)
 
-    def fallback(self, drafter: str, gamma: Gamma, greedy: bool) -> str | None:
+    def fallback(self, drafter: str, gamma: Gamma, manner: Manner) -> str | None:
         """Say why speculation is off, where a limit was crossed that `auto` keeps to."""
         if gamma != AUTO:
             return None
         sources = {"cascade": ("lookup", "model")}.get(drafter, (drafter,))
-        policies = [self._policies.get((source, greedy)) for source in sources]
+        policies = [self._policies.get((source, manner)) for source in sources]
         reasons = [p.fallback if p is not None else None for p in policies]
         return "; ".join(r for r in reasons if r) if all(reasons) else None
 
-    def _model(self, gamma: Gamma, params: SamplingParams, noise: Noise) -> ModelDrafter:
+    def _model(
+        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: Rules | None
+    ) -> ModelDrafter:
         draft = self._models.draft
         assert draft is not None, "check_drafter refuses a model drafter without a draft"
         both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
-        policy, rounds = self._policy("model", gamma, params), self._models.rounds
-        return ModelDrafter(draft, params, noise, policy, both, rounds)
+        manner = Manner.of(params, rules)
+        policy, rounds = self._policy("model", gamma, manner), self._models.rounds
+        return ModelDrafter(draft, params, noise, policy, both, rounds, rules)
 
-    def _policy(self, source: str, gamma: Gamma, params: SamplingParams) -> GammaPolicy:
+    def _policy(self, source: str, gamma: Gamma, manner: Manner) -> GammaPolicy:
         if gamma != AUTO:
             return FixedGamma(gamma)
-        adaptive, gammas = self._adaptive(source, params.greedy), self._models.gammas
+        adaptive, gammas = self._adaptive(source, manner), self._models.gammas
         whole = len(gammas) == max(gammas) + 1
         return adaptive if whole else BuiltGamma(adaptive, gammas)
 
-    def _adaptive(self, source: str, greedy: bool) -> AutoGamma:
+    def _adaptive(self, source: str, manner: Manner) -> AutoGamma:
         """Return the policy of a source: the model, an n-gram, or lookup before the model."""
-        key = (source, greedy)
+        key = (source, manner)
         if key not in self._policies:
             costs, most = self._measured(), max(self._models.gammas)
             rival = None
-            if source == "model" and greedy and self._models.rounds is not None:
+            if source == "model" and manner.whole and self._models.rounds is not None:
                 costs = undivided(costs)
             if source != "model":
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             if source == "lookup":
-                rival = self._adaptive("model", greedy)
+                rival = self._adaptive("model", manner)
             self._policies[key] = AutoGamma(costs, most, rival)
         return self._policies[key]
 

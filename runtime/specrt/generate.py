@@ -12,13 +12,15 @@ from time import perf_counter_ns
 from typing import SupportsIndex
 
 from specrt.completion import Completion, Stream
-from specrt.drafters import Drafters
+from specrt.drafters import Drafters, Manner
 from specrt.errors import CapacityError, RequestError
 from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.reader import Reader
+from specrt.requested import rules_of
 from specrt.round import Round
+from specrt.rules import Rules
 from specrt.speculate import speculate
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import EngineTarget
@@ -51,6 +53,7 @@ class Generator:
         self._turn = threading.Lock()
         self._whole = threading.Lock()
         self._owner: object = None
+        self._runner: int | None = None
 
     def stream(
         self,
@@ -75,7 +78,9 @@ class Generator:
         tokens = self._encode(prompt)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
         completion = Completion(len(tokens), seed, counts, Timings(began))
-        rounds = self._rounds(tokens, params, counts, Noise(seed))
+        vocabulary = self.models.target.geometry.vocab_size
+        rules = rules_of(params, self.tokenizer, self._eos, vocabulary)
+        rounds = self._rounds(tokens, params, counts, Noise(seed), rules)
         reader = Reader(completion, params, self._eos, self.tokenizer)
         return Stream(completion, reader.read(self._guarded(rounds)))
 
@@ -91,11 +96,13 @@ class Generator:
 
         Threads: calls from several threads wait for each other.
         """
+        self._require_apart()
         with self._whole:
             return self.stream(prompt, params, gamma=gamma, drafter=drafter).finish()
 
     def close(self) -> None:
         """Close both engines, after the pass that may be running."""
+        self._require_apart()
         with self._turn:
             self._closed = True
             for engine in (self.models.target, self.models.draft):
@@ -108,7 +115,13 @@ class Generator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _require_apart(self) -> None:
+        """Refuse calls from within a pass, which would wait for themselves."""
+        if self._runner == threading.get_ident():
+            raise RequestError("a logits processor cannot use the generator that runs it")
+
     def _require_open(self) -> None:
+        self._require_apart()
         if self._closed:
             raise RequestError("this generator was closed; load the bundle again")
 
@@ -139,17 +152,19 @@ class Generator:
         return tokens
 
     def _rounds(
-        self, tokens: list[int], params: SamplingParams, counts: SpeculationStats, noise: Noise
-    ) -> Rounds:
+        self, tokens: list[int], params: SamplingParams, counts: SpeculationStats, noise: Noise,
+        rules: Rules | None,
+    ) -> Rounds:  # fmt: skip
         # Made only now, when it is this stream's turn: making it may measure passes.
-        drafter = self._drafters.make(counts.drafter, counts.gamma, params, noise)
-        target = EngineTarget(self.models.target, params, noise)
+        drafter = self._drafters.make(counts.drafter, counts.gamma, params, noise, rules)
+        target = EngineTarget(self.models.target, params, noise, rules)
         # The last token is never fed, so one more than fits the buffers can be committed.
         limit = min(len(tokens) + params.max_tokens, self.models.target.max_length + 1)
         try:
             yield from speculate(target, drafter, tokens, limit)
         finally:
-            found = self._drafters.fallback(counts.drafter, counts.gamma, params.greedy)
+            manner = Manner.of(params, rules)
+            found = self._drafters.fallback(counts.drafter, counts.gamma, manner)
             counts.fallback = found or counts.fallback
 
     def _guarded(self, rounds: Rounds) -> Rounds:
@@ -165,7 +180,11 @@ class Generator:
                             "this stream was overtaken by a later one on the same generator; "
                             "finish one stream before the next, or load the bundle twice"
                         )
-                    round_ = next(rounds, None)
+                    self._runner = threading.get_ident()
+                    try:
+                        round_ = next(rounds, None)
+                    finally:
+                        self._runner = None
                 if round_ is None:
                     return
                 yield round_

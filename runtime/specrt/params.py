@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specrt.errors import RequestError, did_you_mean
+from specrt.processors import Callback
 
 VERIFIERS = ("match", "rejection")
+_HARDEST = 100
+_MOST_BIAS = 10_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,26 @@ class SamplingParams:
     """Keep the fewest tokens whose probability reaches this."""
     min_p: float = 0.0
     """Keep tokens at least this fraction as likely as the most likely one."""
+    typical_p: float = 1.0
+    """Keep the tokens nearest to the expected surprise whose probability reaches this."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of prompt and output become less likely; below, more."""
+    presence_penalty: float = 0.0
+    """Taken from the score of each token that the output holds."""
+    frequency_penalty: float = 0.0
+    """The same, for each time it holds it."""
+    no_repeat_ngram_size: int = 0
+    """No so many tokens in a row come twice; 0 allows all."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the scores of tokens."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not come, at the beginning of a word or after a space."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that may come; all when None."""
+    min_tokens: int = 0
+    """Tokens before which no end token comes; stop strings end the text all the same."""
+    logits_processors: tuple[Callback, ...] = ()
+    """Functions of token ids and scores that return scores, called for each row looked at."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
@@ -46,14 +69,30 @@ class SamplingParams:
         asked: Any = self.stop
         stop = (asked,) if isinstance(asked, str) else asked
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
-        ids = _tuple_of("stop_token_ids", self.stop_token_ids, int)
-        object.__setattr__(self, "stop_token_ids", ids)
-        if "" in self.stop:
-            raise RequestError("stop holds an empty string; leave it out")
+        for name, kind in (("stop_token_ids", int), ("allowed_token_ids", int), ("bad_words", str)):
+            given: Any = getattr(self, name)
+            if given is not None:
+                given = (given,) if isinstance(given, str) else given
+                object.__setattr__(self, name, _tuple_of(name, given, kind))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        asked = self.logits_processors
+        functions = (asked,) if callable(asked) else _tuple_of("logits_processors", asked, object)
+        object.__setattr__(self, "logits_processors", functions)
+        for name in ("stop", "bad_words"):
+            if "" in getattr(self, name):
+                raise RequestError(f"{name} holds an empty string; leave it out")
+        if not all(map(callable, self.logits_processors)):
+            raise RequestError("logits_processors holds what cannot be called; expected functions")
+        if self.allowed_token_ids == ():
+            raise RequestError("allowed_token_ids is empty; nothing could come: leave it out")
         for name, check, expected in _RANGES:
             value = getattr(self, name)
             if not check(value):
                 raise RequestError(f"{name} is {value!r}; expected {expected}")
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -80,6 +119,24 @@ def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     return items
 
 
+def _bias(given: Any) -> dict[int, float]:
+    """Return a bias by token id; keys may be texts of numbers, as JSON has them.
+
+    Raises: RequestError.
+    """
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias is {given!r}; expected a mapping of token ids to numbers")
+    found = {}
+    for key, value in given.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        if not _is_int(token) or not _is_real(value) or abs(value) > _MOST_BIAS:
+            raise RequestError(
+                f"logit_bias holds {key!r}: {value!r}; expected a token id: a number"
+            )
+        found[token] = float(value)
+    return found
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -96,6 +153,16 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),
     ("top_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
     ("min_p", lambda v: _is_real(v) and 0 <= v <= 1, "a number from 0 to 1"),
+    ("typical_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
+    (
+        "repetition_penalty",
+        lambda v: _is_real(v) and 1 / _HARDEST <= v <= _HARDEST,
+        "a number from 0.01 to 100",
+    ),
+    ("presence_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
+    ("frequency_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
+    ("no_repeat_ngram_size", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
+    ("min_tokens", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("verifier", lambda v: v in VERIFIERS, "'match' or 'rejection'"),

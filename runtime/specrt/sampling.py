@@ -134,7 +134,26 @@ def process(
         mask &= weights >= params.min_p * weights.max()
     if not mask.all():
         ids, weights = ids[mask], weights[mask]
+    if params.typical_p < 1.0:
+        mask = typical(weights, params.typical_p)
+        ids, weights = ids[mask], weights[mask]
     return Distribution(ids, weights / weights.sum())
+
+
+def typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool_]:
+    """Mark the tokens whose surprise is nearest to what is expected, up to a mass; at least one.
+
+    Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    total = weights.sum()
+    probs = weights / total
+    surprise = np.log(total) - np.log(weights)  # of a share that is too small for a number, too
+    away = np.abs(surprise - (probs * surprise).sum())
+    order = np.argsort(away, kind="stable")
+    before = np.cumsum(probs[order]) - probs[order]
+    count = max(1, int(np.count_nonzero(before < mass)))
+    mask: NDArray[np.bool_] = away <= away[order[count - 1]]
+    return mask
 
 
 def _candidates(

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specrt.engine import Engine, Output
+from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, distribution_of, not_a_number
+from specrt.rules import Row, Rules, likeliest
+from specrt.sampling import Distribution, distribution_of, not_a_number, process
 from specrt.verify import Proposal, Verdict, agree, match, rejection
 
 
@@ -49,7 +51,10 @@ class CachedTokens:
 class EngineTarget:
     """A target in this process."""
 
-    def __init__(self, engine: Engine, params: SamplingParams, noise: Noise) -> None:
+    def __init__(
+        self, engine: Engine, params: SamplingParams, noise: Noise, rules: Rules | None = None
+    ) -> None:
+        self._rules = rules
         self._cache = CachedTokens(engine)
         self._params = params
         self._noise = noise
@@ -58,6 +63,8 @@ class EngineTarget:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
         drafted = proposal.tokens
         cache = self._cache
+        if self._rules is not None:
+            self._rules.learn(tokens)
         output = cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
         verdict = self._judge(proposal, output, len(tokens))
         cache.length = len(tokens) + verdict.accepted
@@ -65,6 +72,8 @@ class EngineTarget:
 
     def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
         params, noise = self._params, self._noise
+        if self._rules is not None:
+            return self._judge_by(self._rules, proposal, output, position)
         if params.greedy:  # the argmax says it all: logits stay where they are
             best = output.argmax[0].tolist()
             verdict = agree(proposal.tokens, best)
@@ -80,3 +89,26 @@ class EngineTarget:
         return match(
             proposal.tokens, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i)
         )
+
+    def _judge_by(self, rules: Rules, proposal: Proposal, output: Output, position: int) -> Verdict:
+        """Apply the rule to rows as the request's processors leave them."""
+        params, noise, drafted = self._params, self._noise, proposal.tokens
+
+        def row(i: int) -> Row:
+            if output.argmax[0, i] < 0:
+                raise not_a_number()
+            return rules.edit(output.logits[0, i], drafted[:i])
+
+        def distribution(i: int) -> Distribution:
+            scores = row(i)
+            try:
+                return process(scores, params)
+            except EngineError:
+                likeliest(scores)  # says that nothing is left, where that is the reason
+                raise
+
+        if params.greedy:
+            return match(drafted, lambda i: likeliest(row(i)))
+        if params.verifier == "rejection":
+            return rejection(proposal, distribution, noise, position)
+        return match(drafted, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i))

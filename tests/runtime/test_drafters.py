@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runtime.toy import TableEngine, generator, near
 from specrt.costs import Costs
-from specrt.drafters import Drafters
+from specrt.drafters import Drafters, Manner
 from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.models import Models
@@ -66,13 +66,16 @@ def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: To
 
 def test_what_a_policy_learned_is_kept_for_the_next_completion() -> None:
     made = Drafters(models())
-    sampled = SamplingParams(temperature=1.0)
-    first = made._policy("model", "auto", PARAMS)
-    assert made._policy("model", "auto", PARAMS) is first
-    # Acceptance differs between drafters, and between greedy decoding and sampling.
-    others = [made._policy("ngram", "auto", PARAMS), made._policy("model", "auto", sampled)]
-    assert first not in others
-    assert others[0] is not others[1]
+    greedy = Manner(greedy=True, ruled=False)
+    first = made._policy("model", "auto", greedy)
+    assert made._policy("model", "auto", greedy) is first
+    # Acceptance differs between drafters, between greedy decoding and sampling, and under rules.
+    others = [
+        made._policy("ngram", "auto", greedy),
+        made._policy("model", "auto", Manner(greedy=False, ruled=False)),
+        made._policy("model", "auto", Manner(greedy=True, ruled=True)),
+    ]
+    assert len({id(one) for one in (first, *others)}) == 4
 
 
 def test_a_hopeless_draft_is_said_to_be_off_in_the_statistics(tokenizer: Tokenizer) -> None:

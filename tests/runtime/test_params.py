@@ -95,7 +95,9 @@ def test_what_ends_a_text_must_be_of_its_kind(name: str, value: Any, said: str) 
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"unknown option 'temprature'; did you mean 'temp"):
         SamplingParams.of(temprature=1.0)
-    with pytest.raises(RequestError, match=r"unknown option 'xyzzy'; known: ignore_eos, max_tok"):
+    with pytest.raises(
+        RequestError, match=r"unknown option 'xyzzy'; known: allowed_token_ids, bad_words"
+    ):
         SamplingParams.of(xyzzy=1)
     assert SamplingParams.of(top_k=3) == SamplingParams(top_k=3)
 

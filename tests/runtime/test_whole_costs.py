@@ -13,7 +13,7 @@ from runtime.toy import TableEngine, near, plain
 from specrt.bench.clock import TimedEngine, TimedRounds
 from specrt.bench.configuration import Configuration
 from specrt.bench.measure import measure
-from specrt.drafters import Drafters, undivided
+from specrt.drafters import Drafters, Manner, undivided
 from specrt.gamma import FixedGamma
 from specrt.generate import Generator
 from specrt.models import Models
@@ -129,7 +129,7 @@ def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
         ("lookup", True): (verify, free),
     }
     for (source, greedy), (verifying, drafting) in expected.items():
-        prices = drafters._adaptive(source, greedy)._drift.prices
+        prices = drafters._adaptive(source, Manner(greedy, ruled=False))._drift.prices
         assert list(prices.verify) == pytest.approx(verifying, abs=3)
         assert list(prices.draft) == pytest.approx(drafting, abs=3)
 

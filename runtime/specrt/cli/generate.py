@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.bias import BiasType
 from specrt.cli.gamma import GammaType
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
@@ -43,6 +44,23 @@ from specrt.prompts import decode_utf8, read_text
 @click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
 @click.option("--top-p", default=1.0, help="Keep the fewest tokens that reach this probability.")
 @click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest.")
+@click.option("--typical-p", default=1.0, help="Keep the tokens of the most typical surprise.")
+@click.option(
+    "--repetition-penalty", default=1.0, help="Above 1, what prompt and text hold gets unlikelier."
+)
+@click.option("--presence-penalty", default=0.0, help="Taken from tokens that the text holds.")
+@click.option("--frequency-penalty", default=0.0, help="The same, for each time it holds them.")
+@click.option(
+    "--no-repeat-ngram", "no_repeat_ngram_size", default=0, help="No N tokens in a row come twice."
+)
+@click.option(
+    "--logit-bias", type=BiasType(), multiple=True, help="ID=NUMBER, added to a token's score."
+)
+@click.option("--bad-word", "bad_words", multiple=True, help="A text that must not come.")
+@click.option(
+    "--allowed-token-id", "allowed_token_ids", type=int, multiple=True, help="Only these may come."
+)
+@click.option("--min-tokens", default=0, help="Tokens before which no end token comes.")
 @click.option("--seed", type=int, help="Same seed, same text.")
 @click.option("--stop", multiple=True, help="End before this string; may be repeated.")
 @click.option(
@@ -86,7 +104,7 @@ def command(
     The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
     standard output as it comes, one line of statistics to standard error.
     """
-    params = SamplingParams.of(**options)
+    params = SamplingParams.of(**_given(options))
     _check_place(bundle, prompt)
     source = read_prompt(prompt, prompt_file, prompt_ids)
     most = memory << 20 if memory is not None else None
@@ -105,6 +123,16 @@ def command(
         interrupted = follow(stream, show=not as_json)
     report(stream.completion, as_json)
     return 130 if interrupted else 0
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options as `SamplingParams` names and takes them."""
+    allowed = options["allowed_token_ids"]
+    return {
+        **options,
+        "logit_bias": dict(options["logit_bias"]),
+        "allowed_token_ids": allowed or None,
+    }
 
 
 def _check_place(bundle: Path, prompt: str | None) -> None:

@@ -1,0 +1,70 @@
+"""What a request says about the next token besides temperature: edits of a row of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.errors import RequestError
+
+Row = NDArray[np.float32]
+
+
+class Processor(Protocol):
+    """Edits rows of scores; it learns of tokens as they are committed.
+
+    A row of a verify pass comes after tokens that are only drafted: its `path`, which counts as
+    history for that row and for no other.
+    """
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Learn of tokens that are now part of the text, in order."""
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        """Change scores in place. Shapes: row [V] f32."""
+
+
+class Rules:
+    """The processors of one request, in order, and how far they know the text."""
+
+    def __init__(self, processors: Sequence[Processor], vocabulary: int) -> None:
+        self._processors = processors
+        self._edited = np.empty(vocabulary, np.float32)
+        self._known = 0
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Take over what was committed since the last time."""
+        if self._known < len(tokens):
+            new = tokens[self._known :]
+            for processor in self._processors:
+                processor.commit(new)
+            self._known = len(tokens)
+
+    def edit(self, row: Row, path: Sequence[int]) -> Row:
+        """Return a row with every edit made, in memory that the next call overwrites.
+
+        Shapes: row [V] f32, or shorter, of a draft that knows fewer tokens.
+        """
+        edited = self._edited
+        edited[: len(row)] = row
+        edited[len(row) :] = -np.inf
+        for processor in self._processors:
+            processor.edit(edited, path)
+        return edited[: len(row)]
+
+
+def likeliest(row: Row) -> int:
+    """Return the token of the largest score.
+
+    Raises: RequestError where every token was ruled out.
+    """
+    best = int(row.argmax())
+    if not row[best] > -np.inf:  # NaN included
+        raise RequestError(
+            "no token is left that the request allows here; loosen allowed_token_ids, bad_words, "
+            "no_repeat_ngram_size or its own processors"
+        )
+    return best
