@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specrt.engine import TENSORRT as TENSORRT
-from specrt.engines.tensorrt.library import parse_version
+from specrt.engines.tensorrt.library import OLDEST, parse_version
 from specrt.models import AUTO
 from specrt_export.quantize.precision import BLOCKS, PER_ROW, PRECISIONS
 
@@ -26,7 +26,6 @@ BATCHES = range(1, 65)
 MOST_CANDIDATES = 3840
 """TensorRT's limit for the best of a row."""
 
-OLDEST = (10, 3)
 """The TensorRT that the simplest form of a graph is written for."""
 
 _BLOCKED = ("int8", "int4")

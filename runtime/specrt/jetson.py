@@ -28,8 +28,6 @@ _JETPACKS = {
 
 Source: NVIDIA's JetPack archive; TensorRT of 7.2 as seen on boards.
 """
-NATIVE_FROM = (10, 15)
-OLDEST = (10, 3)
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,16 @@ class Jetson:
 
     def form(self, version: str = "") -> str:
         """Return the form of lowering a version of TensorRT gets; by default JetPack's own."""
+        from specrt.engines.tensorrt.contract import DECOMPOSED, NATIVE
+        from specrt.engines.tensorrt.library import NATIVE_FROM, OLDEST
+
         found = re.match(r"(\d+)\.(\d+)", version or self.tensorrt)
         if found is None:
             return ""
         number = int(found[1]), int(found[2])
         if number < OLDEST:
             return "none: specrt needs TensorRT 10.3, which JetPack 6.1 brings"
-        return "native" if number >= NATIVE_FROM else "decomposed"
+        return NATIVE if number >= NATIVE_FROM else DECOMPOSED
 
 
 def read_jetson(root: Path = _ROOT) -> Jetson | None:

@@ -71,44 +71,36 @@ class EngineTarget:
         return verdict
 
     def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
-        params, noise = self._params, self._noise
-        if self._rules is not None:
-            return self._judge_by(self._rules, proposal, output, position)
-        if params.greedy:  # the argmax says it all: logits stay where they are
+        params, noise, drafted = self._params, self._noise, proposal.tokens
+        if params.greedy and self._rules is None:  # the argmax says it all: logits stay in place
             best = output.argmax[0].tolist()
-            verdict = agree(proposal.tokens, best)
+            verdict = agree(drafted, best)
             if min(best[: verdict.accepted + 1]) < 0:
                 raise not_a_number()
             return verdict
-
-        def distribution(i: int) -> Distribution:
-            return distribution_of(output, i, params)
-
-        if params.verifier == "rejection":
-            return rejection(proposal, distribution, noise, position)
-        return match(
-            proposal.tokens, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i)
-        )
-
-    def _judge_by(self, rules: Rules, proposal: Proposal, output: Output, position: int) -> Verdict:
-        """Apply the rule to rows as the request's processors leave them."""
-        params, noise, drafted = self._params, self._noise, proposal.tokens
-
-        def row(i: int) -> Row:
-            if output.argmax[0, i] < 0:
-                raise not_a_number()
-            return rules.edit(output.logits[0, i], drafted[:i])
-
-        def distribution(i: int) -> Distribution:
-            scores = row(i)
-            try:
-                return process(scores, params)
-            except EngineError:
-                likeliest(scores)  # says that nothing is left, where that is the reason
-                raise
-
         if params.greedy:
-            return match(drafted, lambda i: likeliest(row(i)))
+            return match(drafted, lambda i: likeliest(self._edited(output, drafted, i)))
+
+        def distribution(i: int) -> Distribution:
+            return self._distribution(output, drafted, i)
+
         if params.verifier == "rejection":
             return rejection(proposal, distribution, noise, position)
         return match(drafted, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i))
+
+    def _edited(self, output: Output, drafted: Sequence[int], i: int) -> Row:
+        """Return a row as the request's processors leave it, behind the tokens drafted before."""
+        assert self._rules is not None
+        if output.argmax[0, i] < 0:
+            raise not_a_number()
+        return self._rules.edit(output.logits[0, i], drafted[:i])
+
+    def _distribution(self, output: Output, drafted: Sequence[int], i: int) -> Distribution:
+        if self._rules is None:
+            return distribution_of(output, i, self._params)
+        scores = self._edited(output, drafted, i)
+        try:
+            return process(scores, self._params)
+        except EngineError:
+            likeliest(scores)  # says that nothing is left, where that is the reason
+            raise

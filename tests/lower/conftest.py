@@ -9,6 +9,7 @@ import pytest
 
 from conftest import locked, shared_folder
 from lower.plans import Model, Planned, make
+from lower.test_tensorrt_builder_decoder import decoder, save
 from specrt.engines.tensorrt.library import Library, open_library
 from specrt.engines.tensorrt.record import FILE_NAME
 from specrt_export.quantize.precision import Precision
@@ -21,6 +22,18 @@ def rtx() -> Library:
     """TensorRT for RTX, which builds without a GPU."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
     return open_library("tensorrt-rtx")
+
+
+@pytest.fixture(scope="session")
+def library(rtx: Library) -> Library:
+    """The same, for tests of the builder."""
+    return rtx
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random decoder, as lowering would leave it."""
+    return save(decoder(), tmp_path_factory.mktemp("graph"))
 
 
 @pytest.fixture(scope="session")

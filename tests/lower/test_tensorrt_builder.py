@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library, open_library
+from specrt.engines.tensorrt.library import Library
 from specrt.engines.tensorrt.record import Compiled, Setting, read_engine_record
 from specrt.engines.tensorrt.summary import summary
 from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
@@ -18,22 +19,6 @@ from specrt_export.compile.tensorrt.options import PlanOptions
 from specrt_export.compile.tensorrt.profiles import profiles
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
-
-PROFILES = profiles("target", 32, (1, 4))
-
-
-def nothing(stage: str, done: float) -> None:
-    pass
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return open_library("tensorrt-rtx")
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(decoder(), tmp_path_factory.mktemp("graph"))
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +30,6 @@ def built(
         graph, out, library, PROFILES, PlanOptions(), lambda *said: told.append(said)
     )
     return out, report, told
-
-
-def make(graph: Path, library: Library, out: Path, **settings: Any) -> PlanReport:
-    options = PlanOptions(**settings)
-    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_plan_is_what_the_record_says(built: Any) -> None:

@@ -7,45 +7,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library, open_library
+from specrt.engines.tensorrt.library import Library
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
+from specrt_export.compile.tensorrt.builder import build_plan
 from specrt_export.compile.tensorrt.memory import Room
 from specrt_export.compile.tensorrt.monitor import CancelledError
 from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
-
-PROFILES = profiles("target", 32, (1, 4))
-
-
-def nothing(stage: str, done: float) -> None:
-    pass
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return open_library("tensorrt-rtx")
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(decoder(), tmp_path_factory.mktemp("graph"))
-
-
-def make(graph: Path, library: Library, out: Path, **settings: Any) -> PlanReport:
-    options = PlanOptions(**settings)
-    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_too_small_a_workspace_is_said(graph: Path, library: Library, tmp_path: Path) -> None:

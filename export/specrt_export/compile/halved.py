@@ -65,30 +65,28 @@ def check_halved(
     plan = passes(geometry, max_length, widths)
     widest = max(width for _, width in plan)
     with on_cpu(engine, geometry, max_length, widest) as halved:
-        return hold(GraphRun(graph, weights), halved, plan, compute_type_of(engine), "ort-cuda")
+        return _hold(GraphRun(graph, weights), halved, plan, compute_type_of(engine))
 
 
-def hold(
-    reference: GraphRun, engine: Engine, plan: Sequence[tuple[int, int]], compute: str, name: str
+def _hold(
+    reference: GraphRun, engine: Engine, plan: Sequence[tuple[int, int]], compute: str
 ) -> float:
     """Run engine and portable graph through (start, width) passes; return the largest error.
 
-    Rows of a batch get tokens of their own.
     Raises: BuildError above the tolerance of what the engine computes in.
     """
-    geometry, batch = engine.geometry, engine.batch
     reach = max(start + width for start, width in plan)
-    reference.reset(batch=batch, length=reach)
-    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, (batch, reach))
+    reference.reset(batch=1, length=reach)
+    tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, reach))
     tolerance, worst = TOLERANCES[compute], 0.0
     for start, width in plan:
         piece = tokens[:, start : start + width]
-        expected = reference(piece, [start] * batch, range(width))[0]
+        expected = reference(piece, [start], range(width))[0]
         found = engine.forward(piece, start).logits
         error = float(np.abs(found - expected).max()) / (float(np.ptp(expected)) or 1.0)
         if not error <= tolerance:  # also when either is not a number
             raise BuildError(
-                f"the {name} engine differs from the portable graph by {error:.1e} of the "
+                f"the ort-cuda engine differs from the portable graph by {error:.1e} of the "
                 f"spread of the logits at position {start}, width {width}; expected below "
                 f"{tolerance:.0e}. In fp16 the model may overflow: build with precision bf16"
             )

@@ -16,7 +16,6 @@ from specrt_export.lint.finding import SEVERITIES, Finding, Rule, Severity
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Version", "lint"]
 
-OLDEST: Version = (10, 3)
 NEWEST: Version = (11, 0)
 
 RULES: tuple[Rule, ...] = (

@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from specrt.engines.tensorrt.contract import DECOMPOSED as DECOMPOSED
+from specrt.engines.tensorrt.contract import NATIVE as NATIVE
+from specrt.engines.tensorrt.library import NATIVE_FROM
 from specrt.geometry import Geometry
 from specrt_export.lower.attend import scatter_elements, write_out
 from specrt_export.lower.flatten import drop_reshapes, fix_reshapes
@@ -25,10 +28,6 @@ from specrt_export.lower.recognise import fix_shapes, recognise
 from specrt_export.lower.rotary import Rotations, match_rotary
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.view import GraphView
-
-NATIVE, DECOMPOSED = "native", "decomposed"
-NATIVE_FROM = (10, 15)
-"""The first TensorRT with a cache update layer; attention came one version earlier."""
 
 CANDIDATES = 64
 """Best scores of each row that are cut out for sampling."""

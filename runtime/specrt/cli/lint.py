@@ -58,7 +58,7 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
 def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
-    from specrt_export.lint import OLDEST
+    from specrt.engines.tensorrt.library import OLDEST
 
     found = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
     version = (int(found[1]), int(found[2] or 0)) if found else (0, 0)

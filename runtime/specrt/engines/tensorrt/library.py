@@ -14,6 +14,9 @@ from specrt.engines.tensorrt.journal import Journal, Log, first_line
 from specrt.engines.tensorrt.journal import Message as Message
 from specrt.errors import EngineError, did_you_mean
 
+OLDEST, NATIVE_FROM = (10, 3), (10, 15)
+"""The first TensorRT that specrt builds for, and the first that updates KV buffers in place."""
+
 
 @dataclass(frozen=True)
 class Flavour:
@@ -37,7 +40,7 @@ FLAVOURS = {
         "tensorrt", "tensorrt", "TensorRT",
         "it comes with JetPack (make environments with `python -m venv --system-site-packages`), "
         "NVIDIA's containers or NVIDIA's package index",
-        (b"ptrt", b"ftrt"), (10, 15), builds_without_gpu=False, timing_cache_needs_gpu=False,
+        (b"ptrt", b"ftrt"), NATIVE_FROM, builds_without_gpu=False, timing_cache_needs_gpu=False,
     ),
     "tensorrt-rtx": Flavour(
         "tensorrt-rtx", "tensorrt_rtx", "TensorRT for RTX",
