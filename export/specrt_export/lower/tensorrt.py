@@ -97,7 +97,7 @@ def mark_decomposable(model: onnx.ModelProto) -> None:
     """Let TensorRT compute attention in several kernels where it has none that does it all.
 
     It has none in fp32, nor at width 1 for fewer than four query heads. Where it has one the plan
-    is the same, byte for byte. The attribute is TensorRT's own: ONNX Runtime refuses it.
+    is the same. The attribute is TensorRT's own: ONNX Runtime refuses it.
     """
     for node in model.graph.node:
         if node.op_type == "Attention":
