@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -76,6 +77,32 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give the memory back; the engine must not be used again."""
+
+
+class Feed(NamedTuple):
+    """What one row of an engine takes part in a pass with."""
+
+    row: int
+    tokens: Sequence[int]
+    start: int
+    rows: int
+    """How many of the last positions are scored; 1 or more."""
+
+
+@runtime_checkable
+class PackedEngine(Engine, Protocol):
+    """An engine that runs rows of different widths in one pass, without padding."""
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run one pass over some of the rows, each at most once; keep what the others hold.
+
+        Shapes: the outputs are in the order of the feeds, each with batch 1; views that the next
+            pass overwrites.
+        Raises: EngineError as `forward` does.
+        """
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of a row's KV buffers to another row's."""
 
 
 def open_engine(
