@@ -23,8 +23,8 @@ from specrt.models import Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.requested import rules_of
-from specrt.speculate import speculate
-from specrt.target import EngineTarget
+from specrt.speculate import played, speculate
+from specrt.target import CachedTokens, EngineTarget
 
 LENGTH = 2048
 
@@ -84,9 +84,9 @@ def outside_us(vocabulary: int, gamma: int, params: SamplingParams, evict: int) 
     drafters = Drafters(Models(target, draft, tuple(range(gamma + 1)), gamma))
     noise = Noise(0)
     rules = rules_of(params, None, (0,), vocabulary)
-    judge = EngineTarget(target, params, noise, rules)
+    judge = EngineTarget(CachedTokens(target), params, noise, rules)
     drafter = drafters.make("model" if gamma else "none", gamma, params, noise, rules)
-    rounds = speculate(judge, drafter, [1], LENGTH - gamma - 2)
+    rounds = played(speculate(judge, drafter, [1], LENGTH - gamma - 2))
     next(rounds)
     target.ns = draft.ns = 0
     began = perf_counter_ns()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrt.draft import Drafter
+from specrt.passes import Asking
 from specrt.round import Round
 from specrt.verify import Proposal
 
@@ -33,11 +34,11 @@ class CascadeDrafter:
         self._both = False
         """Whether the second drafter was asked in this round."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
         """Return what the first drafter proposes, else what the second does."""
-        proposal = self._first.propose(tokens, room)
+        proposal = yield from self._first.propose(tokens, room)
         self._both = not proposal.tokens
-        return self._second.propose(tokens, room) if self._both else proposal
+        return (yield from self._second.propose(tokens, room)) if self._both else proposal
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Tell the drafters that were asked what came of the round for each."""

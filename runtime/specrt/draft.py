@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from specrt.engine import Engine, Output
+from specrt.engine import Output
 from specrt.errors import EngineError, RequestError
 from specrt.gamma import GammaPolicy, Weight
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
+from specrt.passes import Asking
 from specrt.round import Round
 from specrt.rules import Row, Rules, likeliest
 from specrt.sampling import Distribution, distribution_of, process
@@ -31,8 +32,8 @@ OWN = 2
 class Drafter(Protocol):
     """A source of proposals. It may be wrong; it may not be slow."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
-        """Propose at most `room` tokens to follow the committed ones."""
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+        """Propose at most `room` tokens to follow the committed ones, asking for passes."""
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Learn what was committed, all of it, after a round, and what the round came to."""
@@ -41,8 +42,9 @@ class Drafter(Protocol):
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
         """Return the empty proposal."""
+        yield from ()
         return NOTHING
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
@@ -73,7 +75,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        engine: Engine,
+        cache: CachedTokens,
         params: SamplingParams,
         noise: Noise,
         gamma: GammaPolicy,
@@ -84,15 +86,15 @@ class ModelDrafter:
         self._rules = rules
         self._path: list[int] = []
         self._rounds = rounds if params.greedy and rules is None else None
-        self._cache = CachedTokens(engine)
-        self._vocabulary = vocabulary or engine.geometry.vocab_size
+        self._cache = cache
+        self._vocabulary = vocabulary or cache.engine.geometry.vocab_size
         self._params = params
         self._noise = noise
         self._gamma = gamma
         self._keeps = params.verifier == "rejection" and not params.greedy
         self._purpose = Purpose.DRAFT if self._keeps else Purpose.TOKEN
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
         """Feed what the cache lacks, then one drafted token at a time.
 
         After a round in which every token was kept the cache lacks two tokens, else one; after
@@ -116,7 +118,7 @@ class ModelDrafter:
         confidences: list[float] = []
         distributions: list[Distribution] = []
         while True:
-            output = self._cache.feed(pending, 1)
+            output = yield from self._cache.feed(pending, 1)
             chosen = choose(output, len(tokens) + len(drafted), distributions)
             if chosen is None:
                 break

@@ -16,6 +16,7 @@ from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.rules import Rules
+from specrt.target import CachedTokens
 
 
 class Manner(NamedTuple):
@@ -118,7 +119,7 @@ class Drafters:
         both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
         manner = Manner.of(params, rules)
         policy, rounds = self._policy("model", gamma, manner), self._models.rounds
-        return ModelDrafter(draft, params, noise, policy, both, rounds, rules)
+        return ModelDrafter(CachedTokens(draft), params, noise, policy, both, rounds, rules)
 
     def _policy(self, source: str, gamma: Gamma, manner: Manner) -> GammaPolicy:
         if gamma != AUTO:

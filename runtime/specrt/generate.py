@@ -21,9 +21,9 @@ from specrt.reader import Reader
 from specrt.requested import rules_of
 from specrt.round import Round
 from specrt.rules import Rules
-from specrt.speculate import speculate
+from specrt.speculate import played, speculate
 from specrt.stats import SpeculationStats, Timings
-from specrt.target import EngineTarget
+from specrt.target import CachedTokens, EngineTarget
 from specrt.text import Tokenizer
 
 Rounds = Rounding[Round, None, None]
@@ -157,11 +157,11 @@ class Generator:
     ) -> Rounds:  # fmt: skip
         # Made only now, when it is this stream's turn: making it may measure passes.
         drafter = self._drafters.make(counts.drafter, counts.gamma, params, noise, rules)
-        target = EngineTarget(self.models.target, params, noise, rules)
+        target = EngineTarget(CachedTokens(self.models.target), params, noise, rules)
         # The last token is never fed, so one more than fits the buffers can be committed.
         limit = min(len(tokens) + params.max_tokens, self.models.target.max_length + 1)
         try:
-            yield from speculate(target, drafter, tokens, limit)
+            yield from played(speculate(target, drafter, tokens, limit))
         finally:
             manner = Manner.of(params, rules)
             found = self._drafters.fallback(counts.drafter, counts.gamma, manner)

@@ -12,6 +12,7 @@ from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.models import Gamma
 from specrt.params import SamplingParams
+from specrt.passes import alone
 from specrt.target import CachedTokens
 
 FP32_TOLERANCE = 1e-3
@@ -113,7 +114,7 @@ def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
     """
     cache = CachedTokens(generator.models.target)
     if len(tokens) > 1:
-        cache.feed(tokens[:-1], 1)
-    logits = cache.feed(tokens[-1:], 1).logits[0, 0]
+        alone(cache.feed(tokens[:-1], 1))
+    logits = alone(cache.feed(tokens[-1:], 1)).logits[0, 0]
     second, best = np.partition(logits, -2)[-2:]
     return float(best - second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrt.gamma import GammaPolicy, Weight
+from specrt.passes import Asking
 from specrt.round import Round
 from specrt.suffixes import Match, Suffixes
 from specrt.verify import NOTHING, Proposal
@@ -44,8 +45,9 @@ class NgramDrafter:
         self._suffixes = Suffixes(least, most)
         self._last = -1
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
         """Copy at most `room` tokens, and none when the policy chose a plain step."""
+        yield from ()
         most = min(self._gamma.choose(), room)
         if most <= 0:
             return NOTHING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from specrt.engine import Engine, Output
 
@@ -32,7 +32,7 @@ with the rows of other completions in the same passes, and are the same rounds.
 """
 
 
-def alone(asking: Generator[Any, Output | None, T]) -> T:
+def alone(asking: Asking[T]) -> T:
     """Run what asks for passes to its end, one pass after the other, on engines of one row."""
     try:
         asked = next(asking)

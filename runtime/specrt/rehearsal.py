@@ -16,11 +16,12 @@ from specrt.gamma import FixedGamma
 from specrt.models import Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.passes import Asking
 from specrt.reader import Reader
 from specrt.round import Round
-from specrt.speculate import speculate
+from specrt.speculate import played, speculate
 from specrt.stats import SpeculationStats, Timings
-from specrt.target import EngineTarget
+from specrt.target import CachedTokens, EngineTarget
 from specrt.text import Tokenizer
 from specrt.verify import Proposal
 from specrt.whole import LaterRounds
@@ -97,12 +98,12 @@ class Rehearsal:
 
     def _played(self, drafter: Drafter, rounds: int) -> list[Timed]:
         models, log = self._models, list[Round]()
-        target = EngineTarget(_Later(models.target, self._context), _GREEDY, Noise(0))
+        target = EngineTarget(CachedTokens(_Later(models.target, self._context)), _GREEDY, Noise(0))
         limit = models.target.max_length - self._context + 1
-        played = speculate(target, drafter, [self._vocabulary // 2], limit)
+        rounds_ = played(speculate(target, drafter, [self._vocabulary // 2], limit))
 
         def logged() -> Generator[Round, None, None]:
-            for round_ in islice(played, rounds + 1):
+            for round_ in islice(rounds_, rounds + 1):
                 log.append(round_)
                 yield round_
 
@@ -125,7 +126,7 @@ class Rehearsal:
             return _Blind(gamma)
         later, rounds = _Later(draft, self._context), self._models.rounds
         return ModelDrafter(
-            later, _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
+            CachedTokens(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
             rounds and LaterRounds(rounds, self._context),
         )  # fmt: skip
 
@@ -158,8 +159,9 @@ class _Blind:
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
         """Repeat the last token."""
+        yield from ()
         return Proposal([tokens[-1]] * min(self._gamma, room))
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from time import perf_counter_ns
 
 from specrt.draft import Drafter
+from specrt.engine import Output
+from specrt.passes import Pass
 from specrt.round import Round
 from specrt.target import Target
 from specrt.verify import NOTHING
 
+Rounds = Generator[Pass | Round, Output | None, None]
+"""Asks for passes, and is sent what each left behind; tells of rounds, and is sent nothing."""
 
-def speculate(
-    target: Target, drafter: Drafter, tokens: list[int], limit: int
-) -> Iterator[Round]:  # fmt: skip
-    """Extend `tokens` to at most `limit`, yielding the tokens each round commits.
+
+def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -> Rounds:
+    """Extend `tokens` to at most `limit`, yielding the passes it needs and what rounds commit.
 
     `tokens` holds the prompt and is the only truth: each model's cache is a prefix of it that
     never includes the last token. The drafter decides how many tokens to draft; near the limit
-    it has less room, so that no committed token is thrown away. The first yield is the prefill's
+    it has less room, so that no committed token is thrown away. The first round is the prefill's
     token: nothing is drafted for it, and no drafter learns from it.
     Source: Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
     """
@@ -26,10 +30,10 @@ def speculate(
     while len(tokens) < limit:
         began = perf_counter_ns()
         room = limit - len(tokens) - 1
-        proposal = drafter.propose(tokens, room) if prefilled else NOTHING
+        proposal = (yield from drafter.propose(tokens, room)) if prefilled else NOTHING
         # A launch that drafts and verifies cannot be told apart: all of it counts as verifying.
         drafted = began if proposal.scored else perf_counter_ns()
-        accepted, following = target.verify(tokens, proposal)
+        accepted, following = yield from target.verify(tokens, proposal)
         verified = perf_counter_ns()
         committed = [*proposal.tokens[:accepted], following]
         tokens += committed
@@ -47,3 +51,19 @@ def speculate(
             drafter.observe(tokens, round_)
         prefilled = True
         yield round_
+
+
+def played(rounds: Rounds) -> Generator[Round, None, None]:
+    """Run rounds on engines of one row, each pass as it is asked for."""
+    sent: Output | None = None
+    with closing(rounds):
+        while True:
+            try:
+                asked = rounds.send(sent)
+            except StopIteration:
+                return
+            if isinstance(asked, Round):
+                sent = None
+                yield asked
+            else:
+                sent = asked.run()

@@ -9,6 +9,7 @@ from specrt.engine import Engine, Output
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
+from specrt.passes import Asking, Pass
 from specrt.rules import Row, Rules, likeliest
 from specrt.sampling import Distribution, distribution_of, not_a_number, process
 from specrt.verify import Proposal, Verdict, agree, match, rejection
@@ -17,8 +18,8 @@ from specrt.verify import Proposal, Verdict, agree, match, rejection
 class Target(Protocol):
     """Whoever owns the output. Logits never cross this seam, so it may sit anywhere."""
 
-    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Verdict:
-        """Judge what was proposed to follow the committed tokens."""
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Asking[Verdict]:
+        """Judge what was proposed to follow the committed tokens, asking for passes."""
 
 
 class CachedTokens:
@@ -28,11 +29,11 @@ class CachedTokens:
     a round is over.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, length: int = 0) -> None:
         self.engine = engine
-        self.length = 0
+        self.length = length
 
-    def feed(self, tokens: Sequence[int], rows: int) -> Output:
+    def feed(self, tokens: Sequence[int], rows: int) -> Asking[Output]:
         """Append tokens to the cache, in chunks where they are many, and score the last rows.
 
         The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
@@ -40,10 +41,10 @@ class CachedTokens:
         engine, length = self.engine, self.length
         while len(tokens) > engine.max_width:
             chunk = min(engine.max_width, len(tokens) - rows)
-            engine.forward((tokens[:chunk],), length, 1)
+            yield Pass(engine, tokens[:chunk], length, 1)
             self.length = length = length + chunk
             tokens = tokens[chunk:]
-        output = engine.forward((tokens,), length, rows)
+        output = yield Pass(engine, tokens, length, rows)
         self.length = length + len(tokens)
         return output
 
@@ -52,20 +53,24 @@ class EngineTarget:
     """A target in this process."""
 
     def __init__(
-        self, engine: Engine, params: SamplingParams, noise: Noise, rules: Rules | None = None
+        self,
+        cache: CachedTokens,
+        params: SamplingParams,
+        noise: Noise,
+        rules: Rules | None = None,
     ) -> None:
         self._rules = rules
-        self._cache = CachedTokens(engine)
+        self._cache = cache
         self._params = params
         self._noise = noise
 
-    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Verdict:
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Asking[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
         drafted = proposal.tokens
         cache = self._cache
         if self._rules is not None:
             self._rules.learn(tokens)
-        output = cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
+        output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
         verdict = self._judge(proposal, output, len(tokens))
         cache.length = len(tokens) + verdict.accepted
         return verdict

@@ -22,10 +22,11 @@ from specrt.gamma import FixedGamma
 from specrt.lossless import first_difference, plain_margin
 from specrt.manifest import ModelRecord
 from specrt.noise import Noise
+from specrt.passes import Asking, alone
 from specrt.prompts import read_prompts
 from specrt.round import Round
 from specrt.sampling import Distribution, process
-from specrt.speculate import speculate
+from specrt.speculate import played, speculate
 from specrt.stats import SpeculationStats
 from specrt.target import CachedTokens, EngineTarget
 from specrt.verify import Proposal
@@ -170,8 +171,8 @@ class Overconfident:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
-        proposal = self._drafter.propose(tokens, room)
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+        proposal = yield from self._drafter.propose(tokens, room)
         flat = [
             Distribution(d.ids, np.full(len(d.ids), 1 / len(d.ids)))
             for d in proposal.distributions or ()
@@ -191,11 +192,12 @@ def chance_that_it_is_the_target(
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(DRAWS):
         noise = Noise(seed)
-        drafter: Drafter = ModelDrafter(draft, FEW, noise, FixedGamma(2))
+        drafter: Drafter = ModelDrafter(CachedTokens(draft), FEW, noise, FixedGamma(2))
         if wrong:
             drafter = Overconfident(drafter)
         tokens = list(prompt)
-        for _ in speculate(EngineTarget(target, FEW, noise), drafter, tokens, len(prompt) + 3):
+        judge = EngineTarget(CachedTokens(target), FEW, noise)
+        for _ in played(speculate(judge, drafter, tokens, len(prompt) + 3)):
             pass
         seen[tuple(tokens[len(prompt) :])] += 1
     assert set(seen) <= set(expected)
@@ -227,7 +229,8 @@ class Replay:
         self._tokens = tokens
         self._wrong = wrong
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+        yield from ()
         ahead = self._tokens[len(tokens) : len(tokens) + min(4, room)]
         return Proposal([(t + self._wrong) % 8192 for t in ahead])
 
@@ -239,9 +242,9 @@ def run_drafter(
     generator: Generator, drafter: Drafter, prompt: list[int], count: int
 ) -> tuple[list[int], list[Round]]:
     params = greedy(count)
-    target = EngineTarget(generator.models.target, params, Noise(0))
+    target = EngineTarget(CachedTokens(generator.models.target), params, Noise(0))
     tokens = list(prompt)
-    rounds = list(speculate(target, drafter, tokens, len(prompt) + count))
+    rounds = list(played(speculate(target, drafter, tokens, len(prompt) + count)))
     return tokens[len(prompt) :], rounds
 
 
@@ -284,7 +287,7 @@ def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[l
     prompt = list(chain.from_iterable(prompts))[:700]
     chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
     assert chunked.max_width == 256
-    found = CachedTokens(chunked).feed(prompt, 4).logits[0]
+    found = alone(CachedTokens(chunked).feed(prompt, 4)).logits[0]
     expected = whole.forward((prompt,), 0, 4).logits[0]
     assert found.shape == (4, 8192)
     # fp32 sums in another order: a hundredth of the margin that `specrt verify` calls a near-tie.

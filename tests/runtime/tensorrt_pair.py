@@ -14,8 +14,8 @@ from specrt.gamma import GammaPolicy
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.round import Round
-from specrt.speculate import speculate
-from specrt.target import EngineTarget
+from specrt.speculate import played, speculate
+from specrt.target import CachedTokens, EngineTarget
 from specrt.whole import Drafted
 
 LENGTH = 96
@@ -55,13 +55,13 @@ class Pair:
 
     def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
         both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)
-        return ModelDrafter(self.draft, params, Noise(3), policy, both, self.rounds)
+        return ModelDrafter(CachedTokens(self.draft), params, Noise(3), policy, both, self.rounds)
 
     def run(
         self, drafter: Drafter, prompt: Sequence[int], new: int, params: SamplingParams = GREEDY
     ) -> tuple[list[int], list[Round]]:
         tokens = list(prompt)
         limit = min(len(prompt) + new, LENGTH + 1)
-        target = EngineTarget(self.target, params, Noise(3))
-        rounds = list(speculate(target, drafter, tokens, limit))
+        target = EngineTarget(CachedTokens(self.target), params, Noise(3))
+        rounds = list(played(speculate(target, drafter, tokens, limit)))
         return tokens[len(prompt) :], rounds

@@ -25,7 +25,9 @@ from specrt.gamma import FixedGamma, GammaPolicy, Weight
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.passes import Asking, alone
 from specrt.round import Round
+from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -41,7 +43,8 @@ class Says:
         self.rooms: list[int] = []
         self.heard: list[tuple[list[int], Round]] = []
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+        yield from ()
         self.rooms.append(room)
         return self.proposal
 
@@ -75,7 +78,9 @@ def cascade(
     model: GammaPolicy | None = None,
 ) -> CascadeDrafter:
     lookup = NgramDrafter(ngram or FixedGamma(4))
-    return CascadeDrafter(lookup, ModelDrafter(draft, params, Noise(seed), model or FixedGamma(3)))
+    return CascadeDrafter(
+        lookup, ModelDrafter(CachedTokens(draft), params, Noise(seed), model or FixedGamma(3))
+    )
 
 
 # Who is asked
@@ -83,15 +88,15 @@ def cascade(
 
 def test_the_first_drafter_goes_first() -> None:
     first, second = Says(1, 2), Says(3)
-    assert CascadeDrafter(first, second).propose([9], 7) is first.proposal
+    assert alone(CascadeDrafter(first, second).propose([9], 7)) is first.proposal
     assert (first.rooms, second.rooms) == ([7], [])
 
 
 def test_the_second_is_asked_where_the_first_has_nothing() -> None:
     first, second = Says(), Says(3)
-    assert CascadeDrafter(first, second).propose([9], 7) is second.proposal
+    assert alone(CascadeDrafter(first, second).propose([9], 7)) is second.proposal
     assert (first.rooms, second.rooms) == ([7], [7])
-    assert CascadeDrafter(Says(), Says()).propose([9], 7) is NOTHING
+    assert alone(CascadeDrafter(Says(), Says()).propose([9], 7)) is NOTHING
 
 
 @pytest.mark.parametrize(
@@ -100,8 +105,8 @@ def test_the_second_is_asked_where_the_first_has_nothing() -> None:
 def test_the_model_drafts_where_lookups_policy_would_not(policy: Counts) -> None:
     text = [1, 2, 3, 1, 2]
     made = cascade(TableEngine(1), ngram=policy)
-    assert made.propose(text, 9).source == "model"
-    assert cascade(TableEngine(1)).propose(text, 9).source == "ngram"
+    assert alone(made.propose(text, 9)).source == "model"
+    assert alone(cascade(TableEngine(1)).propose(text, 9)).source == "ngram"
 
 
 # Who learns what
@@ -116,7 +121,7 @@ AFTER = [5, 1, 2, 9]
 def test_the_second_hears_nothing_of_a_round_it_was_not_asked_in() -> None:
     first, second = Says(1), Says(2)
     made = CascadeDrafter(first, second)
-    made.propose([5], 9)
+    alone(made.propose([5], 9))
     made.observe(AFTER, ROUND)
     assert (first.heard, second.heard) == ([(AFTER, ROUND)], [])
 
@@ -124,7 +129,7 @@ def test_the_second_hears_nothing_of_a_round_it_was_not_asked_in() -> None:
 def test_a_round_that_the_second_drafted_was_a_plain_step_to_the_first() -> None:
     first, second = Says(), Says(2)
     made = CascadeDrafter(first, second)
-    made.propose([5], 9)
+    alone(made.propose([5], 9))
     made.observe(AFTER, ROUND)
     assert (first.heard, second.heard) == ([(AFTER, PLAIN)], [(AFTER, ROUND)])
 
@@ -132,7 +137,7 @@ def test_a_round_that_the_second_drafted_was_a_plain_step_to_the_first() -> None
 def test_both_hear_of_a_plain_step_as_it_was() -> None:
     drafters = [Says(), Says()]
     made = CascadeDrafter(*drafters)
-    made.propose([5], 9)
+    alone(made.propose([5], 9))
     made.observe([5, 9], step := Round([9], 0, 0, 5, 6))
     assert [d.heard for d in drafters] == [[([5, 9], step)]] * 2
 
@@ -144,7 +149,7 @@ def test_a_cascade_within_a_cascade_tells_those_that_were_asked() -> None:
         inner_last = CascadeDrafter(drafters[0], CascadeDrafter(*drafters[1:]))
         inner_first = CascadeDrafter(CascadeDrafter(*drafters[:2]), drafters[2])
         for made in (inner_last, inner_first):
-            made.propose([5], 9)
+            alone(made.propose([5], 9))
             made.observe(AFTER, ROUND)
         heard = [[r for _, r in drafter.heard] for drafter in drafters]
         assert heard[:proposer] == [[PLAIN] * 2] * proposer
@@ -242,7 +247,7 @@ def sample(setting: str, least: int) -> Run:
     """Return a long sample that both drafted, by turns."""
     target, draft = chain()
     params = SamplingParams(verifier="rejection", **SETTINGS[setting])  # type: ignore[arg-type]
-    model = ModelDrafter(draft, params, Noise(least), FixedGamma(2))
+    model = ModelDrafter(CachedTokens(draft), params, Noise(least), FixedGamma(2))
     drafter = CascadeDrafter(NgramDrafter(FixedGamma(3), least=least), model)
     return loop(target, drafter, [0], LONG, params, least)
 

@@ -18,9 +18,10 @@ from specrt.errors import EngineError
 from specrt.gamma import FixedGamma
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.passes import Asking
 from specrt.round import Round
-from specrt.speculate import speculate
-from specrt.target import EngineTarget
+from specrt.speculate import played, speculate
+from specrt.target import CachedTokens, EngineTarget
 from specrt.verify import NOTHING, Proposal
 
 LENGTH = 200
@@ -30,7 +31,8 @@ PROMPT = list(range(1, 24))  # more than one chunk of a prompt
 def loop(target: TensorRtEngine, drafter: Drafter, params: SamplingParams, new: int) -> list[int]:
     tokens = list(PROMPT)
     limit = min(len(tokens) + new, LENGTH + 1)
-    rounds = list(speculate(EngineTarget(target, params, Noise(3)), drafter, tokens, limit))
+    judge = EngineTarget(CachedTokens(target), params, Noise(3))
+    rounds = list(played(speculate(judge, drafter, tokens, limit)))
     assert rounds
     return tokens[len(PROMPT) :]
 
@@ -44,7 +46,8 @@ class RoundDrafter:
         self.length = 0
         self.fused = self.chunks = self.nothing = 0
 
-    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+        yield from ()
         pending = list(tokens[self.length :])
         gamma, place = min(self._gamma, room), len(tokens) - 1
         while len(pending) > 2:
@@ -83,10 +86,10 @@ def test_speculation_is_plain_decoding(
     draft = opened(device, other, draft_profiles(PREFILL), confidence=True, **options)
     for sampling in ({}, {"temperature": 1.0}):
         params = SamplingParams(**sampling)  # type: ignore[arg-type]
-        drafter = ModelDrafter(draft, params, Noise(3), FixedGamma(gamma))
+        drafter = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(gamma))
         found = loop(target, drafter, params, 500)
-        alone = ModelDrafter(draft, params, Noise(3), FixedGamma(0))
-        assert found == loop(target, alone, params, 500)
+        idle = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(0))
+        assert found == loop(target, idle, params, 500)
         if params.greedy:
             assert found == plain(toy, PROMPT, 500)
             assert len(found) == LENGTH + 1 - len(PROMPT)
@@ -117,9 +120,11 @@ def test_a_device_lost_in_mid_stream_keeps_what_was_emitted() -> None:
     device.fails = {"wait": device.calls["wait"] + 40}
     params = SamplingParams()
     tokens = list(PROMPT)
-    drafter = ModelDrafter(draft, params, Noise(3), FixedGamma(3))
+    drafter = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(3))
     emitted: list[int] = []
-    rounds = speculate(EngineTarget(target, params, Noise(3)), drafter, tokens, 150)
+    rounds = played(
+        speculate(EngineTarget(CachedTokens(target), params, Noise(3)), drafter, tokens, 150)
+    )
     with pytest.raises(EngineError, match="wait failed"):
         emitted.extend(token for round_ in rounds for token in round_.tokens)
     assert len(emitted) > 5

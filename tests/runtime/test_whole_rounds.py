@@ -23,9 +23,10 @@ from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy, Weight
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.passes import alone
 from specrt.round import Round
-from specrt.speculate import speculate
-from specrt.target import EngineTarget
+from specrt.speculate import played, speculate
+from specrt.target import CachedTokens, EngineTarget
 from specrt.verify import NOTHING
 from specrt.whole import LaterRounds
 
@@ -94,11 +95,13 @@ def test_a_draft_without_a_number_is_cut_where_it_begins(place: int) -> None:
     assert pair.rounds is not None
     drafter = pair.drafter(FixedGamma(4))
     tokens = list(PROMPT)
-    played = speculate(EngineTarget(pair.target, GREEDY, Noise(3)), drafter, tokens, 60)
-    next(played)
-    assert next(played).accepted == 4
+    going = played(
+        speculate(EngineTarget(CachedTokens(pair.target), GREEDY, Noise(3)), drafter, tokens, 60)
+    )
+    next(going)
+    assert next(going).accepted == 4
     assert len(tokens) == first
-    proposal = drafter.propose(tokens, 30)
+    proposal = alone(drafter.propose(tokens, 30))
     assert pair.rounds.ran == [(2, 4)]
     kept = min(place, 4)
     assert list(proposal.tokens) == plain(target, tokens, kept)
@@ -120,7 +123,7 @@ def test_tokens_of_other_drafters_are_caught_up_with_pass_by_pass() -> None:
         tokens += plain(target, tokens, more)  # somebody else's round
         for at in range(0, len(tokens) - 1, PREFILL):
             pair.target.forward([tokens[at : min(at + PREFILL, len(tokens) - 1)]], at, 1)
-        proposal = drafter.propose(tokens, 20)
+        proposal = alone(drafter.propose(tokens, 20))
         assert list(proposal.tokens) == plain(target, tokens, 3)
         told.append((proposal.scored, proposal.caught_up))
         tokens += plain(target, tokens, 1)  # none of them was kept, whatever they were

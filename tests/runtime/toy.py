@@ -20,8 +20,8 @@ from specrt.models import Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.round import Round
-from specrt.speculate import speculate
-from specrt.target import EngineTarget
+from specrt.speculate import played, speculate
+from specrt.target import CachedTokens, EngineTarget
 from specrt.text import Tokenizer as BundleTokenizer
 
 _ROWS = 1021
@@ -192,10 +192,14 @@ def run(
     params = params or SamplingParams()
     noise = Noise(seed)
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
-    drafter: Drafter = ModelDrafter(draft, params, noise, policy) if draft else NoDrafter()
+    drafter: Drafter = (
+        ModelDrafter(CachedTokens(draft), params, noise, policy) if draft else NoDrafter()
+    )
     tokens = list(prompt)
     limit = min(len(prompt) + new, target.max_length + 1)
-    rounds = list(speculate(EngineTarget(target, params, noise), drafter, tokens, limit))
+    rounds = list(
+        played(speculate(EngineTarget(CachedTokens(target), params, noise), drafter, tokens, limit))
+    )
     return Run(tokens[len(prompt) :], rounds)
 
 
