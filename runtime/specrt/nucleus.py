@@ -21,9 +21,11 @@ Weights = NDArray[np.float64]
 
 def weigh(logits: NDArray[np.float32], peak: float, temperature: float) -> Weights:
     """Return exp((logit - peak) / temperature)."""
+    # In place: fresh memory costs as much as the arithmetic.
+    weights: Weights = np.subtract(logits, peak, dtype=np.float64)
     with np.errstate(over="ignore"):  # beside a tiny temperature all but the peak is -inf
-        weights: Weights = np.exp((logits.astype(np.float64) - peak) / temperature)
-    return weights
+        weights /= temperature
+    return np.exp(weights, out=weights)
 
 
 def nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.nucleus import nucleus, nucleus_of, weigh
 from specrt.params import SamplingParams
+from specrt.typical import typical
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ def process(
     if ids is None and params.top_p < 1.0:
         ids, weights = nucleus_of(logits, peak, params.temperature, params.top_p)
     else:
+        weights = weigh(logits if ids is None else logits[ids], peak, params.temperature)
         ids = np.arange(len(logits)) if ids is None else ids
-        weights = weigh(logits[ids], peak, params.temperature)
         if params.top_p < 1.0:
             mask = nucleus(weights, params.top_p * float(weights.sum()))
             ids, weights = ids[mask], weights[mask]
@@ -135,25 +136,10 @@ def process(
     if not mask.all():
         ids, weights = ids[mask], weights[mask]
     if params.typical_p < 1.0:
-        mask = typical(weights, params.typical_p)
-        ids, weights = ids[mask], weights[mask]
-    return Distribution(ids, weights / weights.sum())
-
-
-def typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool_]:
-    """Mark the tokens whose surprise is nearest to what is expected, up to a mass; at least one.
-
-    Source: Meister et al. 2022, arXiv:2202.00666.
-    """
-    total = weights.sum()
-    probs = weights / total
-    surprise = np.log(total) - np.log(weights)  # of a share that is too small for a number, too
-    away = np.abs(surprise - (probs * surprise).sum())
-    order = np.argsort(away, kind="stable")
-    before = np.cumsum(probs[order]) - probs[order]
-    count = max(1, int(np.count_nonzero(before < mass)))
-    mask: NDArray[np.bool_] = away <= away[order[count - 1]]
-    return mask
+        near = np.flatnonzero(typical(weights, params.typical_p))
+        ids, weights = ids[near], weights[near]
+    weights /= weights.sum()
+    return Distribution(ids, weights)
 
 
 def _candidates(

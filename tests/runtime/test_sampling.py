@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrt.errors import EngineError
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.sampling import Distribution, process
+from specrt.typical import typical
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -174,3 +177,71 @@ def test_a_draw_is_a_candidate_and_depends_on_the_position_only() -> None:
     drawn = [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
     assert set(drawn) == set(found.ids.tolist())
     assert drawn == [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
+
+
+def sorted_typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool_]:
+    """Mark the typical tokens by sorting all of them, as their definition reads."""
+    total = weights.sum()
+    probs = weights / total
+    surprise = np.log(total) - np.log(weights)
+    away = np.abs(surprise - (probs * surprise).sum())
+    order = np.argsort(away, kind="stable")
+    before = np.cumsum(probs[order]) - probs[order]
+    count = max(1, int(np.count_nonzero(before < mass)))
+    mask: NDArray[np.bool_] = away <= away[order[count - 1]]
+    return mask
+
+
+SHAPES = ("normal", "ties", "uniform", "one-hot", "two values", "underflow", "zipf", "halves")
+
+
+def shaped(shape: str, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """Return logits of a kind that is hard on sums or on order."""
+    made = {
+        "normal": rng.standard_normal(size) * rng.choice([0.1, 1, 10, 300]),
+        "ties": rng.integers(-3, 4, size) * 1.0,
+        "uniform": np.zeros(size),
+        "one-hot": np.where(np.arange(size) == 0, rng.choice([50.0, 500.0, 5e4]), 0.0),
+        "two values": rng.integers(0, 2, size) * rng.choice([1e-6, 1.0, 700.0]),
+        "underflow": rng.random(size) * -744.0,
+        "zipf": np.log1p(np.arange(size)) * -rng.choice([0.5, 1, 2]),
+        "halves": np.log(2.0) * -np.arange(size),
+    }
+    found: NDArray[np.float64] = made[shape]
+    return found
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
+    st.sampled_from([1e-3, 0.05, 0.7, 1.0, 3.0, 100.0]),
+    st.sampled_from([1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
+)
+@settings(deadline=None, max_examples=400)
+def test_typical_tokens_are_those_that_sorting_finds(
+    shape: str, seed: int, size: int, temperature: float, mass: float
+) -> None:
+    logits = shaped(shape, np.random.default_rng(seed), size)
+    weights = np.exp((logits - logits.max()) / temperature)
+    weights = weights[weights > 0]
+    np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
+
+
+def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
+    for seed in range(2000):
+        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
+        for mass in (0.1, 0.2, 0.3, 0.5, 0.6, 0.9):
+            expected = sorted_typical(weights, mass)
+            np.testing.assert_array_equal(typical(weights, mass), expected)
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.9, 0.99])
+def test_typical_tokens_of_a_large_vocabulary(mass: float) -> None:
+    for scale in (0.1, 3.0):
+        logits = (np.random.default_rng(3).standard_normal(150_000) * scale).astype(np.float32)
+        found = process(logits, SamplingParams(temperature=0.9, typical_p=mass))
+        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / 0.9)
+        expected = np.flatnonzero(sorted_typical(weights, mass))
+        np.testing.assert_array_equal(found.ids, expected)
+        np.testing.assert_allclose(found.probs, weights[expected] / weights[expected].sum())
