@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from specrt.errors import RequestError
 
 Row = NDArray[np.float32]
+Ids = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class Processor(Protocol):
@@ -27,11 +29,21 @@ class Processor(Protocol):
         """Change scores in place. Shapes: row [V] f32."""
 
 
+@runtime_checkable
+class Spot(Processor, Protocol):
+    """A processor that changes few scores, and knows which."""
+
+    def touches(self, path: Sequence[int]) -> Ids:
+        """Return all tokens but those of the path whose scores `edit` may change."""
+
+
 class Rules:
     """The processors of one request, in order, and how far they know the text."""
 
     def __init__(self, processors: Sequence[Processor], vocabulary: int) -> None:
         self._processors = processors
+        spots = [p for p in processors if isinstance(p, Spot)]
+        self._spots = spots if len(spots) == len(processors) else None
         self._edited = np.empty(vocabulary, np.float32)
         self._known = 0
 
@@ -54,6 +66,25 @@ class Rules:
         for processor in self._processors:
             processor.edit(edited, path)
         return edited[: len(row)]
+
+    def read(self, row: Row, path: Sequence[int], take: Callable[[Row], T]) -> T:
+        """Return what `take` makes of a row with every edit made; it must not keep the row.
+
+        Where all processors say what they touch the row itself is edited, and then put right
+        again: a copy of a large vocabulary takes longer than all edits.
+        Shapes: as for `edit`.
+        """
+        if self._spots is None or len(row) < len(self._edited) or not row.flags.writeable:
+            return take(self.edit(row, path))
+        touched = [spot.touches(path) for spot in self._spots]
+        ids = np.concatenate((*touched, path) if path else touched)
+        scores = row[ids]
+        try:
+            for spot in self._spots:
+                spot.edit(row, path)
+            return take(row)
+        finally:
+            row[ids] = scores
 
 
 def likeliest(row: Row) -> int:

@@ -24,7 +24,7 @@ from specrt.processors import (
     OutputPenalties,
     RepetitionPenalty,
 )
-from specrt.rules import Processor, Rules
+from specrt.rules import Processor, Rules, Spot
 from specrt.sampling import process
 
 VOCABULARY = 12
@@ -45,6 +45,14 @@ def edited(processor: Processor, text: Sequence[int], path: Sequence[int], cut: 
     row = scores()
     kept = row.copy()
     found = rules.edit(row, path)
+    np.testing.assert_array_equal(row, kept)
+    return found
+
+
+def read(rules: Rules, row: Row, path: Sequence[int]) -> Row:
+    """Read an edited row in place, and hold that it was put right again."""
+    kept = row.copy()
+    found = rules.read(row, path, lambda edited: edited.copy())
     np.testing.assert_array_equal(row, kept)
     return found
 
@@ -147,6 +155,100 @@ def test_a_path_is_history_of_its_row_alone() -> None:
         before = rules.edit(scores(), [])
         rules.edit(scores(), [1, 2, 3, 4])
         np.testing.assert_array_equal(rules.edit(scores(), []), before)
+
+
+def every(words: Sequence[Sequence[int]]) -> list[Processor]:
+    """Return one of each processor that touches few scores."""
+    return [
+        BadWords(words), MinTokens(9, [2, 5]), LogitBias({3: 2.5, 0: -1e4}), RepetitionPenalty(1.7),
+        OutputPenalties(0.3, -0.7), NoRepeatNgram(3), NoRepeatNgram(1), RepetitionPenalty(0.6),
+    ]  # fmt: skip
+
+
+words = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(texts, paths, words, st.integers(0, 99), st.permutations(range(8)), st.integers(1, 8))
+@settings(deadline=None, max_examples=150)
+def test_a_row_edited_in_place_is_the_edited_copy_and_is_put_right_again(
+    text: list[int], path: list[int], bad: list[list[int]], seed: int, order: list[int], count: int
+) -> None:
+    made = every(bad)
+    rules = Rules([made[i] for i in order[:count]], VOCABULARY)
+    for end in range(1, len(text) + 1):
+        rules.learn(text[:end])
+        row = scores(seed + end)
+        expected = rules.edit(row, path).copy()
+        np.testing.assert_array_equal(read(rules, row, path), expected)
+
+
+@given(texts, paths, words, st.integers(0, 99))
+@settings(deadline=None, max_examples=150)
+def test_a_drafted_token_counts_to_the_bit_as_a_committed_one(
+    text: list[int], path: list[int], bad: list[list[int]], seed: int
+) -> None:
+    for drafted, plain in zip(every(bad), every(bad), strict=True):
+        ahead, after = Rules([drafted], VOCABULARY), Rules([plain], VOCABULARY)
+        ahead.learn(text)
+        after.learn(text)
+        after.learn([*text, *path])
+        row = scores(seed) * np.float32(1.1)
+        np.testing.assert_array_equal(read(ahead, row, path), read(after, row, []))
+
+
+@given(texts, paths, words)
+@settings(deadline=None, max_examples=100)
+def test_a_processor_names_all_scores_that_it_changes(
+    text: list[int], path: list[int], bad: list[list[int]]
+) -> None:
+    for processor in every(bad):
+        assert isinstance(processor, Spot)
+        processor.commit(text)
+        processor.commit(path)
+        row = scores()
+        processor.edit(row, path)
+        changed = set(np.flatnonzero(row != scores()).tolist())
+        assert changed <= {*processor.touches(path).tolist(), *path}
+
+
+def test_a_row_is_put_right_when_nothing_can_be_taken_from_it() -> None:
+    rules = Rules([LogitBias({4: 3.0})], VOCABULARY)
+    row = scores()
+    with pytest.raises(ZeroDivisionError):
+        rules.read(row, [], lambda edited: 1 / 0)
+    np.testing.assert_array_equal(row, scores())
+
+
+def test_a_row_that_cannot_be_edited_in_place_is_copied() -> None:
+    whole: list[Processor] = [AllowedTokens([1, 4]), Custom(lambda tokens, row: row + 1)]
+    for processor in (*whole, RepetitionPenalty(2.0)):
+        for known, writeable in ((VOCABULARY, False), (5, False), (5, True)):
+            rules = Rules([processor, LogitBias({11: 1.0})], VOCABULARY)
+            rules.learn([1, 4, 11])
+            row = scores()
+            row.setflags(write=writeable)
+            expected = rules.edit(row[:known], [2]).copy()
+            np.testing.assert_array_equal(read(rules, row[:known], [2]), expected)
+            assert len(expected) == known
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_scores_at_the_ends_of_the_range_are_punished_in_silence(penalty: float) -> None:
+    row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
+    rules = Rules([RepetitionPenalty(penalty)], VOCABULARY)
+    rules.learn(list(range(9)))
+    with np.errstate(over="ignore"):
+        wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
+    np.testing.assert_array_equal(read(rules, row, [])[:9], wanted[:9])
+
+
+@given(st.lists(st.integers(0, 11), min_size=1), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_allowed_tokens_keep_their_scores_and_no_other_has_one(ids: list[int], seed: int) -> None:
+    row, wanted = scores(seed), np.full(VOCABULARY, -np.inf, np.float32)
+    row[0] = np.inf
+    wanted[ids] = row[ids]
+    np.testing.assert_array_equal(read(Rules([AllowedTokens(ids)], VOCABULARY), row, []), wanted)
 
 
 @given(st.integers(0, 50), st.sampled_from([0.2, 0.5, 0.9, 0.99]), st.sampled_from([0.7, 1.5]))
