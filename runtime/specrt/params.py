@@ -9,8 +9,28 @@ from typing import Any
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.processors import Callback
+from specrt.structure import (
+    Structure,
+    check_choice,
+    check_grammar,
+    check_text,
+    schema_text,
+    structure_of,
+)
 
 VERIFIERS = ("match", "rejection")
+_ALIASES = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_LISTS: tuple[tuple[str, type], ...] = (
+    ("stop_token_ids", int),
+    ("allowed_token_ids", int),
+    ("bad_words", str),
+    ("choice", str),
+)
 _HARDEST = 100
 _MOST_BIAS = 10_000
 
@@ -52,6 +72,15 @@ class SamplingParams:
     """Tokens before which no end token comes; stop strings end the text all the same."""
     logits_processors: tuple[Callback, ...] = ()
     """Functions of token ids and scores that return scores, called for each row looked at."""
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    """The text is JSON that this schema admits: a mapping, the text of one, or True for any JSON;
+    kept as a text."""
+    regex: str | None = None
+    """The whole text matches this expression."""
+    choice: tuple[str, ...] | None = None
+    """The text is one of these."""
+    grammar: str | None = None
+    """The text is what this Lark grammar derives from `start`; GBNF, with `::=`, will do too."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
@@ -69,7 +98,7 @@ class SamplingParams:
         asked: Any = self.stop
         stop = (asked,) if isinstance(asked, str) else asked
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
-        for name, kind in (("stop_token_ids", int), ("allowed_token_ids", int), ("bad_words", str)):
+        for name, kind in _LISTS:
             given: Any = getattr(self, name)
             if given is not None:
                 given = (given,) if isinstance(given, str) else given
@@ -89,10 +118,35 @@ class SamplingParams:
             value = getattr(self, name)
             if not check(value):
                 raise RequestError(f"{name} is {value!r}; expected {expected}")
+        self._check_structure()
         if self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
+
+    def _check_structure(self) -> None:
+        object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        if self.choice is not None:
+            check_choice(self.choice)
+        if self.grammar is not None:
+            check_grammar(self.grammar)
+        structure = self.structure
+        if structure is not None and self.ignore_eos:
+            raise RequestError(
+                f"{structure.kind} and ignore_eos were given, and a structure ends at its end; "
+                "leave one out"
+            )
+
+    @property
+    def structure(self) -> Structure | None:
+        """The one constraint of the whole text; None where it is free.
+
+        Raises: RequestError where several were given.
+        """
+        return structure_of(self.json_schema, self.regex, self.choice, self.grammar)
 
     @property
     def greedy(self) -> bool:
@@ -101,12 +155,21 @@ class SamplingParams:
 
     @classmethod
     def of(cls, **options: Any) -> SamplingParams:
-        """Build from keywords, refusing an unknown one with the nearest name."""
+        """Build from keywords, refusing an unknown one with the nearest name.
+
+        `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are read as what they
+        are called here.
+        """
         known = [f.name for f in fields(cls)]
-        for name in options:
+        named = {}
+        for given, value in options.items():
+            name = _ALIASES.get(given, given)
             if name not in known:
                 raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
-        return cls(**options)
+            if name in named:
+                raise RequestError(f"{given} is {name}, which was given too; leave one out")
+            named[name] = value
+        return cls(**named)
 
 
 def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from specrt.errors import RequestError
+from specrt.grammar import GrammarRules
+from specrt.grammars import Grammars
 from specrt.params import SamplingParams
 from specrt.processors import (
     AllowedTokens,
@@ -21,15 +23,27 @@ from specrt.text import Tokenizer
 
 
 def rules_of(
-    params: SamplingParams, tokenizer: Tokenizer | None, ends: Collection[int], vocabulary: int
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    ends: Collection[int],
+    vocabulary: int,
+    grammars: Grammars | None = None,
 ) -> Rules | None:
     """Return the rules of a request, in vLLM's order; None where it asks for none.
 
-    Only bad words need a tokenizer.
+    Only bad words and a structure need a tokenizer. `grammars` keeps what was compiled for other
+    requests. A structure comes last: no other processor lets in again what it ruled out.
 
-    Raises: RequestError for token ids that there are not.
+    Raises: RequestError for token ids that there are not, and a structure that cannot be kept to.
     """
     made = list(_processors(params, tokenizer, ends, vocabulary))
+    structure = params.structure
+    if structure is not None:
+        if grammars is None:
+            assert tokenizer is not None, "a structure is kept in tokens"
+            grammars = Grammars(tokenizer, ends, vocabulary)
+        kept = grammars.processor(structure, params.stop_token_ids)
+        return GrammarRules(made, kept, vocabulary)
     return Rules(made, vocabulary) if made else None
 
 

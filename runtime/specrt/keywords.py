@@ -1,0 +1,140 @@
+"""What of a JSON Schema can be enforced: every keyword is, or the schema is refused by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import lcm
+from reprlib import repr as short
+from typing import Any, NamedTuple
+
+from specrt.errors import RequestError
+from specrt.satisfiable import admits_anything
+
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SCHEMAS = ("items", "additionalItems", "additionalProperties")
+CHECKS = (
+    "type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems",
+    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "multipleOf", "$ref",
+)  # fmt: skip
+REMARKS = (
+    "$schema", "$id", "$anchor", "$comment", "title", "description", "default", "examples",
+    "deprecated", "readOnly", "writeOnly",
+)  # fmt: skip
+"""Keywords that allow and forbid nothing."""
+FORMATS = (
+    "date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
+)  # fmt: skip
+_KNOWN = frozenset((*SCHEMAS_BY_NAME, *LISTS_OF_SCHEMAS, *SCHEMAS, *CHECKS, *REMARKS))
+_MOST_REMAINDERS = 20_000
+"""Numbers are told apart by their remainder; compiling takes the square of how many there are."""
+
+_LONGEST_NAME = 60
+
+
+class Part(NamedTuple):
+    """A schema within a schema, and the JSON pointer that leads there."""
+
+    place: str
+    schema: Mapping[str, Any]
+
+
+def check_schema(schema: Any) -> None:
+    """Refuse what would be ignored, what lies elsewhere, and what nothing satisfies.
+
+    What a keyword may hold is left to the compiler.
+    Raises: RequestError naming keyword and place.
+    """
+    if not isinstance(schema, (bool, Mapping)):
+        raise RequestError(f"json_schema is {short(schema)}; expected an object or true")
+    parts = list(_parts(schema, "#"))
+    for part in parts:
+        _check_keywords(part)
+        _check_count(part)
+        _check_reference(part, schema)
+    _check_remainders(parts)
+    if not admits_anything(schema, {p.schema["$ref"] for p in parts if "$ref" in p.schema}):
+        raise RequestError("json_schema admits nothing: no finite JSON value satisfies it")
+
+
+def _parts(schema: Any, place: str) -> Iterator[Part]:
+    """Go through a schema and all within it."""
+    if not isinstance(schema, Mapping):
+        return
+    yield Part(place, schema)
+    for word in SCHEMAS_BY_NAME:
+        if isinstance(schema.get(word), Mapping):
+            for name, inner in schema[word].items():
+                yield from _parts(inner, f"{place}/{word}/{_shown(name)}")
+    for word in LISTS_OF_SCHEMAS:
+        if isinstance(schema.get(word), list):
+            for at, inner in enumerate(schema[word]):
+                yield from _parts(inner, f"{place}/{word}/{at}")
+    for word in SCHEMAS:
+        yield from _parts(schema.get(word), f"{place}/{word}")
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) < _LONGEST_NAME else short(name)
+
+
+def _check_keywords(part: Part) -> None:
+    for word in part.schema:
+        extension = word.startswith("x-") and word != "x-guidance"
+        if word not in _KNOWN and not extension:
+            raise _unenforced(short(word), part.place)
+    form = part.schema.get("format")
+    if form is not None and form not in FORMATS:
+        raise RequestError(
+            f"json_schema has format {short(form)} at {part.place}; expected one of "
+            f"{', '.join(FORMATS)}, or a pattern"
+        )
+
+
+def _check_count(part: Part) -> None:
+    """Refuse counts that names which come twice would satisfy."""
+    least, required = part.schema.get("minProperties"), part.schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > named + 1:
+        raise RequestError(
+            f"json_schema has minProperties {least} at {part.place}; expected at most one more "
+            f"than it has required properties, {named + 1}: name them in `required`"
+        )
+
+
+def _check_reference(part: Part, root: Any) -> None:
+    to = part.schema.get("$ref")
+    if to is None:
+        return
+    if not isinstance(to, str):
+        raise RequestError(f"json_schema has $ref {short(to)} at {part.place}; expected a text")
+    if not to.startswith("#") and "$id" not in root:
+        raise RequestError(
+            f"json_schema has $ref {short(to)} at {part.place}, which lies elsewhere, and nothing "
+            "is fetched; put it under $defs and write '#/$defs/name'"
+        )
+
+
+def _check_remainders(parts: list[Part]) -> None:
+    """Refuse multiples that take more than a moment to compile, alone or where they meet."""
+    given: list[Any] = [p.schema.get("multipleOf") for p in parts]
+    numbers = [v for v in given if type(v) in (int, float)]
+    steps = [Fraction(str(v)) for v in numbers if 0 < v <= sys.float_info.max]
+    whole = lcm(*(step.denominator for step in steps))
+    remainders = lcm(*(int(step * whole) for step in steps))
+    if remainders > _MOST_REMAINDERS:
+        known = ", ".join(short(float(step)) for step in steps[:4])
+        raise RequestError(
+            f"json_schema has multipleOf {known}: remainders to tell apart beyond "
+            f"{_MOST_REMAINDERS}; use a smaller one"
+        )
+
+
+def _unenforced(word: str, place: str) -> RequestError:
+    return RequestError(
+        f"json_schema has {word} at {place}, which cannot be enforced; leave it out, or say it "
+        "with other keywords"
+    )

@@ -1,0 +1,120 @@
+"""What a request says of its whole text: a JSON Schema, an expression, a choice, a grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from reprlib import repr as short
+from typing import Any, NamedTuple
+
+from specrt.errors import RequestError
+from specrt.keywords import check_schema
+
+KINDS = ("json_schema", "regex", "choice", "grammar")
+_HEAD = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\]", re.MULTILINE)
+_UNENFORCED = ("max_tokens", "temperature")
+
+
+class Structure(NamedTuple):
+    """A constraint of the whole text, checked as far as that takes no vocabulary."""
+
+    kind: str
+    """One of KINDS."""
+    text: str
+    """The JSON of a schema, an expression (of a choice too), or a grammar."""
+
+
+def structure_of(
+    json_schema: Any, regex: str | None, choice: tuple[str, ...] | None, grammar: str | None
+) -> Structure | None:
+    """Return the one constraint that was given.
+
+    Raises: RequestError for several, and for one that cannot be enforced.
+    """
+    given = dict(zip(KINDS, (json_schema, regex, choice, grammar), strict=True))
+    asked = [kind for kind in KINDS if given[kind] is not None]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise RequestError(f"{' and '.join(asked)} were given; expected one of them")
+    kind = asked[0]
+    if kind == "json_schema":
+        return Structure(kind, json_schema)
+    if kind == "choice":
+        return Structure(kind, "|".join(map(re.escape, choice or ())))
+    return Structure(kind, given[kind])
+
+
+def schema_text(given: Any) -> str | None:
+    """Return the JSON of a schema: a mapping, a text of one, `true`, or a pydantic model.
+
+    Raises: RequestError.
+    """
+    if given is None:
+        return None
+    if hasattr(given, "model_json_schema"):
+        given = given.model_json_schema()
+    try:
+        schema = _parsed(given) if isinstance(given, str) else given
+        check_schema(schema)
+        return json.dumps(schema, allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json_schema is no JSON: {error}") from None
+    except RecursionError:
+        raise RequestError("json_schema is nested too deep, or within itself") from None
+
+
+def _parsed(text: str) -> Any:
+    """Read a schema's text; NaN and infinities, which Python reads, are no JSON."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"it holds {name}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def check_choice(given: tuple[str, ...]) -> None:
+    """Refuse a choice between nothing, and texts that cannot come."""
+    if not given:
+        raise RequestError("choice is empty; expected the texts to choose from")
+    if "" in given:
+        raise RequestError("choice holds an empty string; leave it out")
+    for text in given:
+        check_text("choice", text)
+
+
+def check_text(name: str, given: Any) -> None:
+    """Refuse what is no text, or half of one.
+
+    Raises: RequestError.
+    """
+    if not isinstance(given, str) or not given:
+        raise RequestError(f"{name} is {short(given)}; expected a text")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from None
+
+
+def check_grammar(text: str) -> None:
+    """Refuse what a grammar may say that would be ignored.
+
+    Raises: RequestError.
+    """
+    for head in _HEAD.finditer(text):
+        for word in _UNENFORCED:
+            if re.search(rf"\b{word}\s*=", head[1]):
+                raise RequestError(
+                    f"grammar has {word} in {short(head[0].strip())}, which is not enforced; "
+                    f"leave it out, and use the request's own {word}"
+                )
+    for place in re.finditer(r"%json\b", text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text[place.end() :].lstrip())
+        except (ValueError, RecursionError):
+            continue  # within a string, or what the compiler refuses
+        if isinstance(schema, (bool, Mapping)):
+            check_schema(schema)
