@@ -1,7 +1,8 @@
-"""Randomness without state: every number is a function of seed, purpose, position and token.
+"""Randomness without state: a number is a function of seed, request, purpose, position and token.
 
 Two passes that ask for the same number get the same number, whatever was drawn between them. That
-is why a seed gives the same text with speculation on or off, and why rolling back costs nothing.
+is why a seed gives the same text with speculation on or off and in any batch, and why rolling back
+costs nothing. docs/randomness.md says it in steps, with numbers to check others against.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ class Purpose(IntEnum):
 
 
 class Noise:
-    """Numbers keyed by (seed, purpose, position, token).
+    """Numbers keyed by (seed, request, purpose, position, token).
 
+    `request` tells completions apart that share a seed, 0 to 2^63 - 1.
     Source: SplitMix64's output function (Steele, Lea and Flood 2014), used as a counter-based
-        generator: one stream per (seed, purpose, position), indexed by the token.
+        generator: one stream per (seed, request, purpose, position), indexed by the token.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._root = _mix(seed & _MASK)
+    def __init__(self, seed: int, request: int = 0) -> None:
+        assert 0 <= request < 1 << 63, "requests count from 0"
+        root = _mix(seed)
+        # Downwards, as purposes count upwards from the same root: no request is keyed as one.
+        self._root = _mix(root - _GOLDEN * request) if request else root
 
     def uniform(self, purpose: Purpose, position: int) -> float:
         """Return one number in (0, 1)."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from specrt import noise as module
 from specrt.noise import Noise, Purpose
+from specrt.sampling import Distribution
 
 # Seeds are fixed, so a test either always passes or always fails; a correct generator with other
 # seeds would fail one of these with the probability given here.
@@ -75,6 +79,101 @@ def test_neighbouring_seeds_are_independent() -> None:
     tokens = np.arange(20_000)
     one, other = (Noise(seed).exponential(Purpose.TOKEN, 0, tokens) for seed in (7, 8))
     held_independent(one, other)
+
+
+KEYS = ("seed", "request", "purpose", "position", "token")
+
+
+def number(key: dict[str, int]) -> float:
+    noise = Noise(key["seed"], key["request"])
+    purpose, tokens = Purpose(key["purpose"]), np.array([key["token"]])
+    return float(noise.exponential(purpose, key["position"], tokens)[0])
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**64 - 1),
+            "request": st.integers(0, 2**63 - 1) | st.integers(0, 9),
+            "purpose": st.sampled_from([int(purpose) for purpose in Purpose]),
+            "position": st.integers(0, 2**40) | st.integers(0, 9),
+            "token": st.integers(0, 2**20),
+        }
+    ),
+    st.data(),
+)
+@settings(deadline=None, max_examples=300)
+def test_every_part_of_the_key_counts(key: dict[str, int], data: st.DataObject) -> None:
+    """Chance makes two numbers of 52 bits equal in one of 10^15 examples."""
+    for name in KEYS:
+        most = 3 if name == "purpose" else 9
+        other = {**key, name: key[name] + data.draw(st.integers(1, most), label=name)}
+        if name == "purpose":
+            other[name] %= len(Purpose)
+        if name == "request":
+            other[name] %= 2**63
+        if other != key:
+            assert number(other) != number(key)
+
+
+def test_no_key_is_that_of_another() -> None:
+    """Small keys of all kinds, which are likeliest to meet: all streams differ."""
+    streams = {
+        Noise(seed, request).uniform(purpose, position)
+        for seed in range(-4, 5) for request in range(12) for purpose in Purpose
+        for position in range(25)
+    }  # fmt: skip
+    assert len(streams) == 9 * 12 * len(Purpose) * 25
+
+
+def test_request_0_is_what_there_was_before_there_were_requests() -> None:
+    for seed in (0, -1, 42):
+        one, other = Noise(seed), Noise(seed, 0)
+        assert one.uniform(Purpose.ACCEPT, 3) == other.uniform(Purpose.ACCEPT, 3)
+
+
+def test_neighbouring_requests_are_independent() -> None:
+    tokens = np.arange(20_000)
+    drawn = [Noise(7, r).exponential(Purpose.TOKEN, 0, tokens) for r in (0, 1, 2, 9)]
+    for i, one in enumerate(drawn):
+        for other in drawn[i + 1 :]:
+            held_independent(one, other)
+
+
+def test_uniform_numbers_are_uniform_over_requests() -> None:
+    drawn = np.array([Noise(3, request).uniform(Purpose.ACCEPT, 7) for request in range(5000)])
+    assert stats.kstest(drawn, "uniform").pvalue > ALPHA
+
+
+PROBS = Distribution(np.array([2, 3, 5, 90]), np.array([0.4, 0.3, 0.2, 0.1]))
+
+
+def chance(noises: Iterable[Noise], position: int = 11) -> float:
+    """Return how likely so uneven counts are, where tokens are drawn as often as they should."""
+    drawn = [PROBS.draw(noise, Purpose.TOKEN, position) for noise in noises]
+    counts = [drawn.count(token) for token in PROBS.ids]
+    return float(stats.chisquare(counts, PROBS.probs * len(drawn)).pvalue)
+
+
+@pytest.mark.parametrize("seed", [0, 42, -1])
+def test_requests_draw_each_token_as_often_as_it_should_come(seed: int) -> None:
+    assert chance(Noise(seed, request) for request in range(8000)) > ALPHA
+
+
+@pytest.mark.parametrize("position", [0, 11, 4096])
+def test_pairs_of_requests_draw_each_pair_as_often_as_it_should_come(position: int) -> None:
+    drawn = [
+        [PROBS.draw(Noise(seed, request), Purpose.TOKEN, position) for request in (0, 1)]
+        for seed in range(6000)
+    ]
+    cells = np.array([[drawn.count([a, b]) for b in PROBS.ids] for a in PROBS.ids])
+    expected = np.outer(PROBS.probs, PROBS.probs) * len(drawn)
+    assert stats.chisquare(cells.ravel(), expected.ravel()).pvalue > ALPHA
+
+
+def test_the_check_of_draws_notices_requests_that_share_their_noise() -> None:
+    assert chance(Noise(0, 0 * request) for request in range(8000)) < ALPHA
+    assert chance(Noise(0, request % 40) for request in range(8000)) < ALPHA
 
 
 def held_independent(one: np.ndarray, other: np.ndarray) -> None:
