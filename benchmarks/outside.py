@@ -101,18 +101,22 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--typical-p", type=float, default=1.0)
     parser.add_argument("--verifier", default="match")
     parser.add_argument("--evict", type=int, default=0, help="MiB read in every target pass")
-    parser.add_argument("--processors", action="store_true", help="Ask for all of them.")
+    parser.add_argument("--processors", action="store_true", help="Ask for many of them.")
+    parser.add_argument("--allowed", type=int, default=0, help="Allow only so many tokens.")
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()
     params = SamplingParams(
         temperature=given.temperature,
         top_p=given.top_p,
+        typical_p=given.typical_p,
         seed=0,
         verifier=given.verifier,
         max_tokens=LENGTH,
         ignore_eos=True,
+        allowed_token_ids=range(given.allowed) if given.allowed else None,
         **(_PROCESSORS if given.processors else {}),
     )
     took = [

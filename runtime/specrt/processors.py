@@ -36,10 +36,15 @@ class AllowedTokens:
 
     def edit(self, row: Row, path: Sequence[int]) -> None:
         """See `Processor`."""
-        if len(self._most) != len(row):
-            self._most = np.full(len(row), _NEVER)
+        self.copy(row, row)
+
+    def copy(self, row: Row, into: Row) -> None:
+        """See `Filter`."""
+        if len(self._most) < len(row):
+            self._most = np.full(max(len(row), self._ids.max() + 1), _NEVER)
             self._most[self._ids] = np.inf
-        np.minimum(row, self._most, out=row)  # assigning through a mask takes 30 times as long
+        # Assigning through a mask takes 30 times as long.
+        np.minimum(row, self._most[: len(row)], out=into)
 
 
 class BadWords:

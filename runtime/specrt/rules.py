@@ -37,6 +37,14 @@ class Spot(Processor, Protocol):
         """Return all tokens but those of the path whose scores `edit` may change."""
 
 
+@runtime_checkable
+class Filter(Processor, Protocol):
+    """A processor that can make its edit while it copies a row."""
+
+    def copy(self, row: Row, into: Row) -> None:
+        """Write an edited row into another. Shapes: both [V] f32, or shorter."""
+
+
 class Rules:
     """The processors of one request, in order, and how far they know the text."""
 
@@ -44,6 +52,8 @@ class Rules:
         self._processors = processors
         spots = [p for p in processors if isinstance(p, Spot)]
         self._spots = spots if len(spots) == len(processors) else None
+        first = processors[0]
+        self._filter = first if isinstance(first, Filter) else None
         self._edited = np.empty(vocabulary, np.float32)
         self._known = 0
 
@@ -60,10 +70,14 @@ class Rules:
 
         Shapes: row [V] f32, or shorter, of a draft that knows fewer tokens.
         """
-        edited = self._edited
-        edited[: len(row)] = row
+        edited, rest = self._edited, self._processors
+        if self._filter is None:
+            edited[: len(row)] = row
+        else:
+            self._filter.copy(row, edited[: len(row)])
+            rest = rest[1:]
         edited[len(row) :] = -np.inf
-        for processor in self._processors:
+        for processor in rest:
             processor.edit(edited, path)
         return edited[: len(row)]
 
