@@ -96,13 +96,15 @@ class Grammars:
 def _json(text: str) -> str:
     from llguidance import LLMatcher
 
-    schema = "{}" if text == "true" else text
-    return str(
-        LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={"lenient": False, "coerce_one_of": False, "whitespace_pattern": _SPACE},
+    try:
+        return str(
+            LLMatcher.grammar_from_json_schema(
+                "{}" if text == "true" else text,
+                overrides={"lenient": False, "coerce_one_of": False, "whitespace_pattern": _SPACE},
+            )
         )
-    )
+    except ValueError as error:
+        raise RequestError(f"json_schema cannot be enforced: {one_line(str(error))}") from None
 
 
 def _regex(text: str) -> str:
@@ -117,7 +119,7 @@ def _lark(text: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        return str(LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text))
     except Exception as error:  # the translator raises bare Exception
         raise RequestError(f"grammar cannot be read: {one_line(str(error))}") from None
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-SIMPLE = frozenset({"string", "number", "integer", "boolean", "null"})
-"""Types whose values hold no others."""
+HOLDERS = frozenset({"object", "array"})
+"""Types whose values hold others."""
 
 
 def admits_anything(schema: Any, references: Collection[str]) -> bool:
@@ -53,7 +53,9 @@ def _admits(schema: Any, found: Collection[str]) -> bool:
         if choices and not any(_admits(inner, found) for inner in choices):
             return False
     types = _texts(schema.get("type", "null"))
-    if "enum" in schema or "const" in schema or not SIMPLE.isdisjoint(types):
+    if not types:
+        return bool(schema["type"] != [])
+    if "enum" in schema or "const" in schema or not HOLDERS.issuperset(types):
         return True
     return ("object" in types and _object(schema, found)) or (
         "array" in types and _array(schema, found)

@@ -12,6 +12,7 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.bias import BiasType
 from specrt.cli.gamma import GammaType
+from specrt.cli.structured import read_structured, structured
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.loading import load
@@ -61,6 +62,7 @@ from specrt.prompts import decode_utf8, read_text
     "--allowed-token-id", "allowed_token_ids", type=int, multiple=True, help="Only these may come."
 )
 @click.option("--min-tokens", default=0, help="Tokens before which no end token comes.")
+@structured
 @click.option("--seed", type=int, help="Same seed, same text.")
 @click.option("--stop", multiple=True, help="End before this string; may be repeated.")
 @click.option(
@@ -129,6 +131,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options as `SamplingParams` names and takes them."""
     allowed = options["allowed_token_ids"]
     return {
+        **read_structured(options),
         **options,
         "logit_bias": dict(options["logit_bias"]),
         "allowed_token_ids": allowed or None,
