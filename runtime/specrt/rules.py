@@ -52,7 +52,7 @@ class Rules:
         self._processors = processors
         spots = [p for p in processors if isinstance(p, Spot)]
         self._spots = spots if len(spots) == len(processors) else None
-        first = processors[0]
+        first = processors[0] if processors else None
         self._filter = first if isinstance(first, Filter) else None
         self._edited = np.empty(vocabulary, np.float32)
         self._known = 0
