@@ -51,7 +51,7 @@ class Rules:
     def __init__(self, processors: Sequence[Processor], vocabulary: int) -> None:
         self._processors = processors
         spots = [p for p in processors if isinstance(p, Spot)]
-        self._spots = spots if len(spots) == len(processors) else None
+        self._spots = spots if spots and len(spots) == len(processors) else None
         first = processors[0] if processors else None
         self._filter = first if isinstance(first, Filter) else None
         self._edited = np.empty(vocabulary, np.float32)

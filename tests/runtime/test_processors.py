@@ -219,6 +219,12 @@ def test_a_row_is_put_right_when_nothing_can_be_taken_from_it() -> None:
     np.testing.assert_array_equal(row, scores())
 
 
+def test_rules_of_no_processors_leave_a_row_as_it_is() -> None:
+    rules = Rules([], VOCABULARY)
+    np.testing.assert_array_equal(rules.edit(scores(), [3]), scores())
+    np.testing.assert_array_equal(read(rules, scores(), [3]), scores())
+
+
 def test_a_row_that_cannot_be_edited_in_place_is_copied() -> None:
     whole: list[Processor] = [AllowedTokens([1, 4]), Custom(lambda tokens, row: row + 1)]
     for processor in (*whole, RepetitionPenalty(2.0)):
