@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log
 
 from specrt.acceptance import Acceptance
@@ -51,8 +52,12 @@ class AutoGamma:
         self._most = most
         self._rival = rival
         self._acceptance = Acceptance(most)
-        self._drift = Drift(costs, most)
+        self._costs = costs
+        self._load = 1
+        self._drift = Drift(costs.shared(1, most), most)
         self._plans: dict[int, Plan] = {}
+        self._known = {1: (self._drift, self._plans)}
+        """Per load, what passes cost and what follows from it."""
         self._surest, self._share, self._telling = 0.0, 1.0, False
         self._refit_in = self._refit_after = 4
         self._refits = 0
@@ -66,6 +71,17 @@ class AutoGamma:
         self._silent = self._judged = self._kept = 0
         self.fallback: str | None = self._unpayable()
         """Why nothing is drafted but for probes; None again as soon as drafting pays."""
+
+    def face(self, load: int) -> None:
+        """Go by what passes cost while so many rows share them."""
+        if load == self._load:
+            return
+        if load not in self._known:
+            self._known[load] = (Drift(self._costs.shared(load, self._most), self._most), {})
+        self._load = load
+        self._drift, self._plans = self._known[load]
+        if self._rival is not None:
+            self._rival.face(load)
 
     @property
     def rate(self) -> float:
@@ -181,7 +197,8 @@ class AutoGamma:
     def _replan(self) -> None:
         """Let plans be made again, from what is known by now."""
         self._drift.settle()
-        self._plans.clear()
+        for _, plans in self._known.values():
+            plans.clear()
         offset, share = self._acceptance.surest(SURE)
         self._telling = offset > TELLING
         self._surest, self._share = (offset, share) if self._telling else (0.0, 1.0)
@@ -229,3 +246,21 @@ class AutoGamma:
         if self._rests.dull >= ENOUGH:
             return f"the draft was unsure of its first token {self._rests.dull} times in a row"
         return None
+
+
+class SharedGamma:
+    """Lets a policy go by how many rows share the passes: the more, the less drafting pays.
+
+    A pass of many tokens is bound by arithmetic, and each drafted token then costs its share.
+    """
+
+    def __init__(self, policy: AutoGamma, load: Callable[[], int]) -> None:
+        self._policy = policy
+        self._load = load
+        self.weigh = policy.weigh
+        self.observe = policy.observe
+
+    def choose(self) -> int:
+        """See `GammaPolicy`."""
+        self._policy.face(max(1, self._load()))
+        return self._policy.choose()

@@ -26,8 +26,14 @@ class Completion:
     timings: Timings
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    """How many of the prompt's tokens were in the KV buffers already."""
     finish_reason: str | None = None
-    """`stop` (an end token or a stop string), `length`, or None while unfinished."""
+    """`stop` (an end token or a stop string), `length`, `error`, or None while unfinished."""
+    index: int = 0
+    """Which of the n completions of its prompt it is."""
+    error: str | None = None
+    """What ended it before its time, where others went on."""
     stop_reason: int | str | None = None
     """The token or string that ended the text, when it was not the model's own end."""
 
@@ -37,6 +43,7 @@ class Completion:
             "text": self.text,
             "token_ids": self.token_ids,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "seed": self.seed,

@@ -60,6 +60,18 @@ class Costs:
             draft_ns=tuple(ns * draft for ns in self.draft_ns),
         )
 
+    def shared(self, load: int, most: int) -> Costs:
+        """Return what a round costs, up to gamma `most`, while so many rows do the same.
+
+        One pass verifies for all of them and costs what its tokens cost; drafts are small, and
+        cost the same for all as for one. The work outside is done for each.
+        """
+        return Costs(
+            tuple(self.verify(load * (g + 1) - 1) for g in range(most + 1)),
+            tuple(self.draft(g) for g in range(most + 1)),
+            self.outside_ns * load,
+        )
+
     @staticmethod
     def between(measured: Sequence[tuple[int, float]], most: int) -> tuple[float, ...]:
         """Return a cost for each gamma from 0 to `most`, on lines through those measured.

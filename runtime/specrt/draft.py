@@ -66,6 +66,9 @@ class ModelDrafter:
     before it, and the target has seen all that was drafted when `propose` returns. The policy is
     told of no confidence then, which it could not act on, and of one time for the whole round.
 
+    Such a launch needs a target that lacks the last token only; `target` tells, where it may be
+    otherwise.
+
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
     beyond it are never proposed, and once one was committed that the draft does not know, it is
     silent.
@@ -82,8 +85,10 @@ class ModelDrafter:
         vocabulary: int | None = None,
         rounds: WholeRounds | None = None,
         rules: Rules | None = None,
+        target: CachedTokens | None = None,
     ) -> None:
         self._rules = rules
+        self._target = target
         self._path: list[int] = []
         self._rounds = rounds if params.greedy and rules is None else None
         self._cache = cache
@@ -141,7 +146,8 @@ class ModelDrafter:
     ) -> Proposal | None:
         """Draft and verify in one launch; None where that cannot be."""
         start, committed = self._cache.length, len(tokens) - 1
-        if not rounds.fits(most, len(pending), start, committed):
+        behind = self._target is not None and self._target.length < committed
+        if behind or not rounds.fits(most, len(pending), start, committed):
             return None
         drafted, confidences = rounds.run(pending, start, tokens[-1], committed, most)
         self._cache.length = start + len(pending) + most - 1

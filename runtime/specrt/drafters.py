@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specrt.adaptive import AutoGamma
+from specrt.adaptive import AutoGamma, SharedGamma
 from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
@@ -41,13 +42,20 @@ class Drafters:
     """Makes the drafter of each completion.
 
     What the policies behind gamma `auto` learned is kept from one completion to the next, apart
-    for each manner of choosing tokens.
+    for each manner of choosing tokens. `costs` tells what passes cost, `load` how many rows share
+    them, where there may be several.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(
+        self,
+        models: Models,
+        costs: Callable[[], Costs] | None = None,
+        load: Callable[[], int] | None = None,
+    ) -> None:
         self._models = models
+        self._measured = costs
+        self._load = load
         self._policies: dict[tuple[str, Manner], AutoGamma] = {}
-        self._costs: Costs | None = None
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
         """Return the gamma to use: the one asked for, or the bundle's default.
@@ -89,18 +97,23 @@ class Drafters:
 
     def make(
         self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
-        rules: Rules | None = None,
+        rules: Rules | None = None, caches: Sequence[CachedTokens] = (),
     ) -> Drafter:  # fmt: skip
-        """Return a drafter for one completion."""
+        """Return a drafter for one completion; `caches` are its row's, the target's first."""
         if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
             return NoDrafter()
         if drafter == "model":
-            return self._model(gamma, params, noise, rules)
+            return self._model(gamma, params, noise, rules, caches)
         if drafter == "ngram":
             return NgramDrafter(self._policy("ngram", gamma, Manner.of(params, rules)))
-        model = self._model(gamma, params, noise, rules)
+        model = self._model(gamma, params, noise, rules, caches)
         manner = Manner.of(params, rules)
         return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, manner)), model)
+
+    @staticmethod
+    def weighs(drafter: str, gamma: Gamma) -> bool:
+        """Tell whether a policy will ask what passes cost."""
+        return gamma == AUTO and drafter != "none"
 
     def fallback(self, drafter: str, gamma: Gamma, manner: Manner) -> str | None:
         """Say why speculation is off, where a limit was crossed that `auto` keeps to."""
@@ -112,26 +125,32 @@ class Drafters:
         return "; ".join(r for r in reasons if r) if all(reasons) else None
 
     def _model(
-        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: Rules | None
-    ) -> ModelDrafter:
+        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: Rules | None,
+        caches: Sequence[CachedTokens],
+    ) -> ModelDrafter:  # fmt: skip
         draft = self._models.draft
         assert draft is not None, "check_drafter refuses a model drafter without a draft"
         both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
         manner = Manner.of(params, rules)
         policy, rounds = self._policy("model", gamma, manner), self._models.rounds
-        return ModelDrafter(CachedTokens(draft), params, noise, policy, both, rounds, rules)
+        target, cache = caches if caches else (None, CachedTokens(draft))
+        return ModelDrafter(cache, params, noise, policy, both, rounds, rules, target)
 
     def _policy(self, source: str, gamma: Gamma, manner: Manner) -> GammaPolicy:
         if gamma != AUTO:
             return FixedGamma(gamma)
         adaptive, gammas = self._adaptive(source, manner), self._models.gammas
+        policy: GammaPolicy = adaptive
+        if self._load is not None:
+            policy = SharedGamma(adaptive, self._load)
         whole = len(gammas) == max(gammas) + 1
-        return adaptive if whole else BuiltGamma(adaptive, gammas)
+        return policy if whole else BuiltGamma(policy, gammas)
 
     def _adaptive(self, source: str, manner: Manner) -> AutoGamma:
         """Return the policy of a source: the model, an n-gram, or lookup before the model."""
         key = (source, manner)
         if key not in self._policies:
+            assert self._measured is not None, "nothing was given to tell costs"
             costs, most = self._measured(), max(self._models.gammas)
             rival = None
             if source == "model" and manner.whole and self._models.rounds is not None:
@@ -142,12 +161,6 @@ class Drafters:
                 rival = self._adaptive("model", manner)
             self._policies[key] = AutoGamma(costs, most, rival)
         return self._policies[key]
-
-    def _measured(self) -> Costs:
-        if self._costs is None:
-            assert self._models.measure is not None, "nothing was given to measure costs with"
-            self._costs = self._models.measure(self._models)
-        return self._costs
 
 
 def undivided(costs: Costs) -> Costs:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Generator as Rounding
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
-from time import perf_counter_ns
 from typing import SupportsIndex
 
-from specrt.completion import Completion, Stream
-from specrt.drafters import Drafters, Manner
-from specrt.errors import CapacityError, RequestError
+from specrt.batch import Batch
+from specrt.completion import Chunk, Completion, Stream
+from specrt.drafters import Drafters
+from specrt.errors import CapacityError, RequestError, SpecrtError
 from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.reader import Reader
+from specrt.request import Request
 from specrt.requested import rules_of
-from specrt.round import Round
-from specrt.rules import Rules
-from specrt.speculate import played, speculate
 from specrt.stats import SpeculationStats, Timings
-from specrt.target import CachedTokens, EngineTarget
+from specrt.target import CachedTokens
 from specrt.text import Tokenizer
 
-Rounds = Rounding[Round, None, None]
+Prompt = str | Sequence[int]
+"""Text or token ids."""
 
 
 class Generator:
-    """A pair of engines ready to complete prompts.
+    """A pair of engines ready to complete prompts, as many at once as they have rows.
 
-    Threads: one completion runs at a time. A stream that is still unfinished when another begins
-    is refused when it is next asked, because the KV buffers now hold the other's tokens.
+    What the KV buffers hold of earlier texts is not read again: a prompt that begins as one of
+    them did starts where they part (`Completion.cached_tokens`).
+
+    Threads: any may stream and generate. Streams share the rows and run when one is asked: a
+    stream that is not read for a while pauses, and makes room for others.
     """
 
     def __init__(
@@ -42,6 +41,8 @@ class Generator:
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int] = (),
         notices: Sequence[str] = (),
+        *,
+        prompt_cache: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.models = models
@@ -49,15 +50,11 @@ class Generator:
         """What the opener of the bundle should know, a line each."""
         self._drafters = Drafters(models)
         self._eos = frozenset(eos_token_ids)
-        self._closed = False
-        self._turn = threading.Lock()
-        self._whole = threading.Lock()
-        self._owner: object = None
-        self._runner: int | None = None
+        self._batch = Batch(models, keeps=prompt_cache)
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         gamma: Gamma | None = None,
@@ -69,61 +66,69 @@ class Generator:
         `drafter` is `model`, `ngram`, `cascade` or `none`. Without them the bundle's defaults.
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
-        self._require_open()
         params = params or SamplingParams()
-        counts = SpeculationStats(self.check_gamma(gamma), self.check_drafter(drafter))
-        if drafter is None:
-            counts.fallback = self.models.absent
-        began = perf_counter_ns()
-        tokens = self._encode(prompt)
-        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        completion = Completion(len(tokens), seed, counts, Timings(began))
-        vocabulary = self.models.target.geometry.vocab_size
-        rules = rules_of(params, self.tokenizer, self._eos, vocabulary)
-        rounds = self._rounds(tokens, params, counts, Noise(seed), rules)
-        reader = Reader(completion, params, self._eos, self.tokenizer)
-        return Stream(completion, reader.read(self._guarded(rounds)))
+        if params.n != 1:
+            raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
+        (request,) = self._requests(prompt, params, gamma, drafter)
+        return Stream(request.completion, self._chunks(request))
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
     ) -> Completion:
-        """Complete a prompt and return the whole of it; see `stream`.
+        """Complete a prompt and return the whole of it; see `stream`."""
+        return self.stream(prompt, params, gamma=gamma, drafter=drafter).finish()
 
-        Threads: calls from several threads wait for each other.
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+    ) -> list[list[Completion]]:
+        """Complete several prompts, `n` times each, on all rows; return n completions of each.
+
+        `params` are shared, or one for each prompt. A row that is done takes the next prompt at
+        once. A completion that fails on the way has the finish reason `error`, says why in `error`
+        and harms no other.
+        Raises: RequestError, CapacityError before any work, for any of the prompts.
         """
-        self._require_apart()
-        with self._whole:
-            return self.stream(prompt, params, gamma=gamma, drafter=drafter).finish()
+        each = shared_params(len(prompts), params)
+        many = [
+            self._requests(prompt, own, gamma, drafter)
+            for prompt, own in zip(prompts, each, strict=True)
+        ]
+        requests = [request for one in many for request in one]
+        for request in requests:
+            request.patient = True
+        try:
+            for request in requests:
+                self._batch.submit(request)
+            for request in requests:
+                self._collect(request)
+        finally:
+            for request in requests:
+                request.cancelled = not request.done
+        return [[request.completion for request in one] for one in many]
+
+    def forget(self) -> None:
+        """Read every coming prompt from its beginning, whatever the KV buffers hold."""
+        self._batch.forget()
 
     def close(self) -> None:
         """Close both engines, after the pass that may be running."""
-        self._require_apart()
-        with self._turn:
-            self._closed = True
-            for engine in (self.models.target, self.models.draft):
-                if engine is not None:
-                    engine.close()
+        self._batch.close()
 
     def __enter__(self) -> Generator:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _require_apart(self) -> None:
-        """Refuse calls from within a pass, which would wait for themselves."""
-        if self._runner == threading.get_ident():
-            raise RequestError("a logits processor cannot use the generator that runs it")
-
-    def _require_open(self) -> None:
-        self._require_apart()
-        if self._closed:
-            raise RequestError("this generator was closed; load the bundle again")
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
         """Return the gamma to use; raises RequestError for one that was not built."""
@@ -133,7 +138,70 @@ class Generator:
         """Return the drafter to use; raises RequestError for one that cannot be had."""
         return self._drafters.check_drafter(drafter)
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+    def _chunks(self, request: Request) -> Iterator[Chunk]:
+        self._batch.submit(request)
+        try:
+            while (chunk := self._batch.fetch(request)) is not None:
+                yield chunk
+        finally:
+            request.cancelled = not request.done
+
+    def _collect(self, request: Request) -> None:
+        """Run a request to its end; what it failed of is its own."""
+        try:
+            while self._batch.fetch(request) is not None:
+                pass
+        except SpecrtError as error:
+            if request.error is None:
+                raise
+            request.completion.error = str(error)
+            request.completion.finish_reason = "error"
+
+    def _requests(
+        self, prompt: Prompt, params: SamplingParams, gamma: Gamma | None, drafter: str | None
+    ) -> list[Request]:
+        """Return the requests of a prompt, after every check.
+
+        Raises: RequestError, CapacityError.
+        """
+        self._batch.require_apart()
+        self._batch.require_open()
+        gamma, chosen = self.check_gamma(gamma), self.check_drafter(drafter)
+        if params.n > len(self._batch):
+            raise RequestError(
+                f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
+                f"for fewer, or build with `batch = {params.n}`"
+            )
+        began = self._batch.now_ns()
+        tokens = self._encode(prompt)
+        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
+        made = []
+        for number in range(params.n):
+            counts = SpeculationStats(gamma, chosen)
+            if drafter is None:
+                counts.fallback = self.models.absent
+            completion = Completion(len(tokens), seed, counts, Timings(began), index=number)
+            made.append(self._request(list(tokens), params, completion))
+        return made
+
+    def _request(
+        self, tokens: list[int], params: SamplingParams, completion: Completion
+    ) -> Request:
+        models = self.models
+        rules = rules_of(params, self.tokenizer, self._eos, models.target.geometry.vocab_size)
+        return Request(
+            tokens,
+            # The last token is never fed, so one more than fits the buffers can be committed.
+            min(len(tokens) + params.max_tokens, models.target.max_length + 1),
+            params,
+            completion,
+            Noise(completion.seed),
+            rules,
+            Reader(completion, params, self._eos, self.tokenizer),
+            [CachedTokens(e) for e in (models.target, models.draft) if e is not None],
+        )
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         vocab = self.models.target.geometry.vocab_size
         given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -151,43 +219,22 @@ class Generator:
             )
         return tokens
 
-    def _rounds(
-        self, tokens: list[int], params: SamplingParams, counts: SpeculationStats, noise: Noise,
-        rules: Rules | None,
-    ) -> Rounds:  # fmt: skip
-        # Made only now, when it is this stream's turn: making it may measure passes.
-        drafter = self._drafters.make(counts.drafter, counts.gamma, params, noise, rules)
-        target = EngineTarget(CachedTokens(self.models.target), params, noise, rules)
-        # The last token is never fed, so one more than fits the buffers can be committed.
-        limit = min(len(tokens) + params.max_tokens, self.models.target.max_length + 1)
-        try:
-            yield from played(speculate(target, drafter, tokens, limit))
-        finally:
-            manner = Manner.of(params, rules)
-            found = self._drafters.fallback(counts.drafter, counts.gamma, manner)
-            counts.fallback = found or counts.fallback
 
-    def _guarded(self, rounds: Rounds) -> Rounds:
-        """Run rounds one at a time, and refuse to go on once another stream has begun."""
-        owner = object()
-        self._owner = owner
-        with closing(rounds):
-            while True:
-                with self._turn:
-                    self._require_open()
-                    if self._owner is not owner:
-                        raise RequestError(
-                            "this stream was overtaken by a later one on the same generator; "
-                            "finish one stream before the next, or load the bundle twice"
-                        )
-                    self._runner = threading.get_ident()
-                    try:
-                        round_ = next(rounds, None)
-                    finally:
-                        self._runner = None
-                if round_ is None:
-                    return
-                yield round_
+def shared_params(
+    count: int, params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """Return the parameters of each of several prompts.
+
+    Raises: RequestError when the numbers differ.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts and {len(params)} sampling params were given; give one for each "
+            "prompt, or one for all"
+        )
+    return list(params)
 
 
 def _token_id(token: object, vocab: int) -> int:

@@ -78,8 +78,10 @@ def compare(
     report = Report(tolerance=tolerance)
     for number, prompt in enumerate(prompts):
         ids = generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        generator.forget()
         plain = generator.generate(ids, params, gamma=0).token_ids
         for gamma in gammas:
+            generator.forget()
             done = generator.generate(ids, params, gamma=gamma, drafter=drafter)
             found = done.token_ids
             report.tokens += len(found)
@@ -112,6 +114,7 @@ def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
 
     The last token goes through alone, as in plain decoding.
     """
+    generator.forget()
     cache = CachedTokens(generator.models.target)
     if len(tokens) > 1:
         alone(cache.feed(tokens[:-1], 1))

@@ -42,6 +42,8 @@ class SamplingParams:
     Raises: RequestError for a value out of range, with the range.
     """
 
+    n: int = 1
+    """Completions of the same prompt, each with noise of its own."""
     max_tokens: int = 128
     """Most tokens to emit."""
     temperature: float = 0.0
@@ -211,6 +213,7 @@ def _is_real(value: Any) -> bool:
 
 
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("n", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
     ("temperature", lambda v: _is_real(v) and v >= 0, "a number of 0 or more"),
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),

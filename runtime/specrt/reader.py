@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from time import perf_counter_ns
-
 from specrt.completion import Chunk, Completion
 from specrt.params import SamplingParams
 from specrt.round import Round
@@ -29,32 +25,25 @@ class Reader:
         self._stops = StopStrings(params.stop)
         self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
 
-    def read(self, rounds: Generator[Round, None, None]) -> Iterator[Chunk]:
-        """Yield a chunk per round until an end, a stop string, or the last round."""
-        with closing(rounds):
-            yield from self._chunks(rounds)
+    def take(self, round_: Round, now_ns: int) -> Chunk:
+        """Return what a round delivers; `finish_reason` is set where it ended the text."""
+        done = self._completion
+        kept, text = self._take(round_.tokens)
+        if done.timings.arrivals:  # the first round is the prefill's
+            done.speculation.add(round_, len(kept))
+        done.timings.arrivals.append((now_ns, len(kept)))
+        done.token_ids.extend(kept)
+        done.text += text
+        return Chunk(text, kept)
 
-    def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
-        done, waited_ns = self._completion, 0
-        for number, round_ in enumerate(rounds):
-            kept, text = self._take(round_.tokens)
-            # What the reader of the chunks took for itself is not decoding time.
-            done.timings.arrivals.append((perf_counter_ns() - waited_ns, len(kept)))
-            if number:
-                done.speculation.add(round_, len(kept))
-            done.token_ids.extend(kept)
-            done.text += text
-            given = perf_counter_ns()
-            yield Chunk(text, kept)
-            waited_ns += perf_counter_ns() - given
-            if done.finish_reason:
-                return
+    def finish(self) -> Chunk | None:
+        """End a text that no end or stop string ended; return what was held back of it."""
+        done = self._completion
         done.finish_reason = "length"
         rest, _ = self._show(self._detokenizer.finish())
         rest += self._stops.finish()
         done.text += rest
-        if rest:
-            yield Chunk(rest, [])
+        return Chunk(rest, []) if rest else None
 
     def _take(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens to deliver and the text that became certain."""

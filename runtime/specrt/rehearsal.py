@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -102,23 +102,24 @@ class Rehearsal:
         limit = models.target.max_length - self._context + 1
         rounds_ = played(speculate(target, drafter, [self._vocabulary // 2], limit))
 
-        def logged() -> Generator[Round, None, None]:
-            for round_ in islice(rounds_, rounds + 1):
-                log.append(round_)
-                yield round_
-
-        ticks = [self._clock() for _ in self._delivered(logged())]
+        deliver = self._delivery()
+        ticks = []
+        for round_ in islice(rounds_, rounds + 1):
+            log.append(round_)
+            deliver(round_)
+            ticks.append(self._clock())
         return [
             Timed(r.drafted, r.draft_ns, r.verify_ns, after - before - r.draft_ns - r.verify_ns)
             for r, (before, after) in zip(log[1:], pairwise(ticks), strict=False)
         ]
 
-    def _delivered(self, rounds: Generator[Round, None, None]) -> Any:
-        """Turn rounds into text, where there is a tokenizer to do it with."""
+    def _delivery(self) -> Callable[[Round], object]:
+        """Return what turns rounds into text, where there is a tokenizer to do it with."""
         if self._tokenizer is None:
-            return rounds
+            return lambda round_: None
         completion = Completion(1, 0, SpeculationStats(0), Timings(0))
-        return Reader(completion, _GREEDY, frozenset(), self._tokenizer).read(rounds)
+        reader = Reader(completion, _GREEDY, frozenset(), self._tokenizer)
+        return lambda round_: reader.take(round_, self._clock())
 
     def _drafter(self, gamma: int) -> Drafter:
         draft = self._models.draft

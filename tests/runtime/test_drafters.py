@@ -65,7 +65,7 @@ def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: To
 
 
 def test_what_a_policy_learned_is_kept_for_the_next_completion() -> None:
-    made = Drafters(models())
+    made = Drafters(models(), lambda: COSTS)
     greedy = Manner(greedy=True, ruled=False)
     first = made._policy("model", "auto", greedy)
     assert made._policy("model", "auto", greedy) is first
@@ -141,7 +141,7 @@ def test_a_draft_of_no_numbers_ends_no_completion(tokenizer: Tokenizer, verifier
 
 
 def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
-    made = Drafters(models(draft=False))
+    made = Drafters(models(draft=False), lambda: COSTS)
     assert made.check_drafter(None) == "ngram"
     for name in ("model", "cascade"):
         with pytest.raises(RequestError, match="needs a draft model: this bundle has no draft"):

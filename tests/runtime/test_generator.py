@@ -57,19 +57,21 @@ def test_a_completion_grows_with_its_stream(made: Generator) -> None:
     assert next(stream, None) is None
 
 
-def test_an_overtaken_stream_is_refused_and_the_later_one_is_right(made: Generator) -> None:
-    expected = made.generate("later", PARAMS)
-    early = made.stream("early", PARAMS)
-    next(early)
-    later = made.stream("later", PARAMS)
-    first = next(later)
-    kept = list(early.completion.token_ids)
-    with pytest.raises(RequestError, match=r"overtaken by a later one .* load the bundle twice"):
-        next(early)
-    assert early.completion.token_ids == kept
-    assert early.completion.finish_reason is None
-    assert later.finish().token_ids == expected.token_ids
-    assert first.token_ids == expected.token_ids[:1]
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_streams_that_take_turns_on_one_row_are_as_those_alone(
+    made: Generator, gamma: int, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    texts = ("early", "later", "earliest")
+    expected = [made.generate(text, params, gamma=gamma).token_ids for text in texts]
+    streams = [made.stream(text, params, gamma=gamma) for text in texts]
+    left = list(streams)
+    while left:
+        for stream in list(left):
+            if next(stream, None) is None:
+                left.remove(stream)
+    assert [stream.completion.token_ids for stream in streams] == expected
 
 
 def test_an_abandoned_stream_leaves_no_trace(made: Generator) -> None:

@@ -116,7 +116,10 @@ def test_a_pair_without_whole_rounds_is_measured_pass_by_pass(clock: Clock) -> N
 
 def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
     pair = timed_pair(clock, CHEAP, 0.0)
-    drafters = Drafters(models_of(pair, clock))
+    models = models_of(pair, clock)
+    assert models.measure is not None
+    costs = models.measure(models)
+    drafters = Drafters(models, lambda: costs)
     verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
     draft = [g * CHEAP.draft(1) for g in range(9)]
     free = [0.0] * 9
@@ -188,7 +191,7 @@ def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
 def test_a_bench_counts_the_time_of_a_launch_once(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("bench.clock", "reader", "generate"):
+    for module in ("bench.clock", "batch"):
         name = f"specrt.{module}.perf_counter_ns"
         monkeypatch.setattr(name, clock)
     pair = timed_pair(clock, CHEAP, 0.9, tokenizer)

@@ -21,6 +21,11 @@ WARM_UP_TOKENS = 8
 Samples = Mapping[Configuration, Sequence[Sample]]
 
 
+def _uncached(models: Models, generator: Generator) -> Generator:
+    """Return a generator that reads every prompt whole, whoever read it before."""
+    return Generator(models, generator.tokenizer, prompt_cache=False)
+
+
 @dataclass(frozen=True)
 class Clocks:
     """The engines of a pair, timed."""
@@ -62,7 +67,7 @@ def measure(
         )
     clocks = Clocks.of(generator.models)
     timed = clocks.models(generator.models)
-    runners = {c: Runner(c, clocks, Generator(timed, generator.tokenizer)) for c in compared}
+    runners = {c: Runner(c, clocks, _uncached(timed, generator)) for c in compared}
     samples: dict[Configuration, list[Sample]] = {c: [] for c in compared}
     turns = len(prompts) * (repeats + 1)
     for number, prompt in enumerate(prompts):

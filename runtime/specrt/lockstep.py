@@ -1,0 +1,122 @@
+"""Rounds of several rows in the same passes: drafts together, then one verification for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specrt.engine import Engine, Feed, Output
+from specrt.padding import RowsEngine, rows_of
+from specrt.passes import Pass
+from specrt.round import Round
+from specrt.speculate import Rounds
+
+
+@dataclass(eq=False)
+class Runner:
+    """The rounds of one row, and the pass they wait for."""
+
+    row: int
+    rounds: Rounds
+    asked: Pass | None = None
+    """None before they are resumed for the next round."""
+
+
+class Event(NamedTuple):
+    """What became of a row in a step: a round, an end when both are None, or a failure."""
+
+    runner: Runner
+    round_: Round | None = None
+    error: BaseException | None = None
+
+
+class Lockstep:
+    """Runs the rounds of several rows, one verification each in a step.
+
+    All rows that draft do so in the same draft passes, and all are verified in one target pass.
+    A row that reads a prompt takes part with one chunk of it in each step, so that the others
+    never wait for more; where several read, they share the tokens of one chunk's width, the first
+    in order going first.
+
+    `narrow` is the widest pass that is no prompt: it always takes part.
+    """
+
+    def __init__(self, target: Engine, draft: Engine | None, narrow: int) -> None:
+        self._target = target
+        self._narrow = narrow
+        self._drafts = draft is not None
+        self._rows: dict[int, RowsEngine] = {
+            id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
+        }
+
+    def step(self, runners: Sequence[Runner]) -> Iterator[Event]:
+        """Run a round of every row, as far as prompts allow, and tell what came of it.
+
+        Errors of a row are told and harm no other; those of an engine are told of all rows in the
+        pass.
+        """
+        for runner in runners:
+            if runner.asked is None:
+                yield from self._resume(runner, None)
+        left = self._target.max_width
+        while self._drafts:
+            waiting = [r for r in runners if r.asked and r.asked.engine is not self._target]
+            chosen, left = self._fitting(waiting, left)
+            if not chosen:
+                break
+            yield from self._run(chosen)
+        waiting = [r for r in runners if r.asked and r.asked.engine is self._target]
+        chosen, _ = self._fitting(waiting, self._target.max_width)
+        if chosen:
+            yield from self._run(chosen)
+
+    def _fitting(self, waiting: Sequence[Runner], left: int) -> tuple[list[Runner], int]:
+        """Return those whose passes go together, and how many tokens of prompts may follow."""
+        chosen = []
+        for runner in waiting:
+            assert runner.asked is not None
+            width = len(runner.asked.tokens)
+            if width > self._narrow:
+                if width > left:
+                    continue
+                left -= width
+            chosen.append(runner)
+        return chosen, left
+
+    def _run(self, runners: Sequence[Runner]) -> Iterator[Event]:
+        """Run one pass of one engine for all of them."""
+        passes = [runner.asked for runner in runners]
+        feeds = [
+            Feed(runner.row, asked.tokens, asked.start, asked.rows)
+            for runner, asked in zip(runners, passes, strict=True)
+            if asked is not None
+        ]
+        try:
+            assert passes[0] is not None
+            outputs = self._rows[id(passes[0].engine)].forward_rows(feeds)
+        except Exception as error:  # whatever the engine raises concerns all rows in the pass
+            for runner in runners:
+                runner.rounds.close()
+                runner.asked = None
+                yield Event(runner, error=error)
+            return
+        for runner, output in zip(runners, outputs, strict=True):
+            yield from self._resume(runner, output)
+
+    def _resume(self, runner: Runner, output: Output | None) -> Iterator[Event]:
+        """Go on with a row until it asks for its next pass, or tells of a round or its end."""
+        runner.asked = None
+        try:
+            asked = runner.rounds.send(output)
+        except StopIteration:
+            yield Event(runner)
+        except BaseException as error:
+            yield Event(runner, error=error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if isinstance(asked, Round):
+                yield Event(runner, asked)
+            else:
+                runner.asked = asked

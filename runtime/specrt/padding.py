@@ -1,0 +1,98 @@
+"""Rows of different widths on engines that want all rows equally wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specrt.engine import Candidates, Confidence, Engine, Feed, Logits, Output, PackedEngine, Tokens
+from specrt.engine import candidates_of as found_candidates
+
+
+class RowsEngine(Protocol):
+    """Whatever runs some rows of a batch in one pass; see `PackedEngine.forward_rows`."""
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run one pass; the outputs are in the order of the feeds, each with batch 1."""
+
+
+def rows_of(engine: Engine) -> RowsEngine:
+    """Return what runs single rows of an engine."""
+    if engine.batch == 1:
+        return LoneRow(engine)
+    return engine if isinstance(engine, PackedEngine) else PaddedRows(engine)
+
+
+class LoneRow:
+    """The one row of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._forward = engine.forward
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """See `RowsEngine`."""
+        ((_, tokens, start, rows),) = feeds
+        return (self._forward((tokens,), start, rows),)
+
+
+class PaddedRows:
+    """An engine of [B, S] passes, whose rows are filled up to the widest.
+
+    A row that needs less begins earlier: it is fed again what its KV buffers hold already, and the
+    same keys are written again. Where its text is too short for that, tokens without meaning
+    follow, whose keys are overwritten before they are read. Rows that take no part are fed like
+    those that need nothing.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._held: list[list[int]] = [[] for _ in range(engine.batch)]
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """See `RowsEngine`."""
+        held = self._held
+        for row, tokens, start, _ in feeds:
+            held[row][start:] = tokens
+        width = max(len(feed.tokens) for feed in feeds)
+        begins = [max(0, len(text) - width) for text in held]
+        batch = [
+            [*text[begin:], *[0] * (width - len(text))]
+            for text, begin in zip(held, begins, strict=True)
+        ]
+        ends = [len(held[feed.row]) - begins[feed.row] for feed in feeds]
+        rows = max(width - end + feed.rows for feed, end in zip(feeds, ends, strict=True))
+        output = self._engine.forward(batch, begins, rows)
+        return [
+            RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
+            for feed, end in zip(feeds, ends, strict=True)
+        ]
+
+
+class RowOutput:
+    """What a pass left behind for one row of several."""
+
+    def __init__(self, output: Output, row: int, first: int, rows: int) -> None:
+        self._output = output
+        self._at = (slice(row, row + 1), slice(first, first + rows))
+
+    @property
+    def argmax(self) -> Tokens:
+        """See `Output`."""
+        return self._output.argmax[self._at]
+
+    @property
+    def logits(self) -> Logits:
+        """See `Output`."""
+        return self._output.logits[self._at]
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """See `Output`."""
+        known = self._output.confidence
+        return None if known is None else known[self._at]
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """See `Output`."""
+        known = found_candidates(self._output)
+        return None if known is None else (known[0][self._at], known[1][self._at])

@@ -1,0 +1,75 @@
+"""One completion on its way: what was asked, what was delivered so far, and what went wrong."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from specrt.completion import Chunk, Completion
+from specrt.noise import Noise
+from specrt.params import SamplingParams
+from specrt.reader import Reader
+from specrt.round import Round
+from specrt.rules import Rules
+from specrt.speculate import Rounds
+from specrt.target import CachedTokens
+
+AHEAD = 8
+"""Chunks that a completion may be ahead of who fetches them, before it pauses."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A completion that waits, runs or is over."""
+
+    tokens: list[int]
+    """The prompt, and behind it what was committed."""
+    limit: int
+    """Tokens at which it ends, whatever they say."""
+    params: SamplingParams
+    completion: Completion
+    noise: Noise
+    rules: Rules | None
+    reader: Reader
+    caches: list[CachedTokens]
+    """What the KV buffers of its row hold of its text, the target's first."""
+    fresh: bool = False
+    """Whether its whole prompt is to be read, whatever a row holds of it."""
+    patient: bool = False
+    """Whether it never pauses: somebody collects it when it is over."""
+    rounds: Rounds | None = None
+    """Once it has begun."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    """Delivered, and not fetched yet."""
+    error: BaseException | None = None
+    done: bool = False
+    cancelled: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it needs no more rounds."""
+        return self.done or self.cancelled or self.error is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits for who fetches its chunks."""
+        return len(self.chunks) >= AHEAD and not self.patient
+
+    def deliver(self, round_: Round, now_ns: int) -> None:
+        """Take what a round committed, and end where it ended the text."""
+        self.chunks.append(self.reader.take(round_, now_ns))
+        if self.completion.finish_reason:
+            self.done = True
+        elif len(self.tokens) >= self.limit:
+            self.finish()
+
+    def finish(self) -> None:
+        """End at the limit."""
+        rest = self.reader.finish()
+        if rest is not None:
+            self.chunks.append(rest)
+        self.done = True
+
+    def fail(self, error: BaseException) -> None:
+        """End before its time."""
+        self.error = error
