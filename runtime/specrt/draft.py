@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from specrt.engine import Output
 from specrt.errors import EngineError, RequestError
@@ -17,6 +17,8 @@ from specrt.sampling import Distribution, distribution_of, process
 from specrt.target import CachedTokens
 from specrt.verify import NOTHING, Proposal
 from specrt.whole import WholeRounds
+
+T = TypeVar("T")
 
 UNKNOWN = 1.0
 """The confidence of a drafter that has none to give."""
@@ -158,19 +160,19 @@ class ModelDrafter:
             return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
         return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
-    def _ruled(self, output: Output, rules: Rules) -> Row | None:
-        """Return the scores as the request's processors leave them; None for no numbers."""
+    def _read(self, output: Output, rules: Rules, take: Callable[[Row], T]) -> T | None:
+        """Read the scores as the request's processors leave them; None for no numbers."""
         if output.argmax.item() < 0:
             return None
-        return rules.edit(output.logits[0, 0, : self._vocabulary], self._path)
+        return rules.read(output.logits[0, 0, : self._vocabulary], self._path, take)
 
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float] | None:
         if self._rules is not None:
             try:
-                row = self._ruled(output, self._rules)
-                return None if row is None else (likeliest(row), _certainty(output))
+                best = self._read(output, self._rules, likeliest)
+                return None if best is None else (best, _certainty(output))
             except RequestError:  # nothing left; the target will say so where it comes to that
                 return None
         best = output.argmax.item()
@@ -201,8 +203,7 @@ class ModelDrafter:
         try:
             if self._rules is None:
                 return distribution_of(output, 0, self._params, REACH, self._vocabulary)
-            row = self._ruled(output, self._rules)
-            return None if row is None else process(row, self._params, REACH)
+            return self._read(output, self._rules, lambda row: process(row, self._params, REACH))
         except (EngineError, RequestError):
             return None
 

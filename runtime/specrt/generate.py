@@ -195,7 +195,7 @@ class Generator:
             min(len(tokens) + params.max_tokens, models.target.max_length + 1),
             params,
             completion,
-            Noise(completion.seed),
+            Noise(completion.seed, completion.index),
             rules,
             Reader(completion, params, self._eos, self.tokenizer),
             [CachedTokens(e) for e in (models.target, models.draft) if e is not None],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from numbers import Real
+from operator import index
+from typing import Any, SupportsIndex
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.processors import Callback
@@ -177,7 +179,7 @@ class SamplingParams:
 def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
         raise RequestError(f"{name} is {values!r}; expected {kind.__name__} values")
-    items = tuple(values)
+    items = tuple(map(_plain, values)) if kind is int else tuple(values)
     for item in items:
         if not isinstance(item, kind):
             raise RequestError(f"{name} holds {item!r}; expected {kind.__name__} values")
@@ -193,7 +195,8 @@ def _bias(given: Any) -> dict[int, float]:
         raise RequestError(f"logit_bias is {given!r}; expected a mapping of token ids to numbers")
     found = {}
     for key, value in given.items():
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+        token = int(key) if digits else _plain(key)
         if not _is_int(token) or not _is_real(value) or abs(value) > _MOST_BIAS:
             raise RequestError(
                 f"logit_bias holds {key!r}: {value!r}; expected a token id: a number"
@@ -202,14 +205,21 @@ def _bias(given: Any) -> dict[int, float]:
     return found
 
 
+def _plain(value: Any) -> Any:
+    """Return a whole number of any type, NumPy's among them, as an int, and the rest as it is."""
+    whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    return index(value) if whole else value
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_real(value: Any) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    number: Any = value
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return abs(value) <= sys.float_info.max  # false for NaN and infinity, whole numbers included
+    return bool(abs(number) <= sys.float_info.max)  # false for NaN and infinity, too large an int
 
 
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from specrt.engine import Engine, Output
 from specrt.errors import EngineError
@@ -13,6 +13,8 @@ from specrt.passes import Asking, Pass
 from specrt.rules import Row, Rules, likeliest
 from specrt.sampling import Distribution, distribution_of, not_a_number, process
 from specrt.verify import Proposal, Verdict, agree, match, rejection
+
+T = TypeVar("T")
 
 
 class Target(Protocol):
@@ -84,7 +86,7 @@ class EngineTarget:
                 raise not_a_number()
             return verdict
         if params.greedy:
-            return match(drafted, lambda i: likeliest(self._edited(output, drafted, i)))
+            return match(drafted, lambda i: self._read(output, drafted, i, likeliest))
 
         def distribution(i: int) -> Distribution:
             return self._distribution(output, drafted, i)
@@ -93,17 +95,19 @@ class EngineTarget:
             return rejection(proposal, distribution, noise, position)
         return match(drafted, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i))
 
-    def _edited(self, output: Output, drafted: Sequence[int], i: int) -> Row:
-        """Return a row as the request's processors leave it, behind the tokens drafted before."""
+    def _read(self, output: Output, drafted: Sequence[int], i: int, take: Callable[[Row], T]) -> T:
+        """Read a row as the request's processors leave it, behind the tokens drafted before."""
         assert self._rules is not None
         if output.argmax[0, i] < 0:
             raise not_a_number()
-        return self._rules.edit(output.logits[0, i], drafted[:i])
+        return self._rules.read(output.logits[0, i], drafted[:i], take)
 
     def _distribution(self, output: Output, drafted: Sequence[int], i: int) -> Distribution:
         if self._rules is None:
             return distribution_of(output, i, self._params)
-        scores = self._edited(output, drafted, i)
+        return self._read(output, drafted, i, self._processed)
+
+    def _processed(self, scores: Row) -> Distribution:
         try:
             return process(scores, self._params)
         except EngineError:
