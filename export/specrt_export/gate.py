@@ -99,8 +99,9 @@ class Gate:
         with tempfile.TemporaryDirectory(dir=beside.parent) as folder:
             whole = Path(folder) / "engine"
             compiled = compile_ort_cpu(
-                original.graph, original.weights, whole, self.options.max_length
-            )
+                original.graph, original.weights, whole, self.options.max_length,
+                batch=self.options.batch,
+            )  # fmt: skip
             with self._engine(whole, compiled.geometry, "ort-cpu") as scorer:
                 yield scorer
 

@@ -19,6 +19,7 @@ from specrt import libraries
 from specrt.engines.tensorrt.library import open_library
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.lower.pack import LAYOUT
 from specrt_export.mapped import check_weights
 from specrt_export.portable import check_length, geometry_of, read_graph
 from specrt_export.problems import TENSORRT
@@ -135,6 +136,8 @@ def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
     """
     digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
     digest.update(json.dumps(versions(recipe)).encode())
+    if recipe.engine.batch > 1 and "ort-cpu" in map(recipe.backend_of, recipe.sources):
+        digest.update(LAYOUT.encode())
     if recipe.quality.calibration:
         with suppress(OSError):  # a build says what is wrong with it
             digest.update(calibration_path(recipe).read_bytes())

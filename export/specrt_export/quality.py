@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.engine import Engine
+from specrt.engine import Engine, Feed, PackedEngine
 from specrt.geometry import Geometry
 from specrt.manifest import Quality
 from specrt_export.portable import GraphRun, Logits, Tokens
@@ -45,7 +45,7 @@ class GraphScorer:
 
 
 class EngineScorer:
-    """A compiled engine as a scorer; every row of its batch is fed the same."""
+    """A compiled engine as a scorer; of an engine of several rows that packs them, the first."""
 
     def __init__(self, engine: Engine) -> None:
         self.geometry = engine.geometry
@@ -53,7 +53,11 @@ class EngineScorer:
 
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """See `Scorer`."""
-        batch = self._engine.batch
+        if isinstance(self._engine, PackedEngine):
+            feed = Feed(0, tokens.tolist(), start, len(tokens))
+            logits: Logits = self._engine.forward_rows([feed])[0].logits[0]
+            return logits.copy()
+        batch = self._engine.batch  # other engines run all rows, here with the same tokens
         # Every row has logits of its own, so as many passes keep their memory the same.
         width = -(-len(tokens) // batch)
         rows = []

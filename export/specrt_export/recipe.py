@@ -49,8 +49,8 @@ class EngineOptions:
     precision: str = "fp32"
     """What the weights of both models are stored as, unless their tables say otherwise."""
     batch: int = 1
-    """Rows of text that a pass holds at once. Engines of several are for programs that drive them
-    through `specrt.engine.open_engine`; `specrt.load` and `specrt generate` want 1."""
+    """Rows of text that an engine holds, each with KV buffers of its own: as many completions can
+    share a pass. On a CPU a pass costs what the tokens of its rows cost, without padding."""
     max_length: int = 2048
     """Positions of the KV buffers: prompt and completion together."""
     prefill: int = 256

@@ -120,8 +120,10 @@ def open_engine(
     """
     if backend == "ort-cpu":
         from specrt.engines.ort import OrtEngine
+        from specrt.engines.ort_packed import OrtPackedEngine
 
-        return OrtEngine(
+        opened = OrtEngine if batch == 1 else OrtPackedEngine
+        return opened(
             path,
             geometry,
             batch=batch,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnxruntime as ort
-
-from specrt.errors import BuildError
 from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE as ENGINE
 from specrt_export.compile.engine_file import WEIGHTS, write_engine
@@ -20,7 +17,6 @@ from specrt_export.portable import (
     facts_of,
     geometry_of,
     read_graph,
-    runs_here,
 )
 
 BATCH = 1
@@ -57,11 +53,6 @@ def compile_ort_cpu(
     portable = read_graph(graph)
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
-    if batch > 1 and not runs_here():
-        raise BuildError(
-            f"an engine of {batch} rows needs ONNX Runtime 1.25 or later, and "
-            f"{ort.__version__} is installed; build for 1 row, or upgrade onnxruntime"
-        )
     weights = stored_weights(portable, checkpoint)
     target = Target(geometry, max_length, batch, accuracy_level, confidence)
     lowered = lower(portable, weights, target)

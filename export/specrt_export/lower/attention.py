@@ -51,7 +51,8 @@ def fuse_attention(view: GraphView, geometry: Geometry, max_length: int) -> Fuse
       =>  GroupQueryAttention(q, k, v, key.i, value.i, lengths, cos, sin) ─ y, caches
     ```
     Query, key and value come from one projection where their weights allow.
-    Holds at batch 1 only: the CPU kernel refuses a wider batch of several tokens with a past.
+    Holds at batch 1 only: the CPU kernel refuses a wider batch of several tokens with a past, so
+    that several rows are packed afterwards, each with attention of its own.
     """
     found = find_layers(view)
     if not found:

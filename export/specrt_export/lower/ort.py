@@ -9,7 +9,6 @@ import onnx
 
 from specrt.geometry import Geometry
 from specrt_export.lower.attention import fuse_attention
-from specrt_export.lower.bounded import bound_attention
 from specrt_export.lower.embedding import emit_embeddings
 from specrt_export.lower.flatten import drop_reshapes, fix_reshapes
 from specrt_export.lower.fold import fold_layouts
@@ -19,6 +18,7 @@ from specrt_export.lower.linear import emit_projections
 from specrt_export.lower.lowered import Counts, Lowered
 from specrt_export.lower.norm import fuse_skip_norm
 from specrt_export.lower.opset import stamp_oldest_opset
+from specrt_export.lower.pack import pack
 from specrt_export.lower.recognise import fix_shapes, recognise
 from specrt_export.lower.stored import Stored
 from specrt_export.lower.view import GraphView
@@ -41,12 +41,16 @@ def lower(portable: onnx.ModelProto, weights: Mapping[str, Stored], target: Targ
     """Rewrite a portable graph; no weight is read."""
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
-    fix_shapes(copy.graph, target.geometry, target.batch, target.max_length)
+    fix_shapes(copy.graph, target.geometry, 1, target.max_length)
     view = GraphView(copy, weights)
     counts = Counts()
     recognise(view, counts)
     _fuse(view, target, counts)
     _emit(view, target, counts)
+    if target.batch > 1:
+        view.tidy()
+        layers = pack(view, target.batch)
+        counts["packed"] = layers, layers
     model = view.tidy()
     stamp_oldest_opset(model)
     return Lowered(model, view.weights(), counts.said)
@@ -69,13 +73,9 @@ def _fuse(view: GraphView, target: Target, counts: Counts) -> None:
 def _attend(view: GraphView, target: Target, counts: Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
-    if target.batch == 1:
-        found = fuse_attention(view, target.geometry, target.max_length)
-        counts["attention"], counts["rotary"] = (found.layers, layers), (found.rotated, turning)
-        counts["qkv"] = found.joined, layers
-    else:
-        bounded, rotated = bound_attention(view, target.geometry, target.max_length)
-        counts["attention"], counts["rotary"] = (bounded, layers), (rotated, turning)
+    found = fuse_attention(view, target.geometry, target.max_length)
+    counts["attention"], counts["rotary"] = (found.layers, layers), (found.rotated, turning)
+    counts["qkv"] = found.joined, layers
 
 
 def _emit(view: GraphView, target: Target, counts: Counts) -> None:

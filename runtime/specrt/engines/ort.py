@@ -15,7 +15,7 @@ from specrt.engine import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
-_NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class OrtEngine:
         self.batch = batch
         self.max_length = max_length - spare
         self.max_width = max_width
-        self._session = _open_session(path, threads, widens)
+        self._session = open_session(path, threads, widens)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate(max_length)
@@ -86,7 +86,7 @@ class OrtEngine:
                     f"the engine's {name} has shape {inputs[name].shape}, and the manifest says "
                     f"{list(shape)}; they do not belong together: build the bundle again"
                 )
-            caches[name] = np.zeros(shape, _NUMPY_TYPES[inputs[name].type])
+            caches[name] = np.zeros(shape, NUMPY_TYPES[inputs[name].type])
         return caches
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
@@ -103,13 +103,7 @@ class OrtEngine:
         key = (width, rows or width, self.even)
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:, :width] = batch
-        try:
-            self._session.run_with_iobinding(bound.binding)
-        except Exception as error:  # the library raises its own pybind types
-            reason = str(error).splitlines()[0]
-            raise EngineError(
-                f"ONNX Runtime failed in a pass of width {width}: {reason}"
-            ) from error
+        run_bound(self._session, bound.binding, width)
         return bound
 
     def _bind(self, width: int, rows: int, even: bool) -> _Pass:
@@ -126,14 +120,14 @@ class OrtEngine:
         }
         if self._is_confident:
             made["confidence"] = np.zeros((batch, len(scored)), np.float32)
-        _bind_input(binding, "input_ids", tokens)
-        _bind_input(binding, "start", self._start)
-        _bind_input(binding, "rows", scored)
+        bind_input(binding, "input_ids", tokens)
+        bind_input(binding, "start", self._start)
+        bind_input(binding, "rows", scored)
         for name, array in made.items():
-            _bind_output(binding, name, array)
+            bind_output(binding, name, array)
         for name, cache in self._caches.items():
-            _bind_input(binding, name, cache)
-            _bind_output(binding, f"present_{name}", cache)
+            bind_input(binding, name, cache)
+            bind_output(binding, f"present_{name}", cache)
         bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in made.items()})
         self._passes[width, rows, even] = bound
         return bound
@@ -145,7 +139,11 @@ class OrtEngine:
         self._session = None
 
 
-def _open_session(path: Path, threads: int, widens: bool) -> Any:
+def open_session(path: Path, threads: int, widens: bool) -> Any:
+    """Open a saved graph; `widens` weights stored in half precision, once.
+
+    Raises: EngineError when the library refuses it.
+    """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
     options.graph_optimization_level = levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
@@ -191,9 +189,23 @@ def _own_threads(path: Path, threads: int) -> int:
     return 1 if size < _SMALL_BYTES else threads
 
 
-def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
+def run_bound(session: Any, binding: Any, width: int) -> None:
+    """Run one pass over bound memory.
+
+    Raises: EngineError with the library's reason.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # the library raises its own pybind types
+        reason = str(error).splitlines()[0]
+        raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
+
+
+def bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
+    """Let a pass read an input from an array, which must outlive the binding."""
     binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
-def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+def bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+    """Let a pass write an output into an array, which must outlive the binding."""
     binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -1,0 +1,236 @@
+"""ONNX Runtime over several rows: their tokens side by side in one pass, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.engine import Candidates, Confidence, Feed, Logits, Tokens, check_bounds
+from specrt.engines.ort import NUMPY_TYPES, bind_input, bind_output, open_session, run_bound
+from specrt.engines.packing import Packing, Part, pack
+from specrt.errors import EngineError
+from specrt.geometry import Geometry
+
+_KNOWN = 512
+"""Packings that are remembered."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a pass says about the rows of one part, as views of shared memory."""
+
+    argmax: Tokens
+    logits: Logits
+    confidence: Confidence | None
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """None: these graphs do not look for them."""
+        return None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A packing, and where its parts' scores will be."""
+
+    packing: Packing
+    outputs: tuple[_Scores, ...]
+
+
+class OrtPackedEngine:
+    """A saved ONNX Runtime graph over the KV buffers of several rows.
+
+    A pass costs what its tokens cost, whosever they are; only attention runs row by row. A row
+    that is not fed does its attention in memory of nobody, and keeps its keys.
+
+    With `spare`, a lone token of a row has attention for one more, whose key is overwritten before
+    it is read, and a lone token of a pass one of nobody beside it; the last position is kept free
+    for that: `max_length` is one less than was asked for. With `even`, tokens and rows scored are
+    filled up to an even number. Why, and what `widens` does, is said of `OrtEngine`. `even` may be
+    changed between passes.
+
+    Shapes: the KV buffers of a row are [1, kv_heads, max_length, head_dim], one row after another.
+    Threads: forward passes of one engine must not overlap.
+    """
+
+    def __init__(
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        threads: int, spare: bool = False, even: bool = False, widens: bool = False,
+    ) -> None:  # fmt: skip
+        self.spare = spare
+        self.even = even
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length - spare
+        self.max_width = max_width
+        self._session = open_session(path, threads, widens)
+        self._inputs = {i.name: i for i in self._session.get_inputs()}
+        self._caches = self._allocate(max_length)
+        self._nobodys = np.zeros_like(next(iter(self._caches.values()))[:1])
+        self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
+        self._start = np.zeros(batch, np.int64)
+        self._tokens = np.zeros(batch * max_width + 2, np.int64)
+        self._positions = np.zeros_like(self._tokens)
+        self._scores: dict[str, NDArray[Any]] = {}
+        self._passes: dict[tuple[bool, tuple[Part, ...]], _Pass] = {}
+        self._binding = self._session.io_binding()
+        self._bound: _Pass | None = None
+        self._parked: list[bool | None] = [None] * batch
+        bind_input(self._binding, "start", self._start)
+
+    def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
+        """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
+        g = self.geometry
+        shape = (1, g.kv_heads, positions, g.head_dim)
+        caches = {}
+        for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
+            rows = [f"{name}.{row}" for row in range(self.batch)]
+            found = [tuple(self._inputs[row].shape) for row in rows if row in self._inputs]
+            if found != [shape] * self.batch or f"{name}.{self.batch}" in self._inputs:
+                raise EngineError(
+                    f"the engine does not have the buffers {name!r} of {self.batch} rows, "
+                    f"{list(shape)} each, that its manifest describes: it was built by an earlier "
+                    "version, or belongs to another bundle. Build the bundle again"
+                )
+            kind: Any = NUMPY_TYPES[self._inputs[rows[0]].type]
+            caches[name] = np.zeros((self.batch, *shape[1:]), kind)
+        return caches
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Scores:
+        """Run one pass of every row; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        if batch.ndim != 2 or len(batch) != self.batch:
+            raise EngineError(
+                f"tokens of shape {list(batch.shape)} were fed to an engine of {self.batch} rows; "
+                f"expected [{self.batch}, width], or feed some rows with `forward_rows`"
+            )
+        starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
+        scored = rows or batch.shape[1]
+        self.forward_rows(
+            [
+                Feed(b, row, at, scored)
+                for b, (row, at) in enumerate(zip(batch, starts, strict=True))
+            ]
+        )
+        return self._scored(0, self.batch, scored)
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[_Scores, ...]:
+        """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
+        parts = tuple([Part(f.row, len(f.tokens), f.rows) for f in feeds])
+        bound = self._passes.get((self.even, parts)) or self._prepare(parts)
+        for feed in feeds:
+            check_bounds(self, len(feed.tokens), feed.start, feed.start)
+        if bound is not self._bound:
+            self._bind(bound)
+        self._start[:] = 0
+        for feed, begin in zip(feeds, bound.packing.begins, strict=True):
+            width = len(feed.tokens)
+            self._start[feed.row] = feed.start
+            self._tokens[begin : begin + width] = feed.tokens
+            self._positions[begin : begin + width] = range(feed.start, feed.start + width)
+        run_bound(self._session, self._binding, len(bound.packing.kept))
+        return bound.outputs
+
+    def _prepare(self, parts: tuple[Part, ...]) -> _Pass:
+        """Work a pass out that is new, once for all that have the same parts."""
+        self._check(parts)
+        packing = pack(self.batch, parts, places=1 + self.spare, even=self.even)
+        self._make_room(len(packing.rows))
+        if len(self._passes) >= _KNOWN:
+            self._passes.clear()
+        outputs, first = [], 0
+        for part in parts:
+            outputs.append(self._scored(first, 1, part.rows))
+            first += part.rows
+        prepared = _Pass(packing, tuple(outputs))
+        self._passes[self.even, parts] = prepared
+        return prepared
+
+    def _check(self, parts: tuple[Part, ...]) -> None:
+        """Refuse parts that no pass can have.
+
+        Raises: EngineError.
+        """
+        rows = [part.row for part in parts]
+        if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(self.batch)}:
+            raise EngineError(
+                f"a pass was asked of rows {rows}; expected some of 0 to {self.batch - 1}, each "
+                "once"
+            )
+        for part in parts:
+            check_bounds(self, part.width, 0, 0)
+            if not 1 <= part.rows <= part.width:
+                raise EngineError(
+                    f"{part.rows} positions of row {part.row} were to be scored in a pass of "
+                    f"{part.width} tokens; expected 1 to {part.width}"
+                )
+
+    def _make_room(self, rows: int) -> None:
+        """Let so many rows be scored; twice as many as before, so that it happens seldom."""
+        before = len(self._scores["argmax"]) if self._scores else 0
+        if rows <= before:
+            return
+        most = max(rows, 2 * before)
+        self._scores = {
+            "argmax": np.zeros(most, np.int64),
+            "logits": np.zeros((most, self.geometry.vocab_size), np.float32),
+        }
+        if self._is_confident:
+            self._scores["confidence"] = np.zeros(most, np.float32)
+        self._passes.clear()
+
+    def _scored(self, first: int, batch: int, rows: int) -> _Scores:
+        """Return the scores of some parts with the same number of rows each."""
+        found = {
+            name: memory[first : first + batch * rows].reshape(batch, rows, *memory.shape[1:])
+            for name, memory in self._scores.items()
+        }
+        return _Scores(found["argmax"], found["logits"], found.get("confidence"))
+
+    def _bind(self, prepared: _Pass) -> None:
+        """Bind what has another size than in the pass before."""
+        packing, binding = prepared.packing, self._binding
+        count = len(packing.kept)
+        bind_input(binding, "input_ids", self._tokens[None, :count])
+        if "positions" in self._inputs:
+            bind_input(binding, "positions", self._positions[None, :count])
+        for name in ("widths", "spread", "kept", "rows"):
+            bind_input(binding, name, getattr(packing, name))
+        for name, memory in self._scores.items():
+            bind_output(binding, name, memory[None, : len(packing.rows)])
+        # What fills up was perhaps a token of a wider pass; its position may be beyond the tables.
+        self._tokens[:count] = self._positions[:count] = 0
+        for row, idle in enumerate(packing.idle):
+            if self._parked[row] != idle:
+                self._park(row, idle)
+        self._bound = prepared
+
+    def _park(self, row: int, idle: bool) -> None:
+        """Bind a row's KV buffers, or the memory of nobody while the row is idle."""
+        for name, cache in self._caches.items():
+            memory = self._nobodys if idle else cache[row : row + 1]
+            bind_input(self._binding, f"{name}.{row}", memory)
+            bind_output(self._binding, f"present_{name}.{row}", memory)
+        self._parked[row] = idle
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
+        if not {source, to} <= {*range(self.batch)} or not 0 <= length <= self.max_length:
+            raise EngineError(
+                f"{length} positions of row {source} were to be copied to row {to}; expected rows "
+                f"from 0 to {self.batch - 1}, and up to {self.max_length} positions"
+            )
+        if source != to:
+            for cache in self._caches.values():
+                cache[to, :, :length] = cache[source, :, :length]
+
+    def close(self) -> None:
+        """Drop the session, the bindings and the KV buffers."""
+        self._passes.clear()
+        self._caches.clear()
+        self._bound = self._binding = self._session = None
