@@ -11,7 +11,9 @@ from specrt.cascade import CascadeDrafter
 from specrt.costs import Costs
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.errors import RequestError, did_you_mean
+from specrt.forced import ForcedDrafter
 from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy
+from specrt.grammar import GrammarRules
 from specrt.models import AUTO, DRAFTERS, Gamma, Models
 from specrt.ngram import NgramDrafter
 from specrt.noise import Noise
@@ -102,6 +104,15 @@ class Drafters:
         """Return a drafter for one completion; `caches` are its row's, the target's first."""
         if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
             return NoDrafter()
+        asked = self._asked(drafter, gamma, params, noise, rules, caches)
+        if isinstance(rules, GrammarRules):
+            return ForcedDrafter(asked, rules.forced, self._models.gammas)
+        return asked
+
+    def _asked(
+        self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
+        rules: Rules | None, caches: Sequence[CachedTokens],
+    ) -> Drafter:  # fmt: skip
         if drafter == "model":
             return self._model(gamma, params, noise, rules, caches)
         if drafter == "ngram":

@@ -11,6 +11,7 @@ from specrt.batch import Batch
 from specrt.completion import Chunk, Completion, Stream
 from specrt.drafters import Drafters
 from specrt.errors import CapacityError, RequestError, SpecrtError
+from specrt.grammars import Grammars
 from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
@@ -50,6 +51,7 @@ class Generator:
         """What the opener of the bundle should know, a line each."""
         self._drafters = Drafters(models)
         self._eos = frozenset(eos_token_ids)
+        self._grammars = Grammars(tokenizer, self._eos, models.target.geometry.vocab_size)
         self._batch = Batch(models, keeps=prompt_cache)
 
     def stream(
@@ -188,7 +190,9 @@ class Generator:
         self, tokens: list[int], params: SamplingParams, completion: Completion
     ) -> Request:
         models = self.models
-        rules = rules_of(params, self.tokenizer, self._eos, models.target.geometry.vocab_size)
+        rules = rules_of(
+            params, self.tokenizer, self._eos, models.target.geometry.vocab_size, self._grammars
+        )
         return Request(
             tokens,
             # The last token is never fed, so one more than fits the buffers can be committed.

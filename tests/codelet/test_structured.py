@@ -1,0 +1,94 @@
+"""Codelet's real engines keep to structures, and draft within them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.schemas import NESTED, nested, valid
+from specrt import Completion, Generator, SamplingParams
+
+pytest.importorskip("llguidance", reason="needs the structured extra")
+
+PROMPT = 'def load(path):\n    """Read the settings of a user.\n\n    '
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {
+            "type": "array",
+            "items": {"type": "string", "minLength": 0, "maxLength": 10},
+            "minItems": 1,
+            "maxItems": 3,
+        },
+        "kind": {"enum": ["user", "group", None]},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "schema": ({"json_schema": PERSON}, lambda text: valid(PERSON, json.loads(text))),
+    "json": ({"json_schema": True}, lambda text: json.loads(text) is not ...),
+    "regex": ({"regex": r"[A-Z][a-z]{2,9}( [a-z]{1,9}){2,6}\."}, lambda text: text.endswith(".")),
+    "choice": ({"choice": ["return", "raise", "yield from"]}, lambda text: text[0] in "ry"),
+    "grammar": ({"grammar": NESTED}, nested),
+}
+
+
+def check(done: Completion, holds: Callable[[str], bool]) -> None:
+    if done.finish_reason == "stop":
+        assert holds(done.text), done.text
+    else:
+        assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize(("option", "holds"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("drafter", ["model", "cascade"])
+def test_speculation_changes_no_token(
+    generator: Generator, option: dict[str, Any], holds: Callable[[str], bool],
+    temperature: float, drafter: str,
+) -> None:  # fmt: skip
+    for seed in range(2):
+        params = SamplingParams(max_tokens=64, temperature=temperature, seed=seed, **option)
+        plain = generator.generate(PROMPT, params, gamma=0)
+        check(plain, holds)
+        for gamma in (2, 8):
+            found = generator.generate(PROMPT, params, gamma=gamma, drafter=drafter)
+            assert found.token_ids == plain.token_ids
+            assert found.finish_reason == plain.finish_reason
+
+
+@pytest.mark.parametrize(("option", "holds"), ASKED.values(), ids=ASKED)
+def test_under_rejection_texts_keep_to_it(
+    generator: Generator, option: dict[str, Any], holds: Callable[[str], bool]
+) -> None:
+    for seed in range(6):
+        params = SamplingParams(
+            max_tokens=100, temperature=0.8, seed=seed, verifier="rejection", **option
+        )
+        done = generator.generate(PROMPT, params, gamma=3)
+        check(done, holds)
+
+
+def test_keys_of_a_schema_are_drafted_for_nothing(generator: Generator) -> None:
+    option: dict[str, Any] = {
+        "regex": r'\{"identifier": [0-9]{1,3}, "description": "[a-z ]{3,9}"\}'
+    }
+    params = SamplingParams(max_tokens=60, **option)
+    done = generator.generate(PROMPT, params, gamma=4, drafter="model")
+    assert re.fullmatch(option["regex"], done.text)
+    drafted, accepted = done.speculation.sources["forced"]
+    assert accepted >= 8
+    assert accepted / drafted > 0.8
+
+
+def test_a_draft_within_the_structure_is_accepted(generator: Generator) -> None:
+    params = SamplingParams(max_tokens=100, json_schema={"type": "array", "minItems": 30})
+    done = generator.generate(PROMPT, params, gamma=3, drafter="model")
+    assert done.speculation.acceptance_rate > 0.3
