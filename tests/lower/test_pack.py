@@ -18,8 +18,7 @@ from specrt.engines.packing import Packing, Part, pack
 from specrt.errors import BuildError
 from specrt_export.compile.ort_cpu import compile_ort_cpu
 from specrt_export.equal import check_equal
-from specrt_export.lower import ort
-from specrt_export.lower.attention import FusedAttention
+from specrt_export.lower.attention import FusedAttention, fuse_attention
 from specrt_export.lower.ort import Target, lower
 from specrt_export.lower.stored import stored_weights
 from specrt_export.lower.view import GraphView
@@ -38,6 +37,7 @@ NAMES = (
 )  # fmt: skip
 OUTSIDE = {"llama3": 2, "smollm3": 1, "mistral": 2, "gpt_neox": 2}
 """Layers whose heads of 8 are rotated outside attention, of some."""
+_FUSE = "specrt_export.lower.ort.fuse_attention"
 
 
 def built(one: Exported, folder: Path, batch: int) -> PackedEngine:
@@ -199,7 +199,7 @@ def refused(engines: Path) -> str:
 def test_attention_that_is_not_fused_is_refused(
     engines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort, "fuse_attention", lambda *_: FusedAttention(0, 0, 0))
+    monkeypatch.setattr(_FUSE, lambda *_: FusedAttention(0, 0, 0))
     said = refused(engines)
     assert "cannot run several rows in one pass" in said
     assert "Attention" in said
@@ -209,15 +209,13 @@ def test_attention_that_is_not_fused_is_refused(
 def test_positions_that_are_not_recognised_are_refused(
     engines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fuse = ort.fuse_attention
-
     def hidden(view: GraphView, *rest: object) -> FusedAttention:
-        found = fuse(view, *rest)  # type: ignore[arg-type]
+        found = fuse_attention(view, *rest)  # type: ignore[arg-type]
         view.replace("input_ids", "moved")
         view.add("Add", ["input_ids", "start"], outputs=["moved"])
         return found
 
-    monkeypatch.setattr(ort, "fuse_attention", hidden)
+    monkeypatch.setattr(_FUSE, hidden)
     assert "its positions are of a kind that lowering does not know (Add)" in refused(engines)
 
 

@@ -1,0 +1,285 @@
+"""Packed rows at run time: a row is what it would be alone, and what is not fed stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specrt.engine import Engine, Feed, PackedEngine, open_engine
+from specrt.engines.ort import OrtEngine
+from specrt.engines.ort_packed import OrtPackedEngine
+from specrt.engines.packing import Part, pack
+from specrt.engines.partners import settle_partners
+from specrt.errors import EngineError
+from specrt.geometry import Geometry
+from specrt_export.compile.ort_cpu import compile_ort_cpu
+from specrt_export.quantize.precision import Precision
+from specrt_export.quantize.quantize import quantize
+
+BATCH, MAX_LENGTH, MAX_WIDTH = 3, 96, 24
+Opener = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> dict[str, Path]:
+    """Codelet's draft for one row and for several, in fp32 and in int8 blocks of 128."""
+    root, pair = tmp_path_factory.mktemp("packed"), engines / "codelet"
+    graph, weights = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
+    small = quantize(graph, weights, root / "small", Precision.of("int8", block=128))
+    found = {}
+    for name, source in {"fp32": (graph, weights), "int8": (small.graph, small.folder)}.items():
+        for batch in (1, BATCH):
+            found[f"{name} {batch}"] = folder = root / f"{name}{batch}"
+            compile_ort_cpu(*source, folder, MAX_LENGTH, batch=batch, confidence=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def geometry(engines: Path) -> Geometry:
+    """The shape of codelet's draft."""
+    from specrt_export.portable import geometry_of, read_graph
+
+    return geometry_of(read_graph(engines / "codelet" / "portable" / "draft.onnx"))
+
+
+@pytest.fixture
+def opened(places: dict[str, Path], geometry: Geometry) -> Iterator[Opener]:
+    """Opens an engine of one precision and number of rows."""
+    made: list[Engine] = []
+
+    def opener(precision: str = "fp32", batch: int = BATCH, **options: Any) -> Engine:
+        engine = open_engine(
+            "ort-cpu", places[f"{precision} {batch}"] / "engine.onnx", geometry,
+            batch=options.pop("rows", batch), max_length=MAX_LENGTH, max_width=MAX_WIDTH,
+            threads=1, **options,
+        )  # fmt: skip
+        made.append(engine)
+        return engine
+
+    yield opener
+    for engine in made:
+        engine.close()
+
+
+def text(seed: int, length: int = MAX_LENGTH) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, 8192, length).tolist()
+    return found
+
+
+def alone(engine: OrtEngine, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
+    """Return the logits of a text that an engine of one row is fed in passes of one width."""
+    made = []
+    for at in range(0, len(tokens), width):
+        piece = [tokens[at : at + width]]
+        made.append(engine.forward(piece, at).logits[0].copy())
+    return np.concatenate(made)
+
+
+def ragged(engine: PackedEngine, texts: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
+    """Feed any rows, in any order and width, some rolled back; yield (feed, output)."""
+    rng, lengths = np.random.default_rng(seed), [0] * len(texts)
+    for _ in range(40):
+        feeds = []
+        for row in rng.permutation(len(texts))[: rng.integers(1, len(texts) + 1)].tolist():
+            if lengths[row] == engine.max_length or rng.random() < 0.2:
+                lengths[row] = int(rng.integers(0, lengths[row] + 1)) // 2
+            begin = lengths[row]
+            width = min(engine.max_length - begin, int(rng.choice([1, 1, 2, 3, 5, MAX_WIDTH])))
+            fed = texts[row][begin : begin + width]
+            feeds.append(Feed(row, fed, begin, int(rng.integers(1, width + 1))))
+            lengths[row] += width
+        yield from zip(feeds, engine.forward_rows(feeds), strict=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_what_they_are_alone(seed: int, opened: Opener) -> None:
+    one, packed = opened(batch=1), opened()
+    texts = [text(row) for row in range(BATCH)]
+    wanted = [alone(one, t, 8) for t in texts]
+    ended = set()
+    for feed, made in ragged(packed, texts, seed):
+        end = feed.start + len(feed.tokens)
+        scores = wanted[feed.row][end - feed.rows : end]
+        assert made.logits.shape == (1, feed.rows, 8192)
+        np.testing.assert_allclose(made.logits[0], scores, rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(made.argmax[0], scores.argmax(-1))
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        np.testing.assert_allclose(made.confidence[0], 1 / shares.sum(-1), rtol=1e-3)
+        ended.add(end)
+    assert MAX_LENGTH in ended
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_with_partners_every_bit_is_that_of_an_even_pass_alone(
+    precision: str, opened: Opener
+) -> None:
+    partners = {"spare": True, "even": precision == "int8"}
+    one, packed = opened(precision, 1, **partners), opened(precision, **partners)
+    assert one.max_length == packed.max_length == MAX_LENGTH - 1
+    texts = [text(row, packed.max_length) for row in range(BATCH)]
+    wanted = [alone(one, t, 8) for t in texts]
+    for feed, made in ragged(packed, texts, seed=9):
+        end = feed.start + len(feed.tokens)
+        np.testing.assert_array_equal(made.logits[0], wanted[feed.row][end - feed.rows : end])
+
+
+@pytest.mark.parametrize("options", [{}, {"spare": True}, {"spare": True, "even": True}])
+def test_rows_that_are_not_fed_keep_their_keys(options: dict[str, bool], opened: Opener) -> None:
+    packed = opened(**options)
+    packed.forward([text(row, 20) for row in range(BATCH)], 0, 1)
+    before = {name: cache[1:].copy() for name, cache in packed._caches.items()}
+    for width in (1, 2, 7):
+        packed.forward_rows([Feed(0, text(3, width), 20, width)])
+    for name, cache in packed._caches.items():
+        np.testing.assert_array_equal(cache[1:], before[name])
+    assert any(cache[0, :, 20:26].any() for cache in packed._caches.values())
+
+
+def test_an_idle_row_on_its_own_keys_would_lose_them(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park = OrtPackedEngine._park
+    monkeypatch.setattr(OrtPackedEngine, "_park", lambda self, row, idle: park(self, row, False))
+    with pytest.raises(AssertionError):
+        test_rows_that_are_not_fed_keep_their_keys({}, opened)
+
+
+def test_neighbours_do_not_change_a_row(opened: Opener) -> None:
+    packed = opened(spare=True)
+    one = Feed(1, text(1, 5), 0, 5)
+    lone = packed.forward_rows([one])[0].logits.copy()
+    for others in ([Feed(0, text(0, 1), 0, 1)], [Feed(2, text(2, 24), 30, 2)]):
+        for feeds in ([one, *others], [*others, one]):
+            made = packed.forward_rows(feeds)[feeds.index(one)].logits
+            np.testing.assert_array_equal(made, lone)
+
+
+def test_all_rows_equally_wide_are_one_array(opened: Opener) -> None:
+    packed = opened()
+    tokens = [text(row, 4) for row in range(BATCH)]
+    feeds = [Feed(row, fed, 3 * row, 2) for row, fed in enumerate(tokens)]
+    packed.forward([text(5, 8)] * BATCH, 0)
+    apart = [out.logits[0].copy() for out in packed.forward_rows(feeds)]
+    made = packed.forward(np.array(tokens), [0, 3, 6], 2)
+    assert made.logits.shape == (BATCH, 2, 8192)
+    assert made.argmax.shape == made.confidence.shape == (BATCH, 2)
+    np.testing.assert_array_equal(made.logits, apart)
+
+
+def test_a_copied_row_goes_on_like_its_source(opened: Opener) -> None:
+    packed = opened()
+    packed.forward([text(row, 12) for row in range(BATCH)], 0, 1)
+    kept = {name: cache[2, :, 10:].copy() for name, cache in packed._caches.items()}
+    packed.copy_row(0, 2, 10)
+    for name, cache in packed._caches.items():
+        np.testing.assert_array_equal(cache[2, :, 10:], kept[name])
+    after = text(7, 3)
+    first, second = packed.forward_rows([Feed(0, after, 10, 3), Feed(2, after, 10, 3)])
+    np.testing.assert_array_equal(first.logits, second.logits)
+    for wrong in ((0, BATCH, 1), (-1, 0, 1), (0, 1, MAX_LENGTH + 1), (0, 1, -1)):
+        with pytest.raises(EngineError, match="expected rows from 0 to 2"):
+            packed.copy_row(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "said"),
+    [
+        ([], r"a pass was asked of rows \[\]; expected some of 0 to 2, each once"),
+        ([Feed(3, [1], 0, 1)], r"rows \[3\]; expected some of 0 to 2"),
+        ([Feed(-1, [1], 0, 1)], r"rows \[-1\]"),
+        ([Feed(1, [1], 0, 1), Feed(1, [1], 1, 1)], r"rows \[1, 1\]; .* each once"),
+        ([Feed(0, [], 0, 1)], "a pass of 0 tokens"),
+        ([Feed(0, [1] * (MAX_WIDTH + 1), 0, 1)], "a pass of 25 tokens .* widths 1 to 24"),
+        ([Feed(0, [1, 2], 0, 3)], "3 positions of row 0 were to be scored in a pass of 2 tokens"),
+        ([Feed(0, [1, 2], 0, 0)], "expected 1 to 2"),
+        ([Feed(0, [1], -1, 1)], "would write positions -1 to -1"),
+        ([Feed(0, [1], 0, 1), Feed(1, [1], MAX_LENGTH - 1, 1)], "that has 0 to 94"),
+        ([Feed(0, [8192], 0, 1)], "ONNX Runtime failed in a pass"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("default")
+def test_wrong_feeds_are_refused_and_change_nothing(
+    feeds: list[Feed], said: str, opened: Opener
+) -> None:
+    packed = opened(spare=True)
+    fed = [Feed(row, text(row, 6), 0, 6) for row in range(BATCH)]
+    before = [out.logits.copy() for out in packed.forward_rows(fed)]
+    with pytest.raises(EngineError, match=said):
+        packed.forward_rows(feeds)
+    again = packed.forward_rows([Feed(1, text(1, 6)[4:], 4, 2)])
+    np.testing.assert_array_equal(again[0].logits[0], before[1][0, 4:])
+
+
+def test_a_matrix_of_another_number_of_rows_is_refused(opened: Opener) -> None:
+    with pytest.raises(EngineError, match=r"shape \[2, 1\] .* expected \[3, width\]"):
+        opened().forward([[1], [2]], 0)
+
+
+def test_an_engine_of_another_layout_says_what_to_do(opened: Opener) -> None:
+    for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4)):
+        with pytest.raises(EngineError, match="Build the bundle again"):
+            opened(batch=batch, rows=rows)
+    with pytest.raises(EngineError, match="build it again"):
+        opened(batch=BATCH, rows=1)
+
+
+def test_memory_for_logits_follows_what_is_asked(opened: Opener) -> None:
+    packed = opened()
+    first = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
+    assert packed._scores["logits"].nbytes == 4 * 8192
+    kept, seen = first.logits, first.logits.copy()
+    packed.forward_rows([Feed(row, text(row, 24), 0, 24) for row in range(BATCH)])
+    np.testing.assert_array_equal(kept, seen)  # an older view stays valid memory
+    again = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
+    np.testing.assert_array_equal(again.logits, seen)
+
+
+def test_packings_beyond_those_remembered_work(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrt.engines.ort_packed._KNOWN", 2)
+    test_rows_are_what_they_are_alone(0, opened)
+
+
+def test_partners_of_packed_rows_are_settled(opened: Opener) -> None:
+    assert settle_partners(opened("fp32", spare=True)) is False
+    alone = opened("int8", 1, spare=True)
+    assert settle_partners(opened("int8", spare=True)) == settle_partners(alone)
+    assert settle_partners(opened("int8")) is False
+
+
+@given(
+    widths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
+    order=st.randoms(use_true_random=False),
+    places=st.sampled_from([1, 2]),
+    even=st.booleans(),
+)
+def test_every_token_takes_the_place_that_reads_it(
+    widths: list[int], order: Any, places: int, even: bool
+) -> None:
+    parts = [Part(row, n, order.randint(1, n)) for row, n in enumerate(widths) if n]
+    order.shuffle(parts)
+    made = pack(len(widths), tuple(parts), places, even)
+    assert made.widths.tolist() == [max(places, n) for n in widths]
+    assert made.spread.shape == (sum(made.widths),)
+    total = max(sum(widths), places)
+    assert len(made.kept) == total + (even and total % 2)
+    first = np.cumsum([0, *made.widths])
+    asked = []
+    for part, begin in zip(parts, made.begins, strict=True):
+        own = np.arange(begin, begin + part.width)
+        np.testing.assert_array_equal(made.spread[made.kept[own]], own)
+        np.testing.assert_array_equal(made.kept[own], first[part.row] + np.arange(part.width))
+        asked += own[part.width - part.rows :].tolist()
+    assert made.rows[: len(asked)].tolist() == asked
+    assert len(made.rows) == len(asked) + (even and len(asked) % 2)
+    assert made.idle == [n == 0 for n in widths]
+    assert made.spread.max() < len(made.kept)
+    assert made.kept.max() < len(made.spread)
