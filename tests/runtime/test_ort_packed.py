@@ -145,8 +145,10 @@ def test_rows_that_are_not_fed_keep_their_keys(options: dict[str, bool], opened:
 def test_an_idle_row_on_its_own_keys_would_lose_them(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    park = OrtPackedEngine._park
-    monkeypatch.setattr(OrtPackedEngine, "_park", lambda self, row, idle: park(self, row, False))
+    bind = OrtPackedEngine._bind_caches
+    monkeypatch.setattr(
+        OrtPackedEngine, "_bind_caches", lambda self, idle: bind(self, (False,) * BATCH)
+    )
     with pytest.raises(AssertionError):
         test_rows_that_are_not_fed_keep_their_keys({}, opened)
 
@@ -245,6 +247,7 @@ def test_packings_beyond_those_remembered_work(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specrt.engines.ort_packed._KNOWN", 2)
+    monkeypatch.setattr("specrt.engines.ort_packed._SETS", 2)
     test_rows_are_what_they_are_alone(0, opened)
 
 
@@ -280,6 +283,6 @@ def test_every_token_takes_the_place_that_reads_it(
         asked += own[part.width - part.rows :].tolist()
     assert made.rows[: len(asked)].tolist() == asked
     assert len(made.rows) == len(asked) + (even and len(asked) % 2)
-    assert made.idle == [n == 0 for n in widths]
+    assert made.idle == tuple(n == 0 for n in widths)
     assert made.spread.max() < len(made.kept)
     assert made.kept.max() < len(made.spread)

@@ -15,6 +15,9 @@ from specrt.engine import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
+Place = tuple[str, str, int, Any, tuple[int, ...], int]
+"""A name, and the memory that is bound to it: device, type, shape and address."""
+
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -201,11 +204,16 @@ def run_bound(session: Any, binding: Any, width: int) -> None:
         raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
 
 
+def place(name: str, array: NDArray[Any]) -> Place:
+    """Describe an array, which must outlive what is bound to it, to the library."""
+    return name, "cpu", 0, array.dtype, array.shape, array.ctypes.data
+
+
 def bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
-    """Let a pass read an input from an array, which must outlive the binding."""
-    binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    """Let a pass read an input from an array."""
+    binding.bind_input(*place(name, array))
 
 
 def bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
-    """Let a pass write an output into an array, which must outlive the binding."""
-    binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    """Let a pass write an output into an array."""
+    binding.bind_output(*place(name, array))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.engine import Candidates, Confidence, Feed, Logits, Tokens, check_bounds
-from specrt.engines.ort import NUMPY_TYPES, bind_input, bind_output, open_session, run_bound
-from specrt.engines.packing import Packing, Part, pack
+from specrt.engines.ort import (
+    NUMPY_TYPES,
+    Place,
+    bind_input,
+    bind_output,
+    open_session,
+    place,
+    run_bound,
+)
+from specrt.engines.packing import Packing, Part, check_parts, pack
 from specrt.errors import EngineError
 from specrt.geometry import Geometry
 
-_KNOWN = 512
-"""Packings that are remembered."""
+_KNOWN, _SETS = 512, 16
+"""Packings that are remembered, and sets of rows whose KV buffers stay bound."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,20 @@ class _Scores:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A packing, and where its parts' scores will be."""
+    """A packing, where its parts' scores will be, and what to bind for it."""
 
     packing: Packing
     outputs: tuple[_Scores, ...]
+    read: tuple[Place, ...]
+    written: tuple[Place, ...]
+
+
+@dataclass
+class _Bound:
+    """A binding with the KV buffers of some rows, and the pass that was bound last."""
+
+    binding: Any
+    latest: _Pass | None = None
 
 
 class OrtPackedEngine:
@@ -78,10 +97,8 @@ class OrtPackedEngine:
         self._positions = np.zeros_like(self._tokens)
         self._scores: dict[str, NDArray[Any]] = {}
         self._passes: dict[tuple[bool, tuple[Part, ...]], _Pass] = {}
-        self._binding = self._session.io_binding()
-        self._bound: _Pass | None = None
-        self._parked: list[bool | None] = [None] * batch
-        bind_input(self._binding, "start", self._start)
+        self._bindings: dict[tuple[bool, ...], _Bound] = {}
+        self._latest: _Pass | None = None
 
     def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
@@ -122,23 +139,22 @@ class OrtPackedEngine:
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[_Scores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
         parts = tuple([Part(f.row, len(f.tokens), f.rows) for f in feeds])
-        bound = self._passes.get((self.even, parts)) or self._prepare(parts)
+        prepared = self._passes.get((self.even, parts)) or self._prepare(parts)
         for feed in feeds:
             check_bounds(self, len(feed.tokens), feed.start, feed.start)
-        if bound is not self._bound:
-            self._bind(bound)
+        binding = self._bind(prepared)
         self._start[:] = 0
-        for feed, begin in zip(feeds, bound.packing.begins, strict=True):
+        for feed, begin in zip(feeds, prepared.packing.begins, strict=True):
             width = len(feed.tokens)
             self._start[feed.row] = feed.start
             self._tokens[begin : begin + width] = feed.tokens
             self._positions[begin : begin + width] = range(feed.start, feed.start + width)
-        run_bound(self._session, self._binding, len(bound.packing.kept))
-        return bound.outputs
+        run_bound(self._session, binding, len(prepared.packing.kept))
+        return prepared.outputs
 
     def _prepare(self, parts: tuple[Part, ...]) -> _Pass:
         """Work a pass out that is new, once for all that have the same parts."""
-        self._check(parts)
+        check_parts(self, parts)
         packing = pack(self.batch, parts, places=1 + self.spare, even=self.even)
         self._make_room(len(packing.rows))
         if len(self._passes) >= _KNOWN:
@@ -147,28 +163,20 @@ class OrtPackedEngine:
         for part in parts:
             outputs.append(self._scored(first, 1, part.rows))
             first += part.rows
-        prepared = _Pass(packing, tuple(outputs))
+        prepared = _Pass(packing, tuple(outputs), *self._places(packing))
         self._passes[self.even, parts] = prepared
         return prepared
 
-    def _check(self, parts: tuple[Part, ...]) -> None:
-        """Refuse parts that no pass can have.
-
-        Raises: EngineError.
-        """
-        rows = [part.row for part in parts]
-        if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(self.batch)}:
-            raise EngineError(
-                f"a pass was asked of rows {rows}; expected some of 0 to {self.batch - 1}, each "
-                "once"
-            )
-        for part in parts:
-            check_bounds(self, part.width, 0, 0)
-            if not 1 <= part.rows <= part.width:
-                raise EngineError(
-                    f"{part.rows} positions of row {part.row} were to be scored in a pass of "
-                    f"{part.width} tokens; expected 1 to {part.width}"
-                )
+    def _places(self, packing: Packing) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """Return what a pass reads and writes besides KV buffers; a prefix of shared memory."""
+        count, rows = len(packing.kept), len(packing.rows)
+        read = {name: getattr(packing, name) for name in ("widths", "spread", "kept", "rows")}
+        read["input_ids"] = self._tokens[None, :count]
+        if "positions" in self._inputs:
+            read["positions"] = self._positions[None, :count]
+        written = {name: memory[None, :rows] for name, memory in self._scores.items()}
+        both = (tuple(starmap(place, arrays.items())) for arrays in (read, written))
+        return next(both), next(both)
 
     def _make_room(self, rows: int) -> None:
         """Let so many rows be scored; twice as many as before, so that it happens seldom."""
@@ -192,31 +200,36 @@ class OrtPackedEngine:
         }
         return _Scores(found["argmax"], found["logits"], found.get("confidence"))
 
-    def _bind(self, prepared: _Pass) -> None:
-        """Bind what has another size than in the pass before."""
-        packing, binding = prepared.packing, self._binding
-        count = len(packing.kept)
-        bind_input(binding, "input_ids", self._tokens[None, :count])
-        if "positions" in self._inputs:
-            bind_input(binding, "positions", self._positions[None, :count])
-        for name in ("widths", "spread", "kept", "rows"):
-            bind_input(binding, name, getattr(packing, name))
-        for name, memory in self._scores.items():
-            bind_output(binding, name, memory[None, : len(packing.rows)])
-        # What fills up was perhaps a token of a wider pass; its position may be beyond the tables.
-        self._tokens[:count] = self._positions[:count] = 0
-        for row, idle in enumerate(packing.idle):
-            if self._parked[row] != idle:
-                self._park(row, idle)
-        self._bound = prepared
+    def _bind(self, prepared: _Pass) -> Any:
+        """Bind what has another size than in the pass before; return the binding."""
+        idle = prepared.packing.idle
+        bound = self._bindings.get(idle) or self._bind_caches(idle)
+        if bound.latest is not prepared:
+            for one in prepared.read:
+                bound.binding.bind_input(*one)
+            for one in prepared.written:
+                bound.binding.bind_output(*one)
+            bound.latest = prepared
+        if self._latest is not prepared:
+            # What fills up was perhaps a token of a wider pass; its position may be beyond tables.
+            count = len(prepared.packing.kept)
+            self._tokens[:count] = self._positions[:count] = 0
+            self._latest = prepared
+        return bound.binding
 
-    def _park(self, row: int, idle: bool) -> None:
-        """Bind a row's KV buffers, or the memory of nobody while the row is idle."""
+    def _bind_caches(self, idle: tuple[bool, ...]) -> _Bound:
+        """Bind the KV buffers of the rows that are fed, and the memory of nobody for the others."""
+        if len(self._bindings) >= _SETS:
+            self._bindings.clear()
+        binding = self._session.io_binding()
+        bind_input(binding, "start", self._start)
         for name, cache in self._caches.items():
-            memory = self._nobodys if idle else cache[row : row + 1]
-            bind_input(self._binding, f"{name}.{row}", memory)
-            bind_output(self._binding, f"present_{name}.{row}", memory)
-        self._parked[row] = idle
+            for row, rests in enumerate(idle):
+                memory = self._nobodys if rests else cache[row : row + 1]
+                bind_input(binding, f"{name}.{row}", memory)
+                bind_output(binding, f"present_{name}.{row}", memory)
+        bound = self._bindings[idle] = _Bound(binding)
+        return bound
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
@@ -232,5 +245,6 @@ class OrtPackedEngine:
     def close(self) -> None:
         """Drop the session, the bindings and the KV buffers."""
         self._passes.clear()
+        self._bindings.clear()
         self._caches.clear()
-        self._bound = self._binding = self._session = None
+        self._latest = self._session = None

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specrt.engine import Tokens
+from specrt.engine import Engine, Tokens, check_bounds
+from specrt.errors import EngineError
 
 
 class Part(NamedTuple):
@@ -35,14 +36,10 @@ class Packing:
     """The token that each place of attention reads, [A]; row by row."""
     kept: Tokens
     """The place of attention that each token takes, [T]."""
+    idle: tuple[bool, ...]
+    """Of each row, whether it takes no part."""
     rows: Tokens
     """The tokens scored, [R]; part by part, then one more where their number must be even."""
-
-    @property
-    def idle(self) -> list[bool]:
-        """Tell of each row whether it takes no part."""
-        fed = {part.row for part in self.parts}
-        return [row not in fed for row in range(len(self.widths))]
 
 
 def pack(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packing:
@@ -72,5 +69,25 @@ def pack(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packin
         widths=np.array([len(own) for own in read], np.int64),
         spread=np.array([t for own in read for t in own], np.int64),
         kept=kept,
+        idle=tuple(row not in {part.row for part in parts} for row in range(batch)),
         rows=np.array(rows + [0] * (even and len(rows) % 2), np.int64),
     )
+
+
+def check_parts(engine: Engine, parts: tuple[Part, ...]) -> None:
+    """Refuse parts that no pass can have.
+
+    Raises: EngineError.
+    """
+    rows = [part.row for part in parts]
+    if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(engine.batch)}:
+        raise EngineError(
+            f"a pass was asked of rows {rows}; expected some of 0 to {engine.batch - 1}, each once"
+        )
+    for part in parts:
+        check_bounds(engine, part.width, 0, 0)
+        if not 1 <= part.rows <= part.width:
+            raise EngineError(
+                f"{part.rows} positions of row {part.row} were to be scored in a pass of "
+                f"{part.width} tokens; expected 1 to {part.width}"
+            )
