@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.schemas import STRUCTURES, Asked
-from runtime.toy import TableEngine, generator, near
+from runtime.schemas import NESTED, STRUCTURES, Asked
+from runtime.toy import TableEngine, byte_fallback, generator, near
 from specrt.completion import Completion
 from specrt.errors import RequestError
 from specrt.generate import Generator
@@ -155,3 +157,36 @@ def test_a_draft_that_knows_fewer_tokens_keeps_to_it(tokenizer: Tokenizer) -> No
     assert found.token_ids == plain.token_ids
     assert len(found.text) == 20
     assert found.speculation.drafted
+
+
+def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:
+    """One comes to a dead end, one is free; none disturbs the others."""
+    target = TableEngine(3, vocab=VOCABULARY, memory=3, batch=3)
+    draft = TableEngine(3, vocab=VOCABULARY, memory=2, batch=3)
+    one = generator(target, draft, tokenizer, eos=[EOS])
+    asked = [
+        SamplingParams(max_tokens=40, json_schema={"enum": ["the thing", 12345]}),
+        SamplingParams(max_tokens=40, regex="[a-z]{9,12}", temperature=0.9, seed=4),
+        SamplingParams(max_tokens=40, regex="abcd", bad_words=("c",)),
+        SamplingParams(max_tokens=12),
+        SamplingParams(max_tokens=40, grammar=NESTED, temperature=0.9, seed=5),
+    ]
+    found = [done for (done,) in one.generate_many([PROMPT] * 5, asked, gamma=4)]
+    for params, done in zip(asked, found, strict=True):
+        if done.error is None:
+            assert done.token_ids == one.generate(PROMPT, params, gamma=0).token_ids
+    assert [done.finish_reason for done in found][2:4] == ["error", "length"]
+    assert "no token is left" in str(found[2].error)
+
+
+def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
+    """Llama 2's way: spaces are within pieces, and rare characters are bytes."""
+    tokenizer = Tokenizer(byte_fallback(tmp_path))
+    target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
+    one = generator(target, near(target, 2, 0.8), tokenizer, eos=[2])
+    expression = "[a-e](hello|[a-e ]|é|😀){5,9}"
+    for seed in range(8):
+        params = SamplingParams(max_tokens=80, temperature=1.0, seed=seed, regex=expression)
+        plain, found = (one.generate([5, 6], params, gamma=gamma) for gamma in (0, 4))
+        assert found.token_ids == plain.token_ids
+        assert re.fullmatch(expression, found.text)
