@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter_ns
+from inspect import GEN_CLOSED, getgeneratorstate
 
 from specrt.completion import Chunk
 from specrt.costs import Costs
@@ -15,12 +12,11 @@ from specrt.errors import RequestError
 from specrt.lockstep import Event, Lockstep, Runner
 from specrt.models import Models
 from specrt.request import Request
-from specrt.row import Row, common, copies
+from specrt.row import Row
+from specrt.rows import Rows
 from specrt.speculate import Rounds, speculate
 from specrt.target import EngineTarget
-
-WORTH = 16
-"""Tokens that must be saved for a copy from another row, or for waiting until it holds them."""
+from specrt.turn import Turn
 
 
 class Batch:
@@ -37,42 +33,24 @@ class Batch:
     def __init__(self, models: Models, *, keeps: bool = True) -> None:
         engines = [e for e in (models.target, models.draft) if e is not None]
         self._models = models
-        self._keeps = keeps
-        self._rows = [Row(i, engines) for i in range(models.target.batch)]
-        self._copies = all(map(copies, engines))
+        self._rows = Rows(engines, keeps=keeps)
         self._lockstep = Lockstep(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[Runner, Row] = {}
         self._costs: Costs | None = None
         self._drafters: list[Drafters] = []
         """Those that no request uses, with what their policies learned."""
-        self._turn = threading.Lock()
-        self._thread: int | None = None
-        self._closed = False
-        self._taken = 0
-        self._idle_ns = 0
-        self._paused_ns = perf_counter_ns()
+        self.turn = Turn()
+        self.load = 0
+        """How many rows take part in a step."""
 
     def __len__(self) -> int:
         """Return how many rows there are."""
         return len(self._rows)
 
-    @property
-    def load(self) -> int:
-        """How many rows are at work."""
-        return len(self._running)
-
-    def now_ns(self) -> int:
-        """Return the time. None passes while nobody fetches."""
-        now = perf_counter_ns()
-        if self._thread is None:
-            self._idle_ns += now - self._paused_ns
-            self._paused_ns = now
-        return now - self._idle_ns
-
     def submit(self, request: Request) -> None:
         """Let a request wait for a row."""
-        with self.turn():
+        with self.turn:
             self._waiting.append(request)
 
     def fetch(self, request: Request) -> Chunk | None:
@@ -80,143 +58,94 @@ class Batch:
 
         Raises: RequestError, EngineError: what ended it before its time.
         """
-        while not request.chunks:
+        chunks = request.chunks
+        while not chunks:
             if request.error is not None:
                 raise request.error
             if request.done:
                 return None
-            with self.turn():
-                if not request.chunks and not request.over:
+            with self.turn:
+                if not chunks and not request.over:
                     self._step()
-        return request.chunks.popleft()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Keep everyone else from running passes.
-
-        Raises: RequestError from within a pass, and after closing.
-        """
-        self.require_apart()
-        with self._turn:
-            self.require_open()
-            now = perf_counter_ns()
-            self._idle_ns += now - self._paused_ns
-            self._thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._paused_ns = perf_counter_ns()
-                self._thread = None
-
-    def require_open(self) -> None:
-        """Raise RequestError after closing."""
-        if self._closed:
-            raise RequestError("this generator was closed; load the bundle again")
-
-    def require_apart(self) -> None:
-        """Refuse calls from within a pass, which would wait for themselves."""
-        if self._thread == threading.get_ident():
-            raise RequestError("a logits processor cannot use the generator that runs it")
+        return chunks.popleft()
 
     def forget(self) -> None:
         """Take it that the KV buffers of rows that nobody uses hold nothing."""
-        with self.turn():
-            for row in self._rows:
-                if row.request is None:
-                    row.forget()
+        with self.turn:
+            self._rows.forget(row for row in self._rows if row.request is None)
 
     def close(self) -> None:
         """Close the engines, after the pass that may be running."""
-        self.require_apart()
-        with self._turn:
-            self._closed = True
-            for engine in (self._models.target, self._models.draft):
-                if engine is not None:
-                    engine.close()
+        self.turn.close()
+        for engine in (self._models.target, self._models.draft):
+            if engine is not None:
+                engine.close()
 
     def _step(self) -> None:
         """Run a round of every row whose reader keeps up."""
-        self._sweep()
-        self._admit()
-        active = [runner for runner, row in self._running.items() if not _paused(row)]
-        for event in self._lockstep.step(active):
-            self._heed(event)
-
-    def _sweep(self) -> None:
-        """Drop requests that nobody wants any more."""
-        for runner, row in list(self._running.items()):
-            if row.request is None or row.request.cancelled:
-                self._end(runner)
-        self._waiting = deque(r for r in self._waiting if not r.cancelled)
+        for runner in [r for r, row in self._running.items() if _request(row).cancelled]:
+            self._end(runner)
+        if self._waiting:
+            self._admit()
+        active = [r for r, row in self._running.items() if not _request(row).paused]
+        self.load = len(active)
+        try:
+            for event in self._lockstep.step(active):
+                self._heed(event)
+        except BaseException:  # Ctrl-C: a pass can be run again, a row stopped elsewhere cannot
+            for runner in active:
+                if getgeneratorstate(runner.rounds) == GEN_CLOSED and runner in self._running:
+                    self._heed(Event(runner, error=RequestError("the completion was interrupted")))
+            raise
 
     def _admit(self) -> None:
         """Give rows to those that wait, the first of them first."""
         for request in list(self._waiting):
-            if request.paused or self._expects(request):
+            if request.cancelled:
+                self._drop(request)
+            elif request.paused or self._rows.expected(request):
                 continue
-            row = self._free_row(request)
-            if row is None:
-                return
-            if self._unpriced(request) and not self._price():
-                return
+            else:
+                try:
+                    if not self._seat(request):
+                        return
+                except Exception as error:  # of engines that are measured or copied
+                    request.fail(error)
+                    self._drop(request)
             self._waiting.remove(request)
-            self._begin(request, row)
 
-    def _expects(self, request: Request) -> bool:
-        """Tell whether a row that reads its prompt will hold much more of it than any does now."""
-        if not self._copies or request.fresh or not self._keeps:
+    def _seat(self, request: Request) -> bool:
+        """Give a request a row; return whether there was one."""
+        row = self._free_row(request)
+        if row is None or (self._unpriced(request) and not self._price()):
             return False
-        have = max(row.shared(request.tokens) for row in self._rows)
-        later = (common(row.tokens, request.tokens) for row in self._running.values())
-        return max(later, default=0) >= have + WORTH
-
-    def _free_row(self, request: Request) -> Row | None:
-        """Return the free row that holds most of a text, one that pauses if there is none."""
-        free = [row for row in self._rows if row.request is None]
-        if not free:
-            idle = (r for r, row in self._running.items() if _paused(row) and r.asked is None)
-            runner = next(idle, None)
-            if runner is None:
-                return None
-            free = [self._pause(runner)]
-
-        def worth(row: Row) -> tuple[int, int]:
-            shared = row.shared(request.tokens)
-            return (shared if shared >= WORTH else 0, -row.used)
-
-        return max(free, key=worth)
-
-    def _begin(self, request: Request, row: Row) -> None:
-        source = row
-        if self._copies:
-            best = max(self._rows, key=lambda r: r.shared(request.tokens))
-            if best.shared(request.tokens) >= row.shared(request.tokens) + WORTH:
-                source = best
-        if request.fresh or not self._keeps:
-            row.forget()
-            source = row
-        self._taken += 1
-        row.take(request, source, self._taken)
+        self._rows.take(row, request)
         if request.rounds is None:
             request.completion.cached_tokens = row.caches[0].length
             request.rounds = self._rounds(request)
         self._running[Runner(row.index, request.rounds)] = row
+        return True
+
+    def _free_row(self, request: Request) -> Row | None:
+        """Return a free row, that of a request that pauses if there is none."""
+        row = self._rows.free(request)
+        if row is not None:
+            return row
+        running = self._running.items()
+        idle = (r for r, row in running if _request(row).paused and r.asked is None)
+        runner = next(idle, None)
+        return None if runner is None else self._pause(runner)
 
     def _rounds(self, request: Request) -> Rounds:
-        """Run the rounds of a request with the policies of one that is over."""
+        """Return the rounds of a request, drafted with what the policies of others learned."""
         drafters = self._drafters.pop() if self._drafters else self._new_drafters()
+        request.drafters = drafters
         counts, params, rules = request.completion.speculation, request.params, request.rules
         drafter = drafters.make(
             counts.drafter, counts.gamma, params, request.noise, rules, request.caches
         )
         judge = EngineTarget(request.caches[0], params, request.noise, rules)
-        try:
-            yield from speculate(judge, drafter, request.tokens, request.limit)
-        finally:
-            manner = Manner.of(params, rules)
-            found = drafters.fallback(counts.drafter, counts.gamma, manner)
-            counts.fallback = found or counts.fallback
-            self._drafters.append(drafters)
+        return speculate(judge, drafter, request.tokens, request.limit)
 
     def _new_drafters(self) -> Drafters:
         if len(self._rows) == 1:
@@ -227,11 +156,10 @@ class Batch:
         """Deliver what a row came to."""
         runner, round_, error = event
         row = self._running[runner]
-        request = row.request
-        assert request is not None, "rows at work have requests"
+        request = _request(row)
         if round_ is not None:
             try:
-                request.deliver(round_, self.now_ns())
+                request.deliver(round_, self.turn.now_ns())
             except Exception as failure:  # of the tokenizer
                 request.fail(failure)
         elif error is not None:
@@ -243,14 +171,27 @@ class Batch:
             self._end(runner)
 
     def _end(self, runner: Runner) -> None:
-        runner.rounds.close()
-        self._running.pop(runner).release()
+        """Let a row go whose request is over."""
+        row = self._running.pop(runner)
+        self._drop(_request(row))
+        row.release()
+
+    def _drop(self, request: Request) -> None:
+        """Let go of what a request that is over has used."""
+        if request.rounds is not None:
+            request.rounds.close()
+        drafters, request.drafters = request.drafters, None
+        if drafters is not None:
+            counts = request.completion.speculation
+            manner = Manner.of(request.params, request.rules)
+            found = drafters.fallback(counts.drafter, counts.gamma, manner)
+            counts.fallback = found or counts.fallback
+            self._drafters.append(drafters)
 
     def _pause(self, runner: Runner) -> Row:
         """Take a row from a request that waits for its reader."""
         row = self._running.pop(runner)
-        assert row.request is not None, "rows at work have requests"
-        self._waiting.append(row.request)
+        self._waiting.append(_request(row))
         row.release()
         return row
 
@@ -264,8 +205,7 @@ class Batch:
         if any(runner.asked for runner in self._running):
             return False
         self._measured()
-        for row in self._rows:
-            row.forget()
+        self._rows.forget(self._rows)
         return True
 
     def _measured(self) -> Costs:
@@ -276,5 +216,6 @@ class Batch:
         return self._costs
 
 
-def _paused(row: Row) -> bool:
-    return row.request is not None and row.request.paused
+def _request(row: Row) -> Request:
+    assert row.request is not None, "rows at work have requests"
+    return row.request

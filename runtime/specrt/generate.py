@@ -166,15 +166,14 @@ class Generator:
 
         Raises: RequestError, CapacityError.
         """
-        self._batch.require_apart()
-        self._batch.require_open()
+        self._batch.turn.require_open()
         gamma, chosen = self.check_gamma(gamma), self.check_drafter(drafter)
         if params.n > len(self._batch):
             raise RequestError(
                 f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
                 f"for fewer, or build with `batch = {params.n}`"
             )
-        began = self._batch.now_ns()
+        began = self._batch.turn.now_ns()
         tokens = self._encode(prompt)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
         made = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,16 +46,50 @@ class Lockstep:
         self._target = target
         self._narrow = narrow
         self._drafts = draft is not None
+        self._single = target.batch == 1
         self._rows: dict[int, RowsEngine] = {
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
         }
 
-    def step(self, runners: Sequence[Runner]) -> Iterator[Event]:
+    def step(self, runners: Sequence[Runner]) -> Iterable[Event]:
         """Run a round of every row, as far as prompts allow, and tell what came of it.
 
         Errors of a row are told and harm no other; those of an engine are told of all rows in the
         pass.
         """
+        if len(runners) == 1:
+            return self._alone(runners[0])
+        return self._together(runners)
+
+    def _alone(self, runner: Runner) -> Sequence[Event]:
+        """Run the passes of one row directly, up to its next round or a chunk of its prompt."""
+        send, asked = runner.rounds.send, runner.asked
+        try:
+            told = send(None) if asked is None else asked
+            while not isinstance(told, Round):
+                runner.asked = told
+                output = self._run_one(runner.row, told)
+                wide = len(told.tokens) > self._narrow
+                runner.asked = None
+                told = send(output)
+                if wide and not isinstance(told, Round):
+                    runner.asked = told
+                    return ()
+            return (Event(runner, told),)
+        except StopIteration:
+            return (Event(runner),)
+        except Exception as error:
+            runner.asked = None
+            return (Event(runner, error=error),)
+
+    def _run_one(self, row: int, asked: Pass) -> Output:
+        if self._single:
+            return asked.run()
+        feed = Feed(row, asked.tokens, asked.start, asked.rows)
+        (output,) = self._rows[id(asked.engine)].forward_rows((feed,))
+        return output
+
+    def _together(self, runners: Sequence[Runner]) -> Iterator[Event]:
         for runner in runners:
             if runner.asked is None:
                 yield from self._resume(runner, None)

@@ -50,18 +50,19 @@ class PaddedRows:
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """See `RowsEngine`."""
-        held = self._held
+        texts = list(self._held)
         for row, tokens, start, _ in feeds:
-            held[row][start:] = tokens
+            texts[row] = [*texts[row][:start], *tokens]
         width = max(len(feed.tokens) for feed in feeds)
-        begins = [max(0, len(text) - width) for text in held]
+        begins = [max(0, len(text) - width) for text in texts]
         batch = [
             [*text[begin:], *[0] * (width - len(text))]
-            for text, begin in zip(held, begins, strict=True)
+            for text, begin in zip(texts, begins, strict=True)
         ]
-        ends = [len(held[feed.row]) - begins[feed.row] for feed in feeds]
+        ends = [len(texts[feed.row]) - begins[feed.row] for feed in feeds]
         rows = max(width - end + feed.rows for feed, end in zip(feeds, ends, strict=True))
         output = self._engine.forward(batch, begins, rows)
+        self._held = texts  # not before: a pass that failed has written nothing
         return [
             RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
             for feed, end in zip(feeds, ends, strict=True)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from specrt.completion import Chunk, Completion
+from specrt.drafters import Drafters
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.reader import Reader
@@ -39,6 +40,8 @@ class Request:
     """Whether it never pauses: somebody collects it when it is over."""
     rounds: Rounds | None = None
     """Once it has begun."""
+    drafters: Drafters | None = None
+    """Whose policies it uses while it runs."""
     chunks: deque[Chunk] = field(default_factory=deque)
     """Delivered, and not fetched yet."""
     error: BaseException | None = None

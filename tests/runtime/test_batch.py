@@ -358,3 +358,62 @@ def test_a_closed_generator_refuses_what_is_left(tokenizer: Tokenizer) -> None:
     made.close()
     with pytest.raises(RequestError, match="this generator was closed"):
         stream.finish()
+
+
+# Ctrl-C
+
+
+def finish_all(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.finish()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_pass_that_was_interrupted_is_run_again(
+    tokenizer: Tokenizer, batch: int, at: int
+) -> None:
+    made, one = rows(padded, batch, tokenizer), alone(tokenizer)
+    target: Any = made.models.target
+    honest = target.forward
+
+    def interrupted(*args: Any) -> Any:
+        if len(target.calls) == at:
+            target.forward = honest
+            raise KeyboardInterrupt
+        return honest(*args)
+
+    params = SamplingParams(max_tokens=40)
+    target.forward = interrupted
+    made = Generator(made.models, tokenizer)  # which looks the method up once
+    streams = [made.stream([i, 2, 3], params, gamma=3) for i in range(batch)]
+    with pytest.raises(KeyboardInterrupt):
+        finish_all(streams)
+    found = [made.generate([9], params).token_ids]
+    for i, stream in enumerate(streams):
+        if stream.completion.finish_reason is None and next(stream, None) is None:
+            continue  # the one that was asked for is closed, as a generator that raised is
+        stream.finish()
+        assert stream.completion.token_ids == one.generate([i, 2, 3], params).token_ids
+    assert found == [one.generate([9], params).token_ids]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_completion_interrupted_in_its_own_code_does_not_end_as_if_done(
+    tokenizer: Tokenizer, batch: int
+) -> None:
+    def interrupts(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(tokens) == 9:
+            raise KeyboardInterrupt
+        return row
+
+    made, one = rows(padded, batch, tokenizer), alone(tokenizer)
+    params = SamplingParams(max_tokens=40, logits_processors=(interrupts,))
+    other = made.stream([5, 6], SamplingParams(max_tokens=40))
+    next(other)
+    stream = made.stream([1, 2, 3], params)
+    with pytest.raises(KeyboardInterrupt):
+        stream.finish()
+    assert stream.completion.finish_reason is None
+    expected = one.generate([5, 6], SamplingParams(max_tokens=40))
+    assert other.finish().token_ids == expected.token_ids
