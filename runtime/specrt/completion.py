@@ -14,6 +14,8 @@ class Chunk(NamedTuple):
 
     text: str
     token_ids: list[int]
+    accepted: int = 0
+    """How many of the tokens, from the first, were drafted; the rest is the target's own."""
 
 
 @dataclass

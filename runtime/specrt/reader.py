@@ -34,7 +34,7 @@ class Reader:
         done.timings.arrivals.append((now_ns, len(kept)))
         done.token_ids.extend(kept)
         done.text += text
-        return Chunk(text, kept)
+        return Chunk(text, kept, min(round_.accepted, len(kept)))
 
     def finish(self) -> Chunk | None:
         """End a text that no end or stop string ended; return what was held back of it."""
