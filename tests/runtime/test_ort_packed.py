@@ -243,6 +243,31 @@ def test_memory_for_logits_follows_what_is_asked(opened: Opener) -> None:
     np.testing.assert_array_equal(again.logits, seen)
 
 
+def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = opened()
+    feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
+    wanted = packed.forward_rows(feeds)[1].logits.copy()
+    wider = [Feed(row, text(row, 5), 0, 1) for row in range(BATCH)]
+
+    class Interrupted(tuple[Any, ...]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from list(super().__iter__())[:2]
+            raise KeyboardInterrupt
+
+    places = OrtPackedEngine._places
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            OrtPackedEngine,
+            "_places",
+            lambda self, packing: (Interrupted(places(self, packing)[0]), ()),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            packed.forward_rows(wider)
+    np.testing.assert_array_equal(packed.forward_rows(feeds)[1].logits, wanted)
+
+
 def test_packings_beyond_those_remembered_work(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

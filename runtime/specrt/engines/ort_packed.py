@@ -128,12 +128,8 @@ class OrtPackedEngine:
             )
         starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
         scored = rows or batch.shape[1]
-        self.forward_rows(
-            [
-                Feed(b, row, at, scored)
-                for b, (row, at) in enumerate(zip(batch, starts, strict=True))
-            ]
-        )
+        fed = enumerate(zip(batch, starts, strict=True))
+        self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
         return self._scored(0, self.batch, scored)
 
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[_Scores, ...]:
@@ -184,12 +180,13 @@ class OrtPackedEngine:
         if rows <= before:
             return
         most = max(rows, 2 * before)
-        self._scores = {
+        made: dict[str, NDArray[Any]] = {
             "argmax": np.zeros(most, np.int64),
             "logits": np.zeros((most, self.geometry.vocab_size), np.float32),
         }
         if self._is_confident:
-            self._scores["confidence"] = np.zeros(most, np.float32)
+            made["confidence"] = np.zeros(most, np.float32)
+        self._scores = made
         self._passes.clear()
 
     def _scored(self, first: int, batch: int, rows: int) -> _Scores:
@@ -205,6 +202,7 @@ class OrtPackedEngine:
         idle = prepared.packing.idle
         bound = self._bindings.get(idle) or self._bind_caches(idle)
         if bound.latest is not prepared:
+            bound.latest = None  # an interruption leaves it half bound
             for one in prepared.read:
                 bound.binding.bind_input(*one)
             for one in prepared.written:
