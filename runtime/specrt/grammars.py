@@ -71,6 +71,8 @@ class Grammars:
             raise _refused(structure, reason)
         trial = made.deep_copy()
         allows = any(trial.compute_bitmask())
+        if trial.try_consume_tokens(trial.compute_ff_tokens()):
+            trial.compute_bitmask()
         if trial.is_error() or not allows:
             raise _refused(structure, trial.get_error() or "it admits nothing")
         return made
@@ -128,4 +130,6 @@ _SOURCES = {"json_schema": _json, "regex": _regex, "choice": _regex, "grammar": 
 
 
 def _refused(structure: Structure, message: str) -> RequestError:
-    return RequestError(f"{structure.kind} cannot be enforced: {one_line(message)}")
+    advice = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+    reason = one_line(message).replace(advice, "write anyOf where alternatives may overlap")
+    return RequestError(f"{structure.kind} cannot be enforced: {reason}")

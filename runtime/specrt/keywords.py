@@ -33,13 +33,17 @@ _MOST_REMAINDERS = 20_000
 """Numbers are told apart by their remainder; compiling takes the square of how many there are."""
 
 _LONGEST_NAME = 60
+_MOST_LEVELS = 2000
+"""The compiler follows them by recursion; half as many again overflow its stack."""
+_MOST_OF = {"patternProperties": 100, "anyOf": 1000, "oneOf": 500, "allOf": 500, "required": 10_000}
 
 
 class Part(NamedTuple):
-    """A schema within a schema, and the JSON pointer that leads there."""
+    """A schema within a schema, the JSON pointer that leads there, and how deep it lies."""
 
     place: str
     schema: Mapping[str, Any]
+    depth: int
 
 
 def check_schema(schema: Any) -> None:
@@ -56,25 +60,27 @@ def check_schema(schema: Any) -> None:
         _check_count(part)
         _check_reference(part, schema)
     _check_remainders(parts)
+    _check_size(parts)
     if not admits_anything(schema, {p.schema["$ref"] for p in parts if "$ref" in p.schema}):
         raise RequestError("json_schema admits nothing: no finite JSON value satisfies it")
 
 
-def _parts(schema: Any, place: str) -> Iterator[Part]:
+def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[Part]:
     """Go through a schema and all within it."""
     if not isinstance(schema, Mapping):
         return
-    yield Part(place, schema)
+    yield Part(place, schema, depth)
+    depth += 1
     for word in SCHEMAS_BY_NAME:
         if isinstance(schema.get(word), Mapping):
             for name, inner in schema[word].items():
-                yield from _parts(inner, f"{place}/{word}/{_shown(name)}")
+                yield from _parts(inner, f"{place}/{word}/{_shown(name)}", depth)
     for word in LISTS_OF_SCHEMAS:
         if isinstance(schema.get(word), list):
             for at, inner in enumerate(schema[word]):
-                yield from _parts(inner, f"{place}/{word}/{at}")
+                yield from _parts(inner, f"{place}/{word}/{at}", depth)
     for word in SCHEMAS:
-        yield from _parts(schema.get(word), f"{place}/{word}")
+        yield from _parts(schema.get(word), f"{place}/{word}", depth)
 
 
 def _shown(name: str) -> str:
@@ -131,6 +137,31 @@ def _check_remainders(parts: list[Part]) -> None:
             f"json_schema has multipleOf {known}: remainders to tell apart beyond "
             f"{_MOST_REMAINDERS}; use a smaller one"
         )
+
+
+def _check_size(parts: list[Part]) -> None:
+    """Refuse what takes the compiler more than a few seconds, or more stack than there is."""
+    references = {p.schema["$ref"] for p in parts if "$ref" in p.schema}
+    deepest = max((p.depth for p in parts), default=0)
+    own: dict[str, int] = {}
+    for part in parts:
+        steps = part.place.split("/")
+        if steps[1:2] in (["$defs"], ["definitions"]):
+            name = "/".join(steps[:3])
+            own[name] = max(own.get(name, 0), part.depth - 1)
+    levels = deepest + sum(own.get(to, deepest) for to in references)
+    if levels > _MOST_LEVELS:
+        raise RequestError(
+            f"json_schema has {len(references)} references, with up to {levels} levels within "
+            f"each other; expected up to {_MOST_LEVELS}"
+        )
+    for part in parts:
+        for word, most in _MOST_OF.items():
+            held = part.schema.get(word)
+            if isinstance(held, (list, Mapping)) and len(held) > most:
+                raise RequestError(
+                    f"json_schema has {len(held)} {word} at {part.place}; expected up to {most}"
+                )
 
 
 def _unenforced(word: str, place: str) -> RequestError:

@@ -15,7 +15,7 @@ from specrt.structure import (
     Structure,
     check_choice,
     check_grammar,
-    check_text,
+    check_regex,
     schema_text,
     structure_of,
 )
@@ -130,9 +130,8 @@ class SamplingParams:
 
     def _check_structure(self) -> None:
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
-        for name in ("regex", "grammar"):
-            if getattr(self, name) is not None:
-                check_text(name, getattr(self, name))
+        if self.regex is not None:
+            check_regex(self.regex)
         if self.choice is not None:
             check_choice(self.choice)
         if self.grammar is not None:

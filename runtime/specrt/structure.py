@@ -14,6 +14,12 @@ from specrt.keywords import check_schema
 KINDS = ("json_schema", "regex", "choice", "grammar")
 _HEAD = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\]", re.MULTILINE)
 _UNENFORCED = ("max_tokens", "temperature")
+_RULE = re.compile(r"^[ \t]*[?!]?[\w-]+[^\n:\"/]*:|\(", re.MULTILINE)
+_MOST_RULES = 1000
+"""Rules and brackets of a grammar: the compiler goes through them by recursion, and some thousands
+within each other are more than its stack holds."""
+_LONGEST = {"regex": 10_000, "choice": 500_000, "grammar": 50_000}
+"""Characters. Longer ones take more than a few seconds to compile."""
 
 
 class Structure(NamedTuple):
@@ -82,6 +88,7 @@ def check_choice(given: tuple[str, ...]) -> None:
         raise RequestError("choice holds an empty string; leave it out")
     for text in given:
         check_text("choice", text)
+    _check_length("choice", sum(map(len, given)))
 
 
 def check_text(name: str, given: Any) -> None:
@@ -99,11 +106,32 @@ def check_text(name: str, given: Any) -> None:
         ) from None
 
 
-def check_grammar(text: str) -> None:
-    """Refuse what a grammar may say that would be ignored.
+def check_regex(given: Any) -> None:
+    """Refuse what is no text of an expression.
 
     Raises: RequestError.
     """
+    check_text("regex", given)
+    _check_length("regex", len(given))
+
+
+def _check_length(name: str, length: int) -> None:
+    if length > _LONGEST[name]:
+        raise RequestError(f"{name} has {length} characters; expected up to {_LONGEST[name]}")
+
+
+def check_grammar(text: Any) -> None:
+    """Refuse what a grammar may say that would be ignored, and more than can be compiled.
+
+    Raises: RequestError.
+    """
+    check_text("grammar", text)
+    _check_length("grammar", len(text))
+    rules = len(_RULE.findall(text))
+    if rules > _MOST_RULES:
+        raise RequestError(
+            f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
+        )
     for head in _HEAD.finditer(text):
         for word in _UNENFORCED:
             if re.search(rf"\b{word}\s*=", head[1]):
