@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from specrt.logprobs import Entry
 from specrt.stats import SpeculationStats, Timings
 
 
@@ -16,6 +17,8 @@ class Chunk(NamedTuple):
     token_ids: list[int]
     accepted: int = 0
     """How many of the tokens, from the first, were drafted; the rest is the target's own."""
+    logprobs: list[Entry] | None = None
+    """One for each token; None where nobody asked."""
 
 
 @dataclass
@@ -38,9 +41,13 @@ class Completion:
     """What ended it before its time, where others went on."""
     stop_reason: int | str | None = None
     """The token or string that ended the text, when it was not the model's own end."""
+    logprobs: list[Entry] | None = None
+    """What the target thought of each token and of the likeliest; None where nobody asked."""
+    prompt_logprobs: list[Entry | None] | None = None
+    """The same of the prompt's tokens, None for the first; None where nobody asked."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the public JSON object of a completion."""
+        """Return the public JSON object; it has log-probabilities where they were asked for."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -53,7 +60,21 @@ class Completion:
             "itl_ms": round(self.timings.itl_ms, 3),
             "tokens_per_second": round(self.timings.tokens_per_second, 2),
             "speculation": self.speculation.to_json(),
+            **_told("logprobs", self.logprobs),
+            **_told("prompt_logprobs", self.prompt_logprobs),
         }
+
+
+def _told(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
+    """Return what JSON says of positions; nothing where nobody asked."""
+    if entries is None:
+        return {}
+    return {
+        name: [
+            None if entry is None else {str(t): told.to_json() for t, told in entry.items()}
+            for entry in entries
+        ]
+    }
 
 
 class Stream(Iterator[Chunk]):

@@ -202,6 +202,7 @@ class Generator:
             rules,
             Reader(completion, params, self._eos, self.tokenizer),
             [CachedTokens(e) for e in (models.target, models.draft) if e is not None],
+            fresh=params.prompt_logprobs is not None,
         )
 
     def _encode(self, prompt: Prompt) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 from specrt.completion import Completion
 from specrt.errors import RequestError
 from specrt.loading import load
+from specrt.logprobs import Entry
 from specrt.params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -25,7 +26,18 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    """`stop`, `length`, or `error` for one that failed on the way; `error` says why."""
     stop_reason: int | str | None
+    logprobs: list[Entry] | None = None
+    error: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log-probability of all tokens together; None where `logprobs` was not asked for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(entry[token].logprob for token, entry in pairs)
 
 
 @dataclass(frozen=True)
@@ -35,9 +47,15 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: list[Entry | None] | None
     outputs: list[CompletionOutput]
-    completion: Completion
-    """What specrt itself reports: counts of the rounds, times, seed."""
+    completions: list[Completion]
+    """What specrt itself reports of each: counts of the rounds, times, seed."""
+
+    @property
+    def completion(self) -> Completion:
+        """The first of `completions`."""
+        return self.completions[0]
 
 
 class LLM:
@@ -62,31 +80,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Complete one prompt or several; parameters are shared, or one for each prompt.
+        """Complete one prompt or several, on all rows of the bundle.
 
-        Raises: RequestError, also when the numbers of prompts and parameters differ.
+        Parameters are shared, or one for each prompt. A completion that fails on the way has the
+        finish reason `error` and harms no other.
+        Raises: RequestError, CapacityError before any work, also when the numbers of prompts and
+            parameters differ.
         """
         many = _as_prompts(prompts)
-        params: list[SamplingParams | None]
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params] * len(many)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(many):
-            raise RequestError(
-                f"{len(many)} prompts and {len(params)} sampling params were given; give one for "
-                "each prompt, or one for all"
+        encode = self._generator.tokenizer.encode
+        ids = [encode(p) if isinstance(p, str) else list(p) for p in many]
+        found = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
+        return [
+            _output(number, prompt, tokens, completions)
+            for number, (prompt, tokens, completions) in enumerate(
+                zip(many, ids, found, strict=True)
             )
-        return [self._one(i, p, q) for i, (p, q) in enumerate(zip(many, params, strict=True))]
-
-    def _one(self, index: int, prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
-        text = prompt if isinstance(prompt, str) else None
-        ids = self._generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        done = self._generator.generate(ids, params, gamma=self._gamma)
-        output = CompletionOutput(
-            0, done.text, done.token_ids, done.finish_reason, done.stop_reason
-        )
-        return RequestOutput(str(index), text, ids, [output], done)
+        ]
 
     def close(self) -> None:
         """Close the engines."""
@@ -102,6 +112,22 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _output(
+    number: int, prompt: Prompt, tokens: list[int], completions: list[Completion]
+) -> RequestOutput:
+    """Return what vLLM would say of a prompt and its completions."""
+    outputs = [
+        CompletionOutput(
+            done.index, done.text, done.token_ids, done.finish_reason, done.stop_reason,
+            done.logprobs, done.error,
+        )
+        for done in completions
+    ]  # fmt: skip
+    text = prompt if isinstance(prompt, str) else None
+    told = next((d.prompt_logprobs for d in completions if d.prompt_logprobs is not None), None)
+    return RequestOutput(str(number), text, tokens, told, outputs, completions)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -85,6 +85,13 @@ class SamplingParams:
     """The text is one of these."""
     grammar: str | None = None
     """The text is what this Lark grammar derives from `start`; GBNF, with `::=`, will do too."""
+    logprobs: int | None = None
+    """For each token that came: how likely it was, and so many of the likeliest besides (0 to 20).
+    These are log-softmax of the target's own scores, before temperature, processors and masks, as
+    plain decoding has them: a token that a mask forced may be unlikely."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, all but the first; what the KV buffers hold of the
+    prompt is read again for it."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
@@ -214,6 +221,10 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_few(value: Any) -> bool:
+    return _is_int(value) and 0 <= value <= 20
+
+
 def _is_real(value: Any) -> bool:
     number: Any = value
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -238,6 +249,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("frequency_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
     ("no_repeat_ngram_size", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
     ("min_tokens", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
+    ("logprobs", lambda v: v is None or _is_few(v), "a whole number from 0 to 20, or None"),
+    ("prompt_logprobs", lambda v: v is None or _is_few(v), "a whole number from 0 to 20, or None"),
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("verifier", lambda v: v in VERIFIERS, "'match' or 'rejection'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specrt.completion import Chunk, Completion
+from specrt.logprobs import Entry, Ranked
 from specrt.params import SamplingParams
 from specrt.round import Round
 from specrt.text import StopStrings, Tokenizer
@@ -24,6 +25,10 @@ class Reader:
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopStrings(params.stop)
         self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
+        self._decode = tokenizer.decode
+        self._pieces: dict[int, str] = {}
+        if params.logprobs is not None:
+            completion.logprobs = []
 
     def take(self, round_: Round, now_ns: int) -> Chunk:
         """Return what a round delivers; `finish_reason` is set where it ended the text."""
@@ -34,7 +39,15 @@ class Reader:
         done.timings.arrivals.append((now_ns, len(kept)))
         done.token_ids.extend(kept)
         done.text += text
-        return Chunk(text, kept, min(round_.accepted, len(kept)))
+        accepted = min(round_.accepted, len(kept))
+        if round_.prompt_logprobs is not None:
+            done.prompt_logprobs = [None, *self._entries(round_.prompt_logprobs)]
+        if done.logprobs is None:
+            return Chunk(text, kept, accepted)
+        assert round_.logprobs is not None, "a target tells what it is asked"
+        entries = self._entries(round_.logprobs, len(kept))
+        done.logprobs += entries
+        return Chunk(text, kept, accepted, entries)
 
     def finish(self) -> Chunk | None:
         """End a text that no end or stop string ended; return what was held back of it."""
@@ -43,7 +56,18 @@ class Reader:
         rest, _ = self._show(self._detokenizer.finish())
         rest += self._stops.finish()
         done.text += rest
-        return Chunk(rest, []) if rest else None
+        if not rest:
+            return None
+        return Chunk(rest, [], logprobs=None if done.logprobs is None else [])
+
+    def _entries(self, told: Ranked, count: int | None = None) -> list[Entry]:
+        """Return what rows say, the first `count` of them, with the texts of their tokens."""
+        return told.entries(len(told.ranks) if count is None else count, self._piece)
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([token])
+        return self._pieces[token]
 
     def _take(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens to deliver and the text that became certain."""

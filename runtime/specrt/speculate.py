@@ -33,19 +33,21 @@ def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -
         proposal = (yield from drafter.propose(tokens, room)) if prefilled else NOTHING
         # A launch that drafts and verifies cannot be told apart: all of it counts as verifying.
         drafted = began if proposal.scored else perf_counter_ns()
-        accepted, following = yield from target.verify(tokens, proposal)
+        verdict = yield from target.verify(tokens, proposal)
         verified = perf_counter_ns()
-        committed = [*proposal.tokens[:accepted], following]
+        committed = [*proposal.tokens[: verdict.accepted], verdict.next]
         tokens += committed
         round_ = Round(
             tokens=committed,
             drafted=len(proposal.tokens),
-            accepted=accepted,
+            accepted=verdict.accepted,
             draft_ns=drafted - began,
             verify_ns=verified - drafted,
             source=proposal.source,
             confidences=proposal.confidences,
             caught_up=proposal.caught_up,
+            logprobs=verdict.logprobs,
+            prompt_logprobs=verdict.prompt_logprobs,
         )
         if prefilled:
             drafter.observe(tokens, round_)

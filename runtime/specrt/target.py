@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from specrt.engine import Engine, Output
 from specrt.errors import EngineError
+from specrt.logprobs import Ranked, joined, ranked
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.passes import Asking, Pass
@@ -15,6 +16,9 @@ from specrt.sampling import Distribution, distribution_of, not_a_number, process
 from specrt.verify import Proposal, Verdict, agree, match, rejection
 
 T = TypeVar("T")
+
+SCORED = 64
+"""Most tokens of a prompt that are scored in one pass: a row of scores is a whole vocabulary."""
 
 
 class Target(Protocol):
@@ -50,6 +54,23 @@ class CachedTokens:
         self.length = length + len(tokens)
         return output
 
+    def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Asking[None]:
+        """Feed a text from its beginning and score every token of it.
+
+        `look` is shown what each pass left behind, the position of its first row, and how many of
+        its rows it was shown before. Passes are as wide as a power of two, all of them alike, and
+        the last begins earlier where the text is no multiple of it: engines keep memory for each
+        width and number of rows.
+        """
+        engine, self.length = self.engine, 0
+        most = min(SCORED, len(text), engine.max_width, getattr(engine, "max_rows", SCORED))
+        width = 1 << most.bit_length() >> 1
+        while self.length < len(text):
+            start = min(self.length, len(text) - width)
+            output = yield Pass(engine, text[start : start + width], start, width)
+            look(output, start, self.length - start)
+            self.length = start + width
+
 
 class EngineTarget:
     """A target in this process."""
@@ -65,6 +86,8 @@ class EngineTarget:
         self._cache = cache
         self._params = params
         self._noise = noise
+        self._reads = params.prompt_logprobs is not None
+        """Whether the prompt is still to be scored."""
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Asking[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
@@ -72,10 +95,29 @@ class EngineTarget:
         cache = self._cache
         if self._rules is not None:
             self._rules.learn(tokens)
+        prompt = (yield from self._scored(tokens)) if self._reads else None
         output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
         verdict = self._judge(proposal, output, len(tokens))
+        if self._params.logprobs is not None:
+            kept = [*drafted[: verdict.accepted], verdict.next]
+            found = ranked(output.logits[0, : len(kept)], kept, self._params.logprobs)
+            verdict = verdict._replace(logprobs=found)
         cache.length = len(tokens) + verdict.accepted
-        return verdict
+        return verdict if prompt is None else verdict._replace(prompt_logprobs=prompt)
+
+    def _scored(self, prompt: Sequence[int]) -> Asking[Ranked]:
+        """Read a prompt up to its last token, and rank all of its tokens but the first."""
+        parts: list[Ranked] = []
+        k = self._params.prompt_logprobs or 0
+
+        def look(output: Output, first: int, seen: int) -> None:
+            rows = output.logits[0, seen:]
+            following = first + seen + 1
+            parts.append(ranked(rows, prompt[following : following + len(rows)], k))
+
+        yield from self._cache.read(prompt[:-1], look)
+        self._reads = False
+        return joined(parts)
 
     def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
         params, noise, drafted = self._params, self._noise, proposal.tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from specrt.logprobs import Ranked
 from specrt.noise import Noise, Purpose
 from specrt.sampling import Distribution, residual
 
@@ -33,11 +34,15 @@ NOTHING = Proposal(())
 class Verdict(NamedTuple):
     """How many drafted tokens were kept, and the target's own token after them.
 
-    `next` is the correction after a rejection, the bonus after none.
+    `next` is the correction after a rejection, the bonus after none. `logprobs` are of the kept
+    tokens and the next one, `prompt_logprobs` of all tokens of the prompt but the first; None
+    where nobody asked, or not in this round.
     """
 
     accepted: int
     next: int
+    logprobs: Ranked | None = None
+    prompt_logprobs: Ranked | None = None
 
 
 def agree(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
