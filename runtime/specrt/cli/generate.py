@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.logprobs import ranking, require_json
 from specrt.cli.sampling import read_params, sampled
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
@@ -25,6 +26,7 @@ from specrt.prompts import decode_utf8, read_text
 @click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
 @sampled
+@ranking
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -48,6 +50,7 @@ def command(
     standard output as it comes, one line of statistics to standard error.
     """
     params = read_params(options)
+    require_json(params, as_json)
     _check_place(bundle, prompt)
     source = read_prompt(prompt, prompt_file, prompt_ids)
     most = memory << 20 if memory is not None else None
