@@ -261,6 +261,21 @@ def test_what_was_held_back_comes_with_no_tokens(tokenizer: Tokenizer) -> None:
     assert (last.text, last.token_ids, last.logprobs) == ("ab", [], None)
 
 
+def test_streams_that_take_turns_on_one_row_tell_theirs(tokenizer: Tokenizer) -> None:
+    one = made(tokenizer)
+    params = SamplingParams(max_tokens=60, logprobs=1, prompt_logprobs=1)
+    prompts = [[i, 2, 3] * 9 for i in range(3)]
+    left = [one.stream(prompt, params, gamma=2) for prompt in prompts]
+    streams = list(left)
+    while left:
+        left = [stream for stream in left if next(stream, None) is not None]
+    for prompt, stream in zip(prompts, streams, strict=True):
+        check_all(one.models.target, prompt, stream.completion, params)
+    assert isinstance(one.models.target, TableEngine)
+    calls = one.models.target.calls
+    assert sum(call.rows == 16 for call in calls) == 2 * 3  # each prompt was scored once
+
+
 class Unreadable:
     """What a pass left behind, whose scores stay where they are."""
 
