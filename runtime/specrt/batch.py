@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from inspect import GEN_CLOSED, getgeneratorstate
 
 from specrt.completion import Chunk
@@ -68,6 +69,15 @@ class Batch:
                 if not chunks and not request.over:
                     self._step()
         return chunks.popleft()
+
+    def settle(self, requests: Collection[Request]) -> Request:
+        """Run until one of several requests is over, and return it."""
+        while True:
+            for request in requests:
+                if request.over:
+                    return request
+            with self.turn:
+                self._step()
 
     def forget(self) -> None:
         """Take it that the KV buffers of rows that nobody uses hold nothing."""

@@ -19,7 +19,8 @@ class Costs:
     """
 
     verify_ns: tuple[float, ...]
-    """At index g, a target pass of width g + 1; at 0 a plain step."""
+    """At index g, a target pass of width g + 1; at 0 a plain step. Where several rows share passes
+    it goes on to their widths."""
     draft_ns: tuple[float, ...]
     """At index g, drafting g tokens in a row; at 0 nothing."""
     outside_ns: float = 0.0
@@ -86,6 +87,15 @@ class Costs:
             table += [before + slope * i for i in range(1, high - low)]
             table.append(after)
         return tuple(_along(table, g) for g in range(most + 1))
+
+
+def shared_widths(gamma: int, rows: int, most: int) -> list[int]:
+    """Return how wide passes are in which several rows verify `gamma` tokens each.
+
+    `most` is the widest pass. Of many rows the doublings, and as many as fit.
+    """
+    numbers = [n for n in range(2, rows + 1) if (gamma + 1) * n <= most]
+    return [(gamma + 1) * n for n in numbers if n & (n - 1) == 0 or n == numbers[-1]]
 
 
 def _along(table: Sequence[float], gamma: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import index
+from time import perf_counter_ns
 from typing import SupportsIndex
 
 from specrt.batch import Batch
@@ -92,12 +93,13 @@ class Generator:
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
+        rows: int | None = None,
     ) -> list[list[Completion]]:
         """Complete several prompts, `n` times each, on all rows; return n completions of each.
 
         `params` are shared, or one for each prompt. A row that is done takes the next prompt at
-        once. A completion that fails on the way has the finish reason `error`, says why in `error`
-        and harms no other.
+        once; `rows` is how many run at once at most, all when None. A completion that fails on the
+        way has the finish reason `error`, says why in `error` and harms no other.
         Raises: RequestError, CapacityError before any work, for any of the prompts.
         """
         each = shared_params(len(prompts), params)
@@ -109,10 +111,7 @@ class Generator:
         for request in requests:
             request.patient = True
         try:
-            for request in requests:
-                self._batch.submit(request)
-            for request in requests:
-                self._collect(request)
+            self._run(requests, rows or len(self._batch))
         finally:
             for request in requests:
                 request.cancelled = not request.done
@@ -148,16 +147,25 @@ class Generator:
         finally:
             request.cancelled = not request.done
 
-    def _collect(self, request: Request) -> None:
-        """Run a request to its end; what it failed of is its own."""
-        try:
-            while self._batch.fetch(request) is not None:
-                pass
-        except SpecrtError as error:
-            if request.error is None:
-                raise
-            request.completion.error = str(error)
-            request.completion.finish_reason = "error"
+    def _run(self, requests: Iterable[Request], rows: int) -> None:
+        """Run requests to their ends, so many at once; what one failed of is its own."""
+        running: list[Request] = []
+        for request in requests:
+            if len(running) == rows:
+                self._settle(running)
+            self._batch.submit(request)
+            running.append(request)
+        while running:
+            self._settle(running)
+
+    def _settle(self, running: list[Request]) -> None:
+        done = self._batch.settle(running)
+        running.remove(done)
+        if done.error is not None:
+            if not isinstance(done.error, SpecrtError):
+                raise done.error
+            done.completion.error = str(done.error)
+            done.completion.finish_reason = "error"
 
     def _requests(
         self, prompt: Prompt, params: SamplingParams, gamma: Gamma | None, drafter: str | None
@@ -166,14 +174,14 @@ class Generator:
 
         Raises: RequestError, CapacityError.
         """
-        self._batch.turn.require_open()
+        turn, called_ns = self._batch.turn, perf_counter_ns()
+        turn.require_open()
         gamma, chosen = self.check_gamma(gamma), self.check_drafter(drafter)
         if params.n > len(self._batch):
             raise RequestError(
                 f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
                 f"for fewer, or build with `batch = {params.n}`"
             )
-        began = self._batch.turn.now_ns()
         tokens = self._encode(prompt)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
         made = []
@@ -181,8 +189,11 @@ class Generator:
             counts = SpeculationStats(gamma, chosen)
             if drafter is None:
                 counts.fallback = self.models.absent
-            completion = Completion(len(tokens), seed, counts, Timings(began), index=number)
+            completion = Completion(len(tokens), seed, counts, Timings(0), index=number)
             made.append(self._request(list(tokens), params, completion))
+        began_ns = turn.now_ns() - (perf_counter_ns() - called_ns)
+        for request in made:
+            request.completion.timings.began_ns = began_ns
         return made
 
     def _request(

@@ -45,7 +45,7 @@ class Grammars:
             raise RequestError(
                 f"{structure.kind} was given, and this model has no end token to end its text with"
             )
-        special = self._tokenizer._special
+        special = self._tokenizer.special
         ends = {*self._ends, *(s for s in stops if s in special and s < self._vocabulary)}
         return GrammarProcessor(self._matcher(structure), sorted(ends), self._vocabulary)
 
@@ -88,7 +88,7 @@ class Grammars:
                 "`pip install 'specrt[structured]'`"
             ) from None
         try:
-            return LLTokenizer(self._tokenizer._tokenizer.to_str(), self._vocabulary, self._ends)
+            return LLTokenizer(self._tokenizer.to_json(), self._vocabulary, self._ends)
         except ValueError as error:
             raise RequestError(
                 f"this bundle's tokenizer cannot keep to a structure: {one_line(str(error))}"

@@ -26,6 +26,7 @@ def load(
     threads: int | None = None,
     owns_process: bool = False,
     memory_bytes: int | None = None,
+    prompt_cache: bool = True,
 ) -> Generator:
     """Open a bundle for generation.
 
@@ -33,14 +34,14 @@ def load(
     None. `owns_process` says that nothing else in this process uses the engine library: target
     and draft then share one thread pool, which makes the draft faster; see `share_pool`.
     `memory_bytes` is the most the weights and full KV buffers may take, what is available when
-    None: where the draft model does not fit beside the target, it is not opened.
+    None: where the draft model does not fit beside the target, it is not opened. `prompt_cache`
+    lets a prompt begin where the KV buffers hold its first tokens already.
     Raises: BundleError, EngineError, RequestError.
     """
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
     _check_vocabulary(tokenizer, manifest)
-    _check_batch(opened)
     cores = _cores(threads)
     absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
     if owns_process:
@@ -60,7 +61,7 @@ def load(
         rounds=_whole_rounds(manifest, target, draft),
     )
     notices = [notice for notice in (ignored, absent) if notice]
-    return Generator(models, tokenizer, manifest.eos_token_ids, notices)
+    return Generator(models, tokenizer, manifest.eos_token_ids, notices, prompt_cache=prompt_cache)
 
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> WholeRounds | None:
@@ -166,14 +167,6 @@ def _cores(threads: int | None) -> int:
             "process may use"
         )
     return threads
-
-
-def _check_batch(bundle: Bundle) -> None:
-    if bundle.manifest.batch > 1:
-        raise BundleError(
-            f"{bundle.path} was built for {bundle.manifest.batch} rows at once, and this version "
-            "completes one prompt at a time: build it with `batch = 1`"
-        )
 
 
 def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:

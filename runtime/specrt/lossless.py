@@ -11,6 +11,7 @@ import numpy as np
 from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.models import Gamma
+from specrt.padding import first_row
 from specrt.params import SamplingParams
 from specrt.passes import alone
 from specrt.target import CachedTokens
@@ -115,7 +116,7 @@ def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
     The last token goes through alone, as in plain decoding.
     """
     generator.forget()
-    cache = CachedTokens(generator.models.target)
+    cache = CachedTokens(first_row(generator.models.target))
     if len(tokens) > 1:
         alone(cache.feed(tokens[:-1], 1))
     logits = alone(cache.feed(tokens[-1:], 1)).logits[0, 0]

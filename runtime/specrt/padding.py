@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from specrt.engine import Candidates, Confidence, Engine, Feed, Logits, Output, PackedEngine, Tokens
 from specrt.engine import candidates_of as found_candidates
 
@@ -21,6 +24,28 @@ def rows_of(engine: Engine) -> RowsEngine:
     if engine.batch == 1:
         return LoneRow(engine)
     return engine if isinstance(engine, PackedEngine) else PaddedRows(engine)
+
+
+def first_row(engine: Engine) -> Engine:
+    """Return the first row of an engine, as an engine of one row."""
+    return engine if engine.batch == 1 else FirstRow(engine)
+
+
+class FirstRow:
+    """The first row of an engine of several, by itself."""
+
+    batch = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self.geometry = engine.geometry
+        self.max_length, self.max_width = engine.max_length, engine.max_width
+        self.close = engine.close
+        self._forward_rows = rows_of(engine).forward_rows
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
+        """See `Engine`."""
+        (own,) = np.asarray(tokens).tolist()
+        return self._forward_rows((Feed(0, own, int(np.asarray(start)), rows or len(own)),))[0]
 
 
 class LoneRow:

@@ -15,6 +15,7 @@ from specrt.engine import Engine, Output
 from specrt.gamma import FixedGamma
 from specrt.models import Models
 from specrt.noise import Noise
+from specrt.padding import first_row
 from specrt.params import SamplingParams
 from specrt.passes import Asking
 from specrt.reader import Reader
@@ -79,7 +80,7 @@ class Rehearsal:
             while start < self._context and self._clock() < deadline_ns:
                 width = min(max(1, start), self._context - start, engine.max_width)
                 tokens = [(start + i) * 37 % self._vocabulary for i in range(width)]
-                engine.forward((tokens,), start, 1)
+                _Later(engine, 0).forward((tokens,), start, 1)
                 start += width
 
     def burst(self, gamma: int, rounds: int) -> list[Timed]:
@@ -123,7 +124,7 @@ class Rehearsal:
 
     def _drafter(self, gamma: int) -> Drafter:
         draft = self._models.draft
-        if draft is None:
+        if draft is None or gamma > max(self._models.gammas):
             return _Blind(gamma)
         later, rounds = _Later(draft, self._context), self._models.rounds
         return ModelDrafter(
@@ -136,13 +137,13 @@ class Rehearsal:
 
 
 class _Later:
-    """An engine whose first position is a later one of another's."""
+    """An engine of one row, whose first position is a later one of another's first row."""
 
     def __init__(self, engine: Engine, offset: int) -> None:
-        self._forward = engine.forward
+        self._forward = first_row(engine).forward
         self._offset = offset
         self.geometry = engine.geometry
-        self.batch = engine.batch
+        self.batch = 1
         self.max_length = engine.max_length - offset
         self.max_width = engine.max_width
 

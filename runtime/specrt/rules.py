@@ -110,6 +110,6 @@ def likeliest(row: Row) -> int:
     if not row[best] > -np.inf:  # NaN included
         raise RequestError(
             "no token is left that the request allows here; loosen allowed_token_ids, bad_words, "
-            "no_repeat_ngram_size or its own processors"
+            "no_repeat_ngram_size, min_tokens, its structure or its own processors"
         )
     return best

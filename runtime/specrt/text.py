@@ -69,16 +69,21 @@ class Tokenizer:
 
     def _bytes_of(self, token: int) -> bytes:
         name = self._tokenizer.id_to_token(token)
-        return b"" if name is None or token in self._special else token_bytes(name, self._symbols)
+        return b"" if name is None or token in self.special else token_bytes(name, self._symbols)
 
     @cached_property
-    def _special(self) -> frozenset[int]:
+    def special(self) -> frozenset[int]:
+        """Tokens that are no text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
     @cached_property
     def _symbols(self) -> dict[str, int]:
         return byte_symbols()
+
+    def to_json(self) -> str:
+        """Return what a `tokenizer.json` would hold."""
+        return str(self._tokenizer.to_str())
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of some ids, special tokens left out."""

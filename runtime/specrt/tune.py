@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
-from specrt.costs import Costs
+from specrt.costs import Costs, shared_widths
 from specrt.errors import EngineError
 from specrt.models import Models
 from specrt.rehearsal import Rehearsal, Timed
@@ -49,7 +49,8 @@ def measure_costs(
     All gammas have a turn in each lap, each lap beginning with another, so that a machine that
     slows down slows all of them. Where a lap over all gammas would take too long for `budget_s`
     only some are measured, and those between them lie on the lines through them; the first lap is
-    finished whatever it takes. What the KV buffers held is overwritten. Without a tokenizer the
+    finished whatever it takes. What a pass of several rows costs is taken from one row's of as many
+    tokens. What the KV buffers held is overwritten. Without a tokenizer the
     time to turn tokens into text is left out.
     Raises: EngineError from a pass, and where the draft model does not draft.
     """
@@ -59,11 +60,14 @@ def measure_costs(
     rehearsal.fill(began + budget_ns // 4)
     plain_ns = min(r.verify_ns for r in rehearsal.burst(0, 3))
     plan = _plan(models.gammas, plain_ns, budget_ns)
-    for gamma in plan.gammas:
+    target = models.target
+    wide = shared_widths(max(models.gammas), target.batch, target.max_width)
+    order = (*plan.gammas, *(width - 1 for width in wide))
+    for gamma in order:
         rehearsal.burst(gamma, 1)  # the first pass of a width makes its bindings
     timed: list[Timed] = []
     for lap in range(_MOST_LAPS):
-        for gamma in turned(plan.gammas, lap):
+        for gamma in turned(order, lap):
             timed += rehearsal.burst(gamma, plan.rounds)
         spent = max((clock() - began) / budget_ns, (lap + 1) / _MOST_LAPS)
         progress(min(1.0, spent))
@@ -98,18 +102,19 @@ def thinned(gammas: Sequence[int]) -> tuple[int, ...]:
 
 
 def _medians(timed: Sequence[Timed], gammas: Sequence[int]) -> Costs:
-    drafted = sorted({t.drafted for t in timed})
+    verified = sorted({t.drafted for t in timed})
+    drafted = [g for g in verified if g <= max(gammas)]
     if len(drafted) < 2 <= len(gammas):
         raise EngineError(
             "the draft model proposed nothing while its cost was measured; name a gamma instead "
             "of auto, or another drafter"
         )
     most = max(gammas)
-    verify = [max(1.0, median(t.verify_ns for t in timed if t.drafted == g)) for g in drafted]
+    verify = [max(1.0, median(t.verify_ns for t in timed if t.drafted == g)) for g in verified]
     draft = [float(median(t.draft_ns for t in timed if t.drafted == g)) for g in drafted]
     draft[0] = 0.0  # what a drafter takes to draft nothing is no cost of drafting
     return Costs(
-        Costs.between(list(zip(drafted, rising(verify), strict=True)), most),
+        Costs.between(list(zip(verified, rising(verify), strict=True)), max(verified)),
         Costs.between(list(zip(drafted, rising(draft), strict=True)), most),
         max(0.0, median(t.outside_ns for t in timed)),
     )

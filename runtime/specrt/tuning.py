@@ -16,7 +16,7 @@ from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.bundle import Bundle
-from specrt.costs import Costs
+from specrt.costs import Costs, shared_widths
 from specrt.errors import BundleError, SpecrtError
 from specrt.machine import Machine, this_machine
 from specrt.models import AUTO, DRAFTERS, Gamma
@@ -195,8 +195,11 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
     gammas = bundle.manifest.gammas
     _ = tuning.costs  # refuses costs that no machine has
     lengths = len(tuning.verify_ns), len(tuning.draft_ns)
-    if lengths != (max(gammas) + 1,) * 2:
-        yield f"{lengths[0]} and {lengths[1]} costs, expected {max(gammas) + 1} of each"
+    most, manifest = max(gammas), bundle.manifest
+    wide = shared_widths(most, manifest.batch, manifest.max_width)
+    expected = max([most + 1, *wide]), most + 1
+    if lengths != expected:
+        yield f"{lengths[0]} and {lengths[1]} costs, expected {expected[0]} and {expected[1]}"
     if bundle.manifest.draft is not None and not all(tuning.draft_ns[1:]):
         yield "the draft costs nothing"
     named = [(tuning.fixed_gamma, tuning.drafter)]

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from runtime.rows import PackedTable
 from runtime.toy import TableEngine, TableOutput
 from specrt import tune
-from specrt.costs import Costs
+from specrt.costs import Costs, shared_widths
 from specrt.errors import EngineError
 from specrt.models import Models
 from specrt.reader import Reader
@@ -113,14 +114,13 @@ def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock
 def test_time_outside_the_engines_is_counted_once_a_round(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Reader.read
+    take = Reader.take
 
-    def slow(self: Reader, rounds: Any) -> Any:
-        for chunk in read(self, rounds):
-            clock.now += 7_000
-            yield chunk
+    def slow(self: Reader, *args: Any) -> Any:
+        clock.now += 7_000
+        return take(self, *args)
 
-    monkeypatch.setattr(Reader, "read", slow)
+    monkeypatch.setattr(Reader, "take", slow)
     target = Priced(clock, target_price)
     draft = Priced(clock, lambda width: 90_000, seed=1)
     models = Models(target, draft, GAMMAS)
@@ -318,3 +318,19 @@ def test_tuning_that_fails_is_a_reason_and_no_error(
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:
+    def prices(batch: int) -> tuple[float, ...]:
+        rows = [Priced(clock, target_price, max_width=32) for _ in range(batch)]
+        models = Models(PackedTable(rows), None, GAMMAS)
+        return measured(models, clock, budget_s=20.0).verify_ns
+
+    assert shared_widths(8, 4, 256) == [18, 36]
+    assert shared_widths(8, 7, 256) == [18, 36, 63]
+    assert shared_widths(8, 4, 30) == [18, 27]
+    assert shared_widths(8, 1, 256) == []
+    costs = prices(3)
+    assert len(costs) == 27
+    known = [*GAMMAS, 17, 26]
+    assert [costs[g] for g in known] == [target_price(g + 1) for g in known]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from specrt.engine import Engine, Output
+from specrt.engine import Engine, Feed, Output, PackedEngine
 from specrt.whole import Drafted, WholeRounds
 
 
@@ -56,6 +56,27 @@ class TimedEngine:
     def close(self) -> None:
         """Close the engine."""
         self._engine.close()
+
+
+class TimedPacked(TimedEngine):
+    """The same of an engine that packs rows."""
+
+    def __init__(self, engine: PackedEngine) -> None:
+        super().__init__(engine)
+        self._forward_rows = engine.forward_rows
+        self.copy_row = engine.copy_row
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run one pass and count its time."""
+        began = perf_counter_ns()
+        outputs = self._forward_rows(feeds)
+        self.add(perf_counter_ns() - began, 1)
+        return outputs
+
+
+def timed(engine: Engine) -> TimedEngine:
+    """Return an engine that tells how long its passes took."""
+    return TimedPacked(engine) if isinstance(engine, PackedEngine) else TimedEngine(engine)
 
 
 class TimedRounds:

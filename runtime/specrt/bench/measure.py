@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from specrt.bench.clock import Busy, TimedEngine, TimedRounds
+from specrt.bench.clock import Busy, TimedEngine, TimedRounds, timed
 from specrt.bench.configuration import Configuration, in_turn
 from specrt.bench.sample import Sample, shared_gaps
 from specrt.completion import Stream
@@ -36,13 +36,13 @@ class Clocks:
     @classmethod
     def of(cls, models: Models) -> Clocks:
         """Wrap the engines of a pair."""
-        return cls(TimedEngine(models.target), TimedEngine(models.draft) if models.draft else None)
+        return cls(timed(models.target), timed(models.draft) if models.draft else None)
 
     def models(self, models: Models) -> Models:
         """Return the pair with timed engines; costs, where they are measured, are so once."""
         rounds = models.rounds and TimedRounds(models.rounds, self.target)
-        timed = models.timed(self.target, self.draft, rounds)
-        return replace(timed, measure=cache(models.measure) if models.measure else None)
+        wrapped = models.timed(self.target, self.draft, rounds)
+        return replace(wrapped, measure=cache(models.measure) if models.measure else None)
 
 
 def measure(
@@ -66,8 +66,8 @@ def measure(
             "more of both"
         )
     clocks = Clocks.of(generator.models)
-    timed = clocks.models(generator.models)
-    runners = {c: Runner(c, clocks, _uncached(timed, generator)) for c in compared}
+    wrapped = clocks.models(generator.models)
+    runners = {c: Runner(c, clocks, _uncached(wrapped, generator)) for c in compared}
     samples: dict[Configuration, list[Sample]] = {c: [] for c in compared}
     turns = len(prompts) * (repeats + 1)
     for number, prompt in enumerate(prompts):

@@ -21,6 +21,7 @@ from specrt.bench.plot import check_plot, draw
 from specrt.bench.report import ALL, Report, report
 from specrt.bench.setting import Setting, target_precision
 from specrt.bench.summary import Summary
+from specrt.bench.throughput import check_rows, measure_throughput, throughput_table
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.gammas import parse_gammas
 from specrt.errors import RequestError, did_you_mean
@@ -53,6 +54,8 @@ the same for every width: identical output is promised."""
 @click.option("--drafter", "drafters", multiple=True,
               help=f"Who drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
               "[default: the bundle's]")  # fmt: skip
+@click.option("--rows", help="Completions at once to measure, as 1,2,4: tokens per second of all "
+              "together, on a bundle built for as many.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
@@ -69,7 +72,8 @@ the same for every width: identical output is promised."""
 def command(
     owns_process: bool, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
     limit: int | None, gammas: str | None, drafters: Sequence[str], repeats: int,
-    threads: int | None, plot: Path | None, markdown: bool, as_json: bool, **sampling: Any,
+    threads: int | None, plot: Path | None, markdown: bool, as_json: bool, rows: str | None,
+    **sampling: Any,
 ) -> int:  # fmt: skip
     """Measure BUNDLE on files of prompts; the last line is JSON.
 
@@ -81,6 +85,8 @@ def command(
         raise RequestError("--json and --markdown are two forms of one answer; give one of them")
     if plot is not None:
         check_plot(plot)
+    if plot is not None and rows is not None:
+        raise RequestError("--plot draws gammas, and --rows measures rows; give one of them")
     asked = Asked(
         choose(files, categories, limit),
         parse_gammas(gammas) if gammas is not None else None,
@@ -88,18 +94,21 @@ def command(
         SamplingParams.of(ignore_eos=True, **sampling),
         repeats,
     )
+    cores = threads or len(os.sched_getaffinity(0))
     before, manifest = resident_bytes(), read_manifest(bundle)
+    setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
+        if rows is not None:
+            crowd(generator, asked, parse_rows(rows), setting, markdown, as_json)
+            return 0
         found = answer(generator, manifest, asked)
         taken = footprint(manifest, before, generator.models.draft is not None)
     if found.outputs.unexplained:
         remedy = f"run `specrt verify {bundle} --prompts {files[0]}`"
         print(f"specrt: {found.outputs}, so no speed is reported; {remedy}", file=sys.stderr)
         return 1
-    cores = threads or len(os.sched_getaffinity(0))
-    setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
     show(Summary(setting, found, taken, measure_bandwidth(cores)), markdown, as_json)
     if plot is not None:
         draw(found, plot, str(setting))
@@ -111,6 +120,42 @@ def show(summary: Summary, markdown: bool, as_json: bool) -> None:
     if not as_json:
         print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
     print(json.dumps(summary.to_json()))
+
+
+def crowd(
+    generator: Generator, asked: Asked, rows: Sequence[int], setting: Setting, markdown: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measure several completions at once, and print what that came to."""
+    check_rows(generator, rows)
+    gammas, drafters = asked.gammas or [0, AUTO], asked.drafters
+    if len(drafters) > 1:
+        raise RequestError(f"--rows measures one drafter, and {len(drafters)} were given")
+    resolve(generator, gammas, drafters)
+    found = measure_throughput(
+        generator, encode(generator, asked.prompts, asked.params), rows, gammas, asked.params,
+        repeats=asked.repeats, drafter=drafters[0] if drafters else None, progress=_progress,
+    )  # fmt: skip
+    if not as_json:
+        title = f"{len(asked.prompts)} prompts, read and completed so many at once"
+        table = throughput_table(found, title)
+        print(setting, table.to_markdown() if markdown else table.to_text(), sep="\n\n")
+        print()
+    print(json.dumps({**setting.to_json(), "throughput": [t.to_json() for t in found]}))
+
+
+def parse_rows(text: str) -> list[int]:
+    """Read numbers of rows, as 1,2,4.
+
+    Raises: RequestError for anything else.
+    """
+    try:
+        rows = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        rows = []
+    if not rows or rows[0] < 1:
+        raise RequestError(f"--rows is {text!r}; expected numbers of 1 or more, as 1,2,4")
+    return rows
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def command(
     manifest = read_manifest(bundle)
     check_writable(bundle)
     texts = [prompt.text for file in files for prompt in read_prompts(file)]
-    with load(bundle, threads=threads, owns_process=owns_process) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process, prompt_cache=False) as generator:
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
         tuning = _measure(generator, _blank(manifest, threads, owns_process), texts, quick)
@@ -70,7 +70,7 @@ def command(
     if as_json:
         print(json.dumps(public(tuning)))
         return
-    show(tuning)
+    show(tuning, manifest.batch)
     print(verdict(tuning, manifest))
     print(f"written to {place}")
 
@@ -166,19 +166,21 @@ def public(tuning: Tuning) -> dict[str, Any]:
     return {**asdict(tuning), "gamma": tuning.gamma, "settings": rows}
 
 
-def show(tuning: Tuning) -> None:
-    """Print costs, and what every setting came to, as tables and bars."""
+def show(tuning: Tuning, rows: int = 1) -> None:
+    """Print costs, of several rows too, and what every setting came to, as tables and bars."""
     from rich.console import Console
 
     machine, console = tuning.machine, Console()
     print(f"{machine.cpu}, {tuning.threads} threads, {machine.library}")
     console.print(_cost_table(tuning))
+    if rows > 1:
+        console.print(_shared_table(tuning, rows))
     print(f"outside the engines: {tuning.outside_ns / 1e3:.0f} us a round")
     if tuning.settings:
         console.print(_settings_table(tuning), "")
-        rows = [(row.drafter, f"{row.gamma}", row.tokens_per_second) for row in tuning.settings]
+        bars = [(row.drafter, f"{row.gamma}", row.tokens_per_second) for row in tuning.settings]
         print("tokens/s over gamma")
-        print(chart(rows))
+        print(chart(bars))
 
 
 def _cost_table(tuning: Tuning) -> Any:
@@ -191,9 +193,19 @@ def _cost_table(tuning: Tuning) -> Any:
             f"{costs.round_ns(gamma) / 1e6:.2f}",
             f"{costs.round_ns(gamma) / costs.plain_ns:.2f}",
         )
-        for gamma in range(len(tuning.verify_ns))
+        for gamma in range(len(tuning.draft_ns))
     ]
     return _table(("gamma", "draft ms", "verify ms", "round ms", "plain steps"), rows)
+
+
+def _shared_table(tuning: Tuning, rows: int) -> Any:
+    """Make a table of what rows that share passes cost, at gamma 0 and at the largest."""
+    costs, most = tuning.costs, len(tuning.draft_ns) - 1
+    found = [
+        (f"{n}", *(f"{costs.verify(n * (g + 1) - 1) / 1e6:.2f}" for g in (0, most)))
+        for n in range(1, rows + 1)
+    ]
+    return _table(("rows", "verify ms at gamma 0", f"at gamma {most}"), found)
 
 
 def _settings_table(tuning: Tuning) -> Any:
