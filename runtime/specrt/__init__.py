@@ -6,36 +6,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specrt.chat import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import SpecrtError
     from specrt.generate import Generator
     from specrt.llm import LLM
     from specrt.loading import load
     from specrt.params import SamplingParams
+    from specrt.session import Session
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "ChatTemplate",
     "Chunk",
     "Completion",
     "Generator",
     "SamplingParams",
+    "Session",
     "SpecrtError",
     "Stream",
     "__version__",
     "load",
+    "read_template",
 ]
 
 _HOMES = {
     "LLM": "llm",
+    "ChatTemplate": "chat",
     "Chunk": "completion",
     "Completion": "completion",
     "Generator": "generate",
     "SamplingParams": "params",
+    "Session": "session",
     "SpecrtError": "errors",
     "Stream": "completion",
     "load": "loading",
+    "read_template": "chat",
 }
 
 

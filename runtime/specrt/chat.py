@@ -17,6 +17,10 @@ _LONGEST = 200
 """Characters of a template's own words in an error."""
 
 
+class NoTemplateError(RequestError):
+    """A bundle has no chat template."""
+
+
 class ChatTemplate:
     """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
 
@@ -60,7 +64,7 @@ class ChatTemplate:
 def read_template(folder: Path) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
-    Raises: RequestError when the bundle has none, or one that cannot be read.
+    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
     """
     config = _config(folder / "tokenizer_config.json")
     separate = folder / "chat_template.jinja"
@@ -74,7 +78,7 @@ def read_template(folder: Path) -> ChatTemplate:
             f"has the chat_template {short(source)}; expected a string or a list of named ones",
         )
     if not source:
-        raise RequestError(
+        raise NoTemplateError(
             f"{folder} has no chat template: its model was not trained for chat; "
             "leave --chat out to complete plain text"
         )

@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import SupportsIndex
 
 from specrt.batch import Batch
+from specrt.chat import ChatTemplate
 from specrt.completion import Chunk, Completion, Stream
 from specrt.drafters import Drafters
 from specrt.errors import CapacityError, RequestError, SpecrtError
@@ -19,6 +20,7 @@ from specrt.params import SamplingParams
 from specrt.reader import Reader
 from specrt.request import Request
 from specrt.requested import rules_of
+from specrt.session import Session
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
@@ -116,6 +118,22 @@ class Generator:
             for request in requests:
                 request.cancelled = not request.done
         return [[request.completion for request in one] for one in many]
+
+    def session(
+        self,
+        template: ChatTemplate | None = None,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+    ) -> Session:
+        """Begin a conversation, each message answered with all before it in view; see `Session`.
+
+        Raises: RequestError for a gamma or drafter that cannot be had.
+        """
+        return Session(
+            self, template=template, system=system, params=params, gamma=gamma, drafter=drafter
+        )
 
     def forget(self) -> None:
         """Read every coming prompt from its beginning, whatever the KV buffers hold."""

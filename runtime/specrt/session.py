@@ -1,0 +1,231 @@
+"""A conversation over a generator, kept in tokens so that only what is new is read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator as Answering
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from specrt.chat import ChatTemplate, Message
+from specrt.completion import Chunk, Completion, Stream
+from specrt.errors import CapacityError, RequestError
+from specrt.models import Gamma
+from specrt.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specrt.generate import Generator
+
+_TAIL = 64
+"""Last tokens of an answer that may be no part of its text: a stop string, half a character."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """A message, and what was read of the answer to it."""
+
+    message: str
+    script: str
+    """The text of the whole conversation up to the answer."""
+    prompt: list[int]
+    """The same in tokens."""
+    completion: Completion
+    answer: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Of the answer."""
+
+    @property
+    def body(self) -> list[int]:
+        """The answer's tokens without the one that ended it."""
+        done = self.completion
+        whole = len(self.tokens) == len(done.token_ids) and done.finish_reason == "stop"
+        return self.tokens[:-1] if whole and not isinstance(done.stop_reason, str) else self.tokens
+
+
+class Session:
+    """A chat: each message is answered with everything said before it in view.
+
+    With a chat template, messages have roles and the text is what the template makes of them.
+    Without one the model goes on with a plain text: `system`, then messages and answers in turn,
+    with nothing between them.
+
+    The tokens of the conversation are kept as they came, and only the new text is turned into
+    tokens, so that the KV buffers still hold everything before it (`Completion.cached_tokens`).
+    Where a template writes earlier messages otherwise than they were said, all of it is turned
+    into tokens again.
+
+    `params`, `gamma`, `drafter` and `system` may be changed between messages. Not for several
+    threads at once; several sessions may share a generator.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        template: ChatTemplate | None = None,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+    ) -> None:
+        self._generator = generator
+        self._turns: list[Turn] = []
+        self._running: Any = None
+        """Weak, so that dropping a stream stops it."""
+        self.template = template
+        self.system = system
+        self.params = params or SamplingParams()
+        self.gamma = gamma
+        self.drafter = drafter
+
+    @property
+    def gamma(self) -> Gamma | None:
+        """How many tokens to draft each round; the bundle's default when None.
+
+        Raises: RequestError on setting one that was not built.
+        """
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, gamma: Gamma | None) -> None:
+        self._generator.check_gamma(gamma)
+        self._gamma = gamma
+
+    @property
+    def drafter(self) -> str | None:
+        """What drafts; the bundle's default when None.
+
+        Raises: RequestError on setting one that cannot be had.
+        """
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: str | None) -> None:
+        self._generator.check_drafter(drafter)
+        self._drafter = drafter
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was said so far, as `role` and `content`."""
+        said = [] if self.system is None else [_message("system", self.system)]
+        for turn in self._turns:
+            said.append(_message("user", turn.message))
+            if turn.tokens:
+                said.append(_message("assistant", turn.answer))
+        return said
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the conversation has, as of the last answer."""
+        return len(self._turns[-1].prompt) + len(self._turns[-1].tokens) if self._turns else 0
+
+    @property
+    def context(self) -> int:
+        """How many tokens a conversation can have, the next message included."""
+        return self._generator.models.target.max_length
+
+    def stream(self, message: str) -> Stream:
+        """Answer a message, yielding chunks as rounds commit.
+
+        What was read of the answer is part of the conversation, to its end or to where it was
+        stopped; a message of whose answer nothing came is none. An answer that still runs is
+        stopped first.
+        Raises: RequestError, CapacityError before any work, and the conversation stays as it was;
+            EngineError from a pass.
+        """
+        self.stop()
+        if not isinstance(message, str):
+            raise RequestError(f"the message is of type {type(message).__name__}; expected text")
+        script = self._written([*self.messages, _message("user", message)])
+        prompt = self._encode(script)
+        self._require_room(len(prompt))
+        stream = self._generator.stream(
+            prompt, self.params, gamma=self._gamma, drafter=self._drafter
+        )
+        turn = Turn(message, script, prompt, stream.completion)
+        self._turns.append(turn)
+        answering = self._answer(turn, stream)
+        self._running = ref(answering)
+        return Stream(stream.completion, answering)
+
+    def generate(self, message: str) -> Completion:
+        """Answer a message and return the whole answer; see `stream`."""
+        return self.stream(message).finish()
+
+    def stop(self) -> None:
+        """Stop the answer that runs, if one does; what was read of it stays."""
+        answering = self._running() if self._running is not None else None
+        self._running = None
+        if answering is not None:
+            answering.close()
+        self._settle()
+
+    def undo(self) -> str:
+        """Take the last message and its answer back, and return the message.
+
+        Raises: RequestError where there is none.
+        """
+        self.stop()
+        if not self._turns:
+            raise RequestError("there is nothing to undo: nothing was said yet")
+        return self._turns.pop().message
+
+    def reset(self) -> None:
+        """Begin anew; system message and options stay."""
+        self.stop()
+        self._turns.clear()
+
+    def _answer(self, turn: Turn, stream: Stream) -> Answering[Chunk, None, None]:
+        try:
+            for chunk in stream:
+                turn.answer += chunk.text
+                turn.tokens += chunk.token_ids
+                yield chunk
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Let go of a message of whose answer nothing came."""
+        if self._turns and not self._turns[-1].tokens:
+            self._turns.pop()
+
+    def _written(self, messages: list[Message]) -> str:
+        """Return the text of a conversation, up to where the answer begins."""
+        if self.template is not None:
+            return self.template.render(messages)
+        return "".join(message["content"] for message in messages)
+
+    def _encode(self, script: str) -> list[int]:
+        """Return the tokens of a conversation: those there are, and those of what is new."""
+        tokenizer = self._generator.tokenizer
+        whole = tokenizer.encode(script, special=self.template is None)
+        carried = self._carried(script) if self._turns else None
+        if carried is None:
+            return whole
+        tokens, rest = carried
+        joined = tokens + (tokenizer.encode(rest, special=False) if rest else [])
+        # Some tokenizers write the beginning of a text otherwise than its middle.
+        return joined if tokenizer.decode(joined) == tokenizer.decode(whole) else whole
+
+    def _carried(self, script: str) -> tuple[list[int], str] | None:
+        """Return the tokens so far that a text begins with, and the text behind them."""
+        turn = self._turns[-1]
+        if not script.startswith(turn.script + turn.answer):
+            return None
+        body, decode = turn.body, self._generator.tokenizer.decode
+        for end in range(len(body), max(len(body) - _TAIL, 0) - 1, -1):
+            text = decode(body[:end])
+            if turn.answer.startswith(text):
+                return turn.prompt + body[:end], script[len(turn.script) + len(text) :]
+        return None
+
+    def _require_room(self, tokens: int) -> None:
+        if tokens > self.context:
+            raise CapacityError(
+                f"the conversation would have {tokens} tokens, and the context of this bundle is "
+                f"{self.context}: undo some of it, reset it, or build with a larger `max_length`"
+            )
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
