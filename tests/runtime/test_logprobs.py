@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from runtime.toy import TableEngine, TableOutput, generator, near
 from specrt.completion import Completion
 from specrt.draft import NoDrafter
 from specrt.engine import Engine
-from specrt.errors import EngineError
+from specrt.errors import EngineError, RequestError
 from specrt.gamma import FixedGamma
 from specrt.generate import Generator
 from specrt.logprobs import LEAST, Entry, Logprob, joined, ranked
@@ -410,3 +411,11 @@ def test_json_says_what_was_asked_for_and_nothing_else(tokenizer: Tokenizer) -> 
     assert second["200"]["logprob"] == LEAST
     assert done.prompt_logprobs is not None
     assert done.prompt_logprobs[1] == {200: Logprob(-math.inf, 201, tokenizer.decode([200]))}
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [-1, 21, True, 1.0, "3"])
+def test_a_number_out_of_range_is_refused(name: str, value: Any) -> None:
+    said = re.escape(f"{name} is {value!r}; expected a whole number from 0 to 20, or None")
+    with pytest.raises(RequestError, match=f"^{said}$"):
+        SamplingParams(**{name: value})
