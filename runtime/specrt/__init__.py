@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specrt.generate import Generator
     from specrt.llm import LLM
     from specrt.loading import load
+    from specrt.logprobs import Logprob
     from specrt.params import SamplingParams
     from specrt.session import Session
 
@@ -23,6 +24,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "Generator",
+    "Logprob",
     "SamplingParams",
     "Session",
     "SpecrtError",
@@ -38,6 +40,7 @@ _HOMES = {
     "Chunk": "completion",
     "Completion": "completion",
     "Generator": "generate",
+    "Logprob": "logprobs",
     "SamplingParams": "params",
     "Session": "session",
     "SpecrtError": "errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -67,10 +68,14 @@ class PaddedRows:
     same keys are written again. Where its text is too short for that, tokens without meaning
     follow, whose keys are overwritten before they are read. Rows that take no part are fed like
     those that need nothing.
+
+    Short texts beside a wide pass have more rows scored than they ask for. Where an engine scores
+    at most `max_rows`, and that is more, the widest goes through by itself.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._most: float = getattr(engine, "max_rows", inf)
         self._held: list[list[int]] = [[] for _ in range(engine.batch)]
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
@@ -86,12 +91,32 @@ class PaddedRows:
         ]
         ends = [len(texts[feed.row]) - begins[feed.row] for feed in feeds]
         rows = max(width - end + feed.rows for feed, end in zip(feeds, ends, strict=True))
+        if rows > self._most and len(feeds) > 1:
+            return self._apart(feeds, width)
         output = self._engine.forward(batch, begins, rows)
         self._held = texts  # not before: a pass that failed has written nothing
         return [
             RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
             for feed, end in zip(feeds, ends, strict=True)
         ]
+
+    def _apart(self, feeds: Sequence[Feed], width: int) -> Sequence[Output]:
+        """Run the first of the widest after all the others, whose outputs it must not spoil."""
+        at = next(i for i, feed in enumerate(feeds) if len(feed.tokens) == width)
+        others = [*feeds[:at], *feeds[at + 1 :]]
+        kept: list[Output] = [Kept(output) for output in self.forward_rows(others)]
+        kept[at:at] = self.forward_rows([feeds[at]])
+        return kept
+
+
+class Kept:
+    """What a pass left behind, out of reach of later ones."""
+
+    def __init__(self, output: Output) -> None:
+        self.argmax, self.logits = output.argmax.copy(), output.logits.copy()
+        sure, found = output.confidence, found_candidates(output)
+        self.confidence = None if sure is None else sure.copy()
+        self.candidates = None if found is None else (found[0].copy(), found[1].copy())
 
 
 class RowOutput:

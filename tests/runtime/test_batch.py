@@ -207,6 +207,23 @@ def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
     assert again.cached_tokens == 0  # nobody knows what such a pass wrote
 
 
+def test_engines_that_score_few_rows_read_short_texts_beside_long_ones(
+    tokenizer: Tokenizer,
+) -> None:
+    def few(engine: TableEngine, batch: int) -> TableEngine:
+        made = padded(engine, batch)
+        made.max_rows = 9  # type: ignore[attr-defined]
+        return made
+
+    made, one = rows(few, 3, tokenizer), alone(tokenizer)
+    target: Any = made.models.target
+    prompts = [[1], [2] * 60, [3, 4], [5] * 40, [6]]
+    params = SamplingParams(max_tokens=30)
+    found = made.generate_many(prompts, params, gamma=3)
+    assert [c.token_ids for (c,) in found] == [one.generate(p, params).token_ids for p in prompts]
+    assert max(call.rows for call in target.calls) <= 9
+
+
 def test_more_completions_than_rows_are_refused(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     with pytest.raises(RequestError, match=r"n is 3, and this bundle was built for 2 at once"):

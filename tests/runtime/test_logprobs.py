@@ -148,7 +148,7 @@ MANNERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("edits", EDITS, ids=str)
+@pytest.mark.parametrize("edits", EDITS, ids=lambda e: "-".join(e) or "none")
 @pytest.mark.parametrize("manner", MANNERS, ids=str)
 @pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])
 def test_they_are_those_of_plain_decoding(
@@ -383,7 +383,7 @@ def check_rounds(target: TableEngine, tokens: list[int], rounds: list[Round]) ->
 def test_engines_of_tensorrt_score_few_rows_of_a_prompt_at_a_time() -> None:
     target = TableEngine(13, max_length=LENGTH)
     both = Pair(target, target)
-    both.target.max_rows = 9  # type: ignore[attr-defined]
+    assert both.target.max_rows == 9
     params = SamplingParams(prompt_logprobs=3)
     _, rounds = both.run(NoDrafter(), PROMPT, 3, params)
     scored = rounds[0].prompt_logprobs

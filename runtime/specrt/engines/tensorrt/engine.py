@@ -76,6 +76,11 @@ class TensorRtEngine:
             self.close()
             raise
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows that a pass scores."""
+        return max(profile.rows.most for profile in self.model.record.profiles)
+
     def _open(self, plan: Plan, record: EngineRecord, scratch: Block | None) -> Model:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
