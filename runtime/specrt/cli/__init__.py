@@ -12,7 +12,18 @@ import click
 
 from specrt.errors import SpecrtError, did_you_mean
 
-COMMANDS = ("generate", "build", "export", "inspect", "lint", "verify", "bench", "tune", "doctor")
+COMMANDS = (
+    "generate",
+    "chat",
+    "build",
+    "export",
+    "inspect",
+    "lint",
+    "verify",
+    "bench",
+    "tune",
+    "doctor",
+)
 INTERRUPTED = 130
 
 

@@ -1,0 +1,319 @@
+"""`specrt chat`: answers on stdout, all else on stderr, and a session that bad input leaves be."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.ran import Run
+from runtime.toy import TableEngine, byte_level, generator, near
+from specrt import ChatTemplate, Generator, SamplingParams
+from specrt.cli.paint import Painter
+from specrt.cli.typed import Typed, next_typed
+from specrt.text import Tokenizer
+
+PARAMS = SamplingParams(max_tokens=12)
+FEW = ("--max-tokens", 12, "--gamma", 2)
+COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()", "chat"]
+
+
+def answers(generator: Generator, *messages: str, template: ChatTemplate | None = None) -> str:
+    session = generator.session(template, params=PARAMS)
+    return "".join(session.generate(message).text + "\n" for message in messages)
+
+
+def test_each_line_is_a_message_and_answers_go_to_stdout(
+    cli: Run, codelet: Path, generator: Generator
+) -> None:
+    ran = cli("chat", codelet, *FEW, stdin=b"import os\r\n\ndef area(width):")
+    assert (ran.status, ran.out) == (0, answers(generator, "import os", "", "def area(width):"))
+    assert "it goes on with your text" in ran.err
+
+
+def test_a_message_may_have_several_lines(cli: Run, codelet: Path, generator: Generator) -> None:
+    expected = answers(generator, "import os\nimport sys\n", "/tmp is\n a folder")
+    typed = b'import os\\\nimport sys\\\n\n"""/tmp is\n a folder"""\n'
+    assert cli("chat", codelet, *FEW, stdin=typed).out == expected
+
+
+def test_a_template_makes_messages_of_lines(
+    cli: Run, codelet: Path, generator: Generator, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    template = ChatTemplate(
+        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}", {}
+    )
+    monkeypatch.setattr("specrt.cli.chat.read_template", lambda _: template)
+    saved = tmp_path / "saved.jsonl"
+    typed = f"\nimport os\n   \nimport sys\n/save {saved}\n".encode()
+    ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
+    session = generator.session(template, "Code.", params=PARAMS)
+    expected = [session.generate(m).text + "\n" for m in ("import os", "import sys")]
+    assert ran.out == "".join(expected)
+    lines = saved.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == session.messages
+    assert [m["role"] for m in session.messages][:3] == ["system", "user", "assistant"]
+
+
+def test_stats_are_of_the_answer_and_of_the_session(cli: Run, codelet: Path) -> None:
+    ran = cli("chat", codelet, *FEW, stdin=b"import os\nimport sys\n/stats\n")
+    figures = (
+        r"\d+ tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
+        r"model: (\d+) rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
+    )
+    answer = re.search(f"this answer: {figures}", ran.err)
+    whole = re.search(f"the session: {figures}", ran.err)
+    assert answer
+    assert whole
+    assert "the session: 24 tokens" in ran.err
+    first, both = [list(map(int, found.groups())) for found in (answer, whole)]
+    assert first[0] > 0
+    assert all(a <= b for a, b in zip(first, both, strict=True))
+    assert f"the conversation: {first[1] + 12} of 2048 tokens" in ran.err
+
+
+def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Generator) -> None:
+    typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
+    ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
+    assert ran.status == 0
+    told = [line for line in ran.err.splitlines() if line[0] not in "[n"]
+    assert told == [
+        "gamma: 3",
+        "drafter: ngram",
+        "taken back: 'import os'",
+        "the system message is set",
+        "the conversation begins anew",
+        "gamma: 3",
+    ]
+    session = generator.session(system="# x\\n", params=PARAMS)
+    expected = answers(generator, "import os") + session.generate("import os").text + "\n"
+    session.reset()
+    assert ran.out == expected + session.generate("a").text + "\n"
+
+
+def test_help_names_every_command(cli: Run, codelet: Path) -> None:
+    said = cli("chat", codelet, stdin=b"/help\n").err
+    for name in ("help", "stats", "gamma N|auto", "drafter D", "show-draft", "system TEXT",
+                 "reset", "undo", "save F", "quit"):  # fmt: skip
+        assert f"/{name} " in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (b"/stat", "there is no command '/stat'; did you mean '/stats'?"),
+        (b"/", "there is no command '/'; known: "),
+        (b"/gamma 99", "gamma 99 is not among those"),
+        (b"/gamma few", "'few' is neither a whole number nor auto"),
+        (b"/drafter modle", "drafter 'modle' is unknown; did you mean 'model'?"),
+        (b"/undo", "there is nothing to undo"),
+        (b"/undo it", "/undo takes nothing behind it; it was given 'it'"),
+        (b"/stats", "nothing was answered yet"),
+        (b"/save", "/save needs the name of a file"),
+        (b"/save /", "/ cannot be written"),
+        (b"/save /nowhere/f", "/nowhere/f cannot be written: No such file or directory"),
+        (b"/save ~nobody-here/f", "cannot be written: "),
+        (b"/save a\0b", "cannot be written: "),
+        (b"/show-draft", "standard output is no terminal"),
+        (b"\xff", "line 1 of standard input is not UTF-8: byte 0xff at offset 0"),
+        (b"x = y\t" * 2000, "tokens, and the context of this bundle is 2048: undo some of it"),
+    ],
+)
+def test_bad_input_is_one_error_and_the_session_goes_on(
+    cli: Run, codelet: Path, generator: Generator, typed: bytes, told: str
+) -> None:
+    ran = cli("chat", codelet, *FEW, stdin=typed + b"\nimport os\n")
+    assert (ran.status, ran.out) == (1, answers(generator, "import os"))
+    (error,) = [line for line in ran.err.splitlines() if line.startswith("specrt: ")]
+    assert told in error
+
+
+def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
+    for typed, what in ((b'"""a\nb', '"""'), (b"a\\", "a backslash")):
+        ran = cli("chat", codelet, stdin=typed)
+        assert (ran.status, ran.out) == (1, "")
+        assert f"the input ended in a message that {what} keeps open" in ran.err
+
+
+def test_options_are_those_of_generate(cli: Run, codelet: Path) -> None:
+    assert "temperature is -1.0" in cli("chat", codelet, "--temperature", -1).refusal
+    assert "gamma 99" in cli("chat", codelet, "--gamma", 99, stdin=b"a\n").err
+    assert "nowhere" in cli("chat", "nowhere").refusal
+    asked = ("--temperature", 1.0, "--seed", 3, "--max-tokens", 9, "--stop", "zzz", "--threads", 1)
+    first = cli("chat", codelet, *asked, stdin=b"import os\n").out
+    assert first == cli("chat", codelet, *asked, stdin=b"import os\n").out
+
+
+def test_a_file_is_never_half_written(
+    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "saved.jsonl"
+    saved.write_text("before\n", encoding="utf-8")
+
+    def full(path: Path, text: str, **_: Any) -> int:
+        path.write_bytes(text.encode()[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    ran = cli("chat", codelet, *FEW, stdin=f"import os\n/save {saved}\n".encode())
+    assert f"{saved} cannot be written: No space left on device" in ran.err
+    assert saved.read_text(encoding="utf-8") == "before\n"
+    assert list(tmp_path.iterdir()) == [saved]
+
+
+LINES = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n")), min_size=1)
+
+
+@given(LINES)
+def test_any_text_can_be_typed_in_quotes(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    if '"' in text:
+        return
+    typed = iter([*f'"""{text}"""'.split("\n")])
+    assert next_typed(lambda _: next(typed)) == Typed(text)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+    tokenizer = Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
+    target = TableEngine(4, vocab=tokenizer.size)
+    with generator(target, near(target, 5, 0.8), tokenizer) as opened:
+        yield opened
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 255), min_size=1, max_size=4),
+    gamma=st.integers(0, 8),
+    stop=st.sampled_from([(), ("e", "ab"), ("\ufffd\ufffd",)]),
+    allowed=st.sampled_from([None, tuple("żó🐢e".encode()), tuple(b"abe")]),
+)
+def test_painted_text_is_the_text_and_green_is_what_was_accepted(
+    toy: Generator, prompt: list[int], gamma: int, stop: tuple[str, ...],
+    allowed: tuple[int, ...] | None,
+) -> None:  # fmt: skip
+    params = SamplingParams(max_tokens=40, stop=stop, allowed_token_ids=allowed)
+    stream = toy.stream(prompt, params, gamma=gamma)
+    painter, shown, green, chunks = Painter(toy.tokenizer), "", 0, []
+    for chunk in stream:
+        spans = painter.spans(chunk)
+        assert "".join(span.text for span in spans) == chunk.text
+        assert chunk.accepted <= len(chunk.token_ids)
+        shown += "".join(span.text for span in spans)
+        green += sum(span.drafted for span in spans)
+        chunks.append(chunk)
+    assert shown == stream.completion.text
+    accepted = sum(chunk.accepted for chunk in chunks)
+    assert accepted <= stream.completion.speculation.accepted
+    if allowed == tuple(b"abe") and not stop:  # a character is a token
+        assert green == accepted == stream.completion.speculation.accepted
+
+
+def test_a_character_of_several_tokens_is_painted_once(toy: Generator) -> None:
+    from specrt.completion import Chunk
+
+    painter = Painter(toy.tokenizer)
+    first, second, *rest = toy.tokenizer.encode("🐢", special=False)
+    assert painter.paint(Chunk("", [first, second], 2)) == ""
+    assert painter.paint(Chunk("🐢b", [*rest, 98], len(rest))) == "\x1b[32m🐢\x1b[0mb"
+
+
+@contextmanager
+def terminal(codelet: Path, *options: str, **environment: str) -> Iterator[Terminal]:
+    """Run a chat at a terminal of its own."""
+    leader, follower = pty.openpty()
+    variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    process = subprocess.Popen(
+        [*COMMAND, str(codelet), "--threads", "1", *options],
+        stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        env={**variables, "TERM": "dumb", **environment},
+    )  # fmt: skip
+    os.close(follower)
+    try:
+        yield Terminal(leader, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+class Terminal:
+    """What a person types and sees."""
+
+    def __init__(self, leader: int, process: subprocess.Popen[bytes]) -> None:
+        self.leader = leader
+        self.process = process
+        self.seen = ""
+
+    def until(self, pattern: str) -> str:
+        """Read until something was seen, and return what was seen since the last time."""
+        end = time.monotonic() + 60
+        while not (found := re.search(pattern, self.seen)):
+            ready, _, _ = select.select([self.leader], [], [], max(0, end - time.monotonic()))
+            assert ready, f"waited for {pattern!r} and saw {self.seen!r}"
+            self.seen += os.read(self.leader, 4096).decode(errors="replace")
+        seen, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return seen
+
+    def type(self, text: str) -> None:
+        """Type something."""
+        os.write(self.leader, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
+    with terminal(codelet, "--max-tokens", "2000", "--ignore-eos") as seen:
+        seen.until(">>> ")
+        seen.type("import os\n")
+        seen.until(r"import os\r\n.")
+        seen.interrupt()
+        seen.until(r"\[stopped\]\r\n")
+        seen.until(">>> ")
+        seen.type("/stats\n")
+        told = seen.until(r"the conversation: \d+ of 2048 tokens")
+        assert "this answer: " in told
+        seen.until(">>> ")
+        seen.type("/undo\n")
+        seen.until("taken back: 'import os'")
+        seen.until(">>> ")
+        seen.interrupt()
+        assert seen.process.wait(timeout=60) == 130
+
+
+def test_ctrl_d_leaves(codelet: Path) -> None:
+    with terminal(codelet) as seen:
+        seen.until(">>> ")
+        seen.type("\x04")
+        assert seen.process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_drafted_tokens_are_green_at_a_terminal_only(codelet: Path, plain: bool) -> None:
+    environment = {"NO_COLOR": "1"} if plain else {}
+    asked = ("--show-draft", "--max-tokens", "24", "--gamma", "4")
+    with terminal(codelet, *asked, **environment) as seen:
+        told = ""
+        for _ in range(2):
+            seen.until(">>> ")
+            seen.type("import os\n")
+            told += seen.until(r"\[ended after 24 tokens: the limit\]")
+    assert told.count("drafted and accepted") == (0 if plain else 1)
+    assert ("\x1b[32m" in told) is not plain
