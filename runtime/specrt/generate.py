@@ -104,20 +104,27 @@ class Generator:
         way has the finish reason `error`, says why in `error` and harms no other.
         Raises: RequestError, CapacityError before any work, for any of the prompts.
         """
+        return list(self.generate_each(prompts, params, gamma=gamma, drafter=drafter, rows=rows))
+
+    def generate_each(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+        rows: int | None = None,
+    ) -> Iterator[list[Completion]]:
+        """Complete prompts as `generate_many` does; yield the completions of each, in order.
+
+        Raises: RequestError, CapacityError before any work, for any of the prompts.
+        """
         each = shared_params(len(prompts), params)
         many = [
             self._requests(prompt, own, gamma, drafter)
             for prompt, own in zip(prompts, each, strict=True)
         ]
-        requests = [request for one in many for request in one]
-        for request in requests:
-            request.patient = True
-        try:
-            self._run(requests, rows or len(self._batch))
-        finally:
-            for request in requests:
-                request.cancelled = not request.done
-        return [[request.completion for request in one] for one in many]
+        return self._finished(many, rows or len(self._batch))
 
     def session(
         self,
@@ -165,16 +172,32 @@ class Generator:
         finally:
             request.cancelled = not request.done
 
-    def _run(self, requests: Iterable[Request], rows: int) -> None:
-        """Run requests to their ends, so many at once; what one failed of is its own."""
+    def _finished(self, many: list[list[Request]], rows: int) -> Iterator[list[Completion]]:
+        requests = [request for one in many for request in one]
+        for request in requests:
+            request.patient = True
+        told = 0
+        try:
+            for _ in self._run(requests, rows):
+                while told < len(many) and all(r.completion.finish_reason for r in many[told]):
+                    yield [request.completion for request in many[told]]
+                    told += 1
+        finally:
+            for request in requests:
+                request.cancelled = not request.done
+
+    def _run(self, requests: Iterable[Request], rows: int) -> Iterator[None]:
+        """Run requests to their ends, so many at once, yielding at each; a failure is its own."""
         running: list[Request] = []
         for request in requests:
             if len(running) == rows:
                 self._settle(running)
+                yield
             self._batch.submit(request)
             running.append(request)
         while running:
             self._settle(running)
+            yield
 
     def _settle(self, running: list[Request]) -> None:
         done = self._batch.settle(running)

@@ -186,7 +186,7 @@ def test_chat_is_refused_where_there_is_no_template(cli: Run, codelet: Path) -> 
 
 def test_two_sources_of_a_prompt_are_refused(cli: Run, codelet: Path, tmp_path: Path) -> None:
     said = cli("generate", codelet, "--prompt", "a", "--prompt-ids", "1").refusal
-    assert "one of --prompt, --prompt-file and --prompt-ids" in said
+    assert "one of --prompt, --prompt-file, --prompt-ids and --prompts" in said
 
 
 def test_no_prompt_at_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,17 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.logprobs import ranking, require_json
+from specrt.cli.many import FilePrompts, complete_file, complete_one
 from specrt.cli.sampling import read_params, sampled
+from specrt.cli.tally import summary
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
+from specrt.generate import Generator
 from specrt.loading import load
 from specrt.models import Gamma
-from specrt.prompts import decode_utf8, read_text
+from specrt.prompts import decode_utf8, read_prompts, read_text
+
+Source = str | list[int] | FilePrompts
 
 
 @click.command("generate")
@@ -24,6 +29,12 @@ from specrt.prompts import decode_utf8, read_text
 @click.option("--prompt", help="Text to complete.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
 @click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSONL file of prompts; prints a JSON object a line, in order.",
+)
+@click.option("--n", default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
 @sampled
 @ranking
@@ -36,6 +47,7 @@ def command(
     prompt: str | None,
     prompt_file: Path | None,
     prompt_ids: str | None,
+    prompts: Path | None,
     chat: bool,
     gamma: Gamma | None,
     drafter: str | None,
@@ -47,28 +59,43 @@ def command(
     """Complete a prompt with the engines of BUNDLE.
 
     The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
-    standard output as it comes, one line of statistics to standard error.
+    standard output as it comes, one line of statistics to standard error. With --n or --prompts
+    the exit status is 1 when a completion failed; the others go on.
     """
     params = read_params(options)
-    require_json(params, as_json)
+    require_json(params, as_json or prompts is not None)
     _check_place(bundle, prompt)
-    source = read_prompt(prompt, prompt_file, prompt_ids)
+    source = read_source(prompt, prompt_file, prompt_ids, prompts)
     most = memory << 20 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
-        text = source
-        if chat:
-            from specrt.chat import read_template
-
-            if not isinstance(source, str):
-                raise RequestError("--chat needs a text prompt, not --prompt-ids")
-            rendered = read_template(bundle).render([{"role": "user", "content": source}])
-            text = generator.tokenizer.encode(rendered, special=False)
-        stream = generator.stream(text, params, gamma=gamma, drafter=drafter)
+        asked = _rendered(source, bundle, generator) if chat else source
+        if isinstance(asked, FilePrompts):
+            return complete_file(generator, asked, params, gamma, drafter)
+        if params.n > 1:
+            return complete_one(generator, asked, params, gamma, drafter, as_json)
+        stream = generator.stream(asked, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
     report(stream.completion, as_json)
     return 130 if interrupted else 0
+
+
+def _rendered(source: Source, bundle: Path, generator: Generator) -> Source:
+    """Return prompts as messages of a user, as the bundle's chat template writes them."""
+    from specrt.chat import read_template
+
+    if isinstance(source, list):
+        raise RequestError("--chat needs a text prompt, not --prompt-ids")
+    template, tokenizer = read_template(bundle), generator.tokenizer
+
+    def rendered(text: str) -> list[int]:
+        written = template.render([{"role": "user", "content": text}])
+        return tokenizer.encode(written, special=False)
+
+    if isinstance(source, str):
+        return rendered(source)
+    return FilePrompts(source.prompts, rendered)
 
 
 def _check_place(bundle: Path, prompt: str | None) -> None:
@@ -80,10 +107,22 @@ def _check_place(bundle: Path, prompt: str | None) -> None:
         )
 
 
+def read_source(
+    text: str | None, file: Path | None, ids: str | None, prompts: Path | None = None
+) -> Source:
+    """Return the prompts of a file, or the one prompt that was given; standard input when none."""
+    given = (text, file, ids, prompts)
+    if sum(source is not None for source in given) > 1:
+        raise RequestError(
+            "give one of --prompt, --prompt-file, --prompt-ids and --prompts, not several"
+        )
+    return (
+        FilePrompts(read_prompts(prompts)) if prompts is not None else read_prompt(text, file, ids)
+    )
+
+
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
     """Return the one prompt that was given; standard input when none was."""
-    if sum(source is not None for source in (text, file, ids)) > 1:
-        raise RequestError("give one of --prompt, --prompt-file and --prompt-ids, not several")
     if text is not None:
         return text
     if file is not None:
@@ -131,20 +170,3 @@ def report(completion: Completion, as_json: bool) -> None:
         print(json.dumps(completion.to_json(), ensure_ascii=False))
         return
     print(summary(completion), file=sys.stderr)
-
-
-def summary(completion: Completion) -> str:
-    """Return the line of statistics of a completion."""
-    timings, counts = completion.timings, completion.speculation
-    tokens = len(completion.token_ids)
-    speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
-    line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
-    if counts.drafted:
-        line += (
-            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
-            f"{counts.tokens_per_round:.2f} tokens per round, "
-            f"acceptance rate {counts.acceptance_rate:.2f}"
-        )
-    if counts.fallback:
-        line += f" | speculation is off: {counts.fallback}"
-    return f"[{line} | {completion.finish_reason or 'interrupted'}]"

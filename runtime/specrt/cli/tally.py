@@ -1,4 +1,4 @@
-"""What answers took, in a line."""
+"""What completions took, in a line."""
 
 from __future__ import annotations
 
@@ -44,3 +44,20 @@ def _rounds(answers: Sequence[Completion]) -> str:
         f" | {', '.join(drafters)}: {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens "
         f"per round, acceptance rate {counts.acceptance_rate:.2f}"
     )
+
+
+def summary(completion: Completion) -> str:
+    """Return the line of statistics of a completion."""
+    timings, counts = completion.timings, completion.speculation
+    tokens = len(completion.token_ids)
+    speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
+    line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
+    if counts.drafted:
+        line += (
+            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
+            f"{counts.tokens_per_round:.2f} tokens per round, "
+            f"acceptance rate {counts.acceptance_rate:.2f}"
+        )
+    if counts.fallback:
+        line += f" | speculation is off: {counts.fallback}"
+    return f"[{line} | {completion.finish_reason or 'interrupted'}]"
