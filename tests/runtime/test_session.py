@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,20 @@ def test_a_template_that_changes_an_answer_is_read_again(tokenizer: Tokenizer) -
     assert opened.prompts[1] == tokenizer.encode(script, special=False)
 
 
+def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokenizer) -> None:
+    mark = "{% if m.role == 'assistant' %}<|tool|>{% endif %}"
+    template = ChatTemplate(
+        "{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}<|tool|>", {}
+    )
+    opened = made(tokenizer)
+    session = opened.session(template, "<|tool|>", PARAMS)
+    first = session.generate("a").text
+    session.system = "</s></s>"  # as long, and no more text than the other
+    session.generate("b")
+    script = f"</s></s>a<|tool|>{first}b<|tool|>"
+    assert opened.prompts[1] == tokenizer.encode(script, special=False)
+
+
 def test_a_tokenizer_that_begins_texts_in_its_own_way(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_fallback(tmp_path))
     opened = made(tokenizer)
@@ -132,12 +147,12 @@ def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
 def test_what_a_stop_string_cut_off_is_not_said(
     tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> None:
+    letters = SamplingParams(max_tokens=40, allowed_token_ids=tuple(b"th"))
     opened = made(tokenizer)
-    whole = opened.session(template, params=PARAMS).generate("a").text
-    stop = whole[4:7]
-    session = opened.session(
-        template, params=SamplingParams(max_tokens=12, allowed_token_ids=LETTERS, stop=(stop,))
-    )
+    whole = opened.session(template, params=letters).generate("a").text
+    stop = next(whole[i : i + 5] for i in range(6, 35) if whole.index(whole[i : i + 5]) == i)
+    assert "th" in whole[: whole.index(stop)], "the tokenizer would join the two"
+    session = opened.session(template, params=replace(letters, stop=(stop,)))
     first = session.generate("a")
     assert first.text == whole[: whole.index(stop)]
     assert first.finish_reason == "stop"
