@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from operator import index
 from time import perf_counter_ns
-from typing import SupportsIndex
 
 from specrt.batch import Batch
 from specrt.chat import ChatTemplate
 from specrt.completion import Chunk, Completion, Stream
 from specrt.drafters import Drafters
-from specrt.errors import CapacityError, RequestError, SpecrtError
+from specrt.errors import RequestError, SpecrtError
 from specrt.grammars import Grammars
 from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
+from specrt.prompted import Prompt, prompt_tokens, shared_params
 from specrt.reader import Reader
 from specrt.request import Request
 from specrt.requested import rules_of
@@ -24,9 +23,6 @@ from specrt.session import Session
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
-
-Prompt = str | Sequence[int]
-"""Text or token ids."""
 
 
 class Generator:
@@ -127,13 +123,10 @@ class Generator:
         return self._finished(many, rows or len(self._batch))
 
     def session(
-        self,
-        template: ChatTemplate | None = None,
-        system: str | None = None,
-        params: SamplingParams | None = None,
-        gamma: Gamma | None = None,
+        self, template: ChatTemplate | None = None, system: str | None = None,
+        params: SamplingParams | None = None, gamma: Gamma | None = None,
         drafter: str | None = None,
-    ) -> Session:
+    ) -> Session:  # fmt: skip
         """Begin a conversation, each message answered with all before it in view; see `Session`.
 
         Raises: RequestError for a gamma or drafter that cannot be had.
@@ -223,7 +216,7 @@ class Generator:
                 f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
                 f"for fewer, or build with `batch = {params.n}`"
             )
-        tokens = self._encode(prompt)
+        tokens = prompt_tokens(prompt, self.tokenizer, self.models.target)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
         made = []
         for number in range(params.n):
@@ -256,47 +249,3 @@ class Generator:
             [CachedTokens(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
         )
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        vocab = self.models.target.geometry.vocab_size
-        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if isinstance(given, bytes) or not isinstance(given, Iterable):
-            raise RequestError(
-                f"the prompt is of type {type(given).__name__}; expected text or token ids"
-            )
-        tokens = [_token_id(token, vocab) for token in given]
-        if not tokens:
-            raise RequestError("the prompt has no tokens; give at least one")
-        context = self.models.target.max_length
-        if len(tokens) > context:
-            raise CapacityError(
-                f"the prompt has {len(tokens)} tokens, and the context of this bundle is "
-                f"{context}; shorten the prompt, or build with a larger `max_length`"
-            )
-        return tokens
-
-
-def shared_params(
-    count: int, params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    """Return the parameters of each of several prompts.
-
-    Raises: RequestError when the numbers differ.
-    """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(
-            f"{count} prompts and {len(params)} sampling params were given; give one for each "
-            "prompt, or one for all"
-        )
-    return list(params)
-
-
-def _token_id(token: object, vocab: int) -> int:
-    """Return a token id of any integer type as an int."""
-    whole = isinstance(token, SupportsIndex) and not isinstance(token, bool)
-    number = index(token) if whole else -1  # type: ignore[arg-type]
-    if not 0 <= number < vocab:
-        raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
-    return number
