@@ -6,37 +6,41 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specrt.bandwidth import measure_bandwidth
-from specrt.bench.configuration import Configuration, configurations
 from specrt.bench.footprint import footprint, resident_bytes
 from specrt.bench.measure import Samples, measure
 from specrt.bench.outputs import Comparison, compare_outputs
 from specrt.bench.plot import check_plot, draw
-from specrt.bench.report import ALL, Report, report
+from specrt.bench.report import Report, report
 from specrt.bench.setting import Setting, target_precision
 from specrt.bench.summary import Summary
-from specrt.bench.throughput import check_rows, measure_throughput, throughput_table
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.apart import crowd, parse_rows, structure
+from specrt.cli.asked import (
+    SHARED_PROMPTS,
+    Asked,
+    choose,
+    encode,
+    parse_drafters,
+    progress,
+    resolve,
+)
 from specrt.cli.gammas import parse_gammas
-from specrt.errors import RequestError, did_you_mean
+from specrt.cli.structured import read_structured, structured
+from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.loading import load
 from specrt.lossless import plain_margin
 from specrt.manifest import Manifest, read_manifest
-from specrt.models import AUTO, DRAFTERS, Gamma
+from specrt.models import DRAFTERS
 from specrt.params import VERIFIERS, SamplingParams
-from specrt.prompts import Prompt, first_of_each, of_categories, read_prompts
+from specrt.structure import KINDS
 
-SHARED_PROMPTS = 24
-"""Prompts measured where no limit is given, shared by the classes: about a minute for codelet."""
-FEW_GAMMAS = (2, 4)
-"""Fixed gammas measured beside plain decoding and auto where none are named."""
 PROMISING = ("ort-cpu",)
 """Backends that compute in fp32 whatever the weights are stored as, quantized layers of a target
 the same for every width: identical output is promised."""
@@ -56,6 +60,7 @@ the same for every width: identical output is promised."""
               "[default: the bundle's]")  # fmt: skip
 @click.option("--rows", help="Completions at once to measure, as 1,2,4: tokens per second of all "
               "together, on a bundle built for as many.")  # fmt: skip
+@structured
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
@@ -85,23 +90,32 @@ def command(
         raise RequestError("--json and --markdown are two forms of one answer; give one of them")
     if plot is not None:
         check_plot(plot)
-    if plot is not None and rows is not None:
-        raise RequestError("--plot draws gammas, and --rows measures rows; give one of them")
+    sampling |= read_structured(sampling)
+    kept = any(sampling[kind] is not None for kind in KINDS)
+    if sum((plot is not None, rows is not None, kept)) > 1:
+        raise RequestError(
+            "--plot draws gammas, --rows measures rows, and a structure what it costs; give one "
+            "of them"
+        )
     asked = Asked(
         choose(files, categories, limit),
         parse_gammas(gammas) if gammas is not None else None,
         parse_drafters(drafters),
-        SamplingParams.of(ignore_eos=True, **sampling),
+        SamplingParams.of(ignore_eos=not kept, **sampling),
         repeats,
     )
+    at_once = None if rows is None else parse_rows(rows)
     cores = threads or len(os.sched_getaffinity(0))
     before, manifest = resident_bytes(), read_manifest(bundle)
     setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
-        if rows is not None:
-            crowd(generator, asked, parse_rows(rows), setting, markdown, as_json)
+        if at_once is not None:
+            crowd(generator, asked, at_once, setting, markdown, as_json)
+            return 0
+        if kept:
+            structure(generator, asked, setting, markdown, as_json)
             return 0
         found = answer(generator, manifest, asked)
         taken = footprint(manifest, before, generator.models.draft is not None)
@@ -122,135 +136,17 @@ def show(summary: Summary, markdown: bool, as_json: bool) -> None:
     print(json.dumps(summary.to_json()))
 
 
-def crowd(
-    generator: Generator, asked: Asked, rows: Sequence[int], setting: Setting, markdown: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Measure several completions at once, and print what that came to."""
-    check_rows(generator, rows)
-    gammas, drafters = asked.gammas or [0, AUTO], asked.drafters
-    if len(drafters) > 1:
-        raise RequestError(f"--rows measures one drafter, and {len(drafters)} were given")
-    resolve(generator, gammas, drafters)
-    found = measure_throughput(
-        generator, encode(generator, asked.prompts, asked.params), rows, gammas, asked.params,
-        repeats=asked.repeats, drafter=drafters[0] if drafters else None, progress=_progress,
-    )  # fmt: skip
-    if not as_json:
-        title = f"{len(asked.prompts)} prompts, read and completed so many at once"
-        table = throughput_table(found, title)
-        print(setting, table.to_markdown() if markdown else table.to_text(), sep="\n\n")
-        print()
-    print(json.dumps({**setting.to_json(), "throughput": [t.to_json() for t in found]}))
-
-
-def parse_rows(text: str) -> list[int]:
-    """Read numbers of rows, as 1,2,4.
-
-    Raises: RequestError for anything else.
-    """
-    try:
-        rows = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        rows = []
-    if not rows or rows[0] < 1:
-        raise RequestError(f"--rows is {text!r}; expected numbers of 1 or more, as 1,2,4")
-    return rows
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be measured; None and nothing leave it to the bundle."""
-
-    prompts: Sequence[Prompt]
-    gammas: Sequence[Gamma] | None
-    drafters: Sequence[str]
-    params: SamplingParams
-    repeats: int
-
-
 def answer(generator: Generator, manifest: Manifest, asked: Asked) -> Report:
     """Measure, and hold outputs to plain decoding before any figure is made of it."""
     compared = resolve(generator, asked.gammas, asked.drafters)
     params = asked.params
     ids = encode(generator, asked.prompts, params)
     samples = measure(
-        generator, ids, compared, params, repeats=asked.repeats, progress=_progress
+        generator, ids, compared, params, repeats=asked.repeats, progress=progress
     )  # fmt: skip
     outputs = compared_outputs(generator, manifest, ids, samples, params)
     categories = [p.category for p in asked.prompts]
     return report(samples, categories, outputs, manifest.target.weight_bytes)
-
-
-def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
-    """Return the prompts to measure; one without a category takes the name of its file.
-
-    Raises: RequestError for prompts that cannot be read, and a class called as all of them.
-    """
-    read = [(file, prompt) for file in files for prompt in read_prompts(file)]
-    named = [replace(p, category=p.category or file.stem) for file, p in read]
-    wanted = of_categories(named, categories)
-    classes = {p.category for p in wanted}
-    if ALL in classes and len(classes) > 1:
-        place = next(p.place for p in wanted if p.category == ALL)
-        raise RequestError(
-            f"{place} is of category {ALL!r}, as all classes together are called; give it another "
-            "`category`, or its file another name"
-        )
-    each = limit or max(1, SHARED_PROMPTS // len(classes))
-    return first_of_each(wanted, each)
-
-
-def parse_drafters(given: Sequence[str]) -> list[str]:
-    """Read names of drafters, several in one separated by commas.
-
-    Raises: RequestError for an unknown one.
-    """
-    names = [name.strip() for text in given for name in text.split(",")]
-    for name in names:
-        if name not in DRAFTERS:
-            raise RequestError(f"--drafter is {name!r}{did_you_mean(name, DRAFTERS)}")
-    return list(dict.fromkeys(names))
-
-
-def resolve(
-    generator: Generator, gammas: Sequence[Gamma] | None, drafters: Sequence[str]
-) -> list[Configuration]:
-    """Return what to compare, every configuration one that this bundle can run.
-
-    Raises: RequestError for a gamma that was not built, or a drafter that is not there.
-    """
-    if gammas is None:
-        built = generator.models.gammas
-        gammas = [0, *(g for g in FEW_GAMMAS if g in built), AUTO]
-    if not drafters:
-        drafters = [generator.stream([0]).completion.speculation.drafter]
-    for gamma in gammas:
-        for drafter in drafters:
-            generator.stream([0], gamma=gamma, drafter=drafter)  # refuses; nothing runs yet
-    return configurations(gammas, drafters)
-
-
-def encode(
-    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams
-) -> list[list[int]]:
-    """Return the token ids of every prompt.
-
-    Raises: RequestError naming a prompt that is empty, or too long for what is to follow it.
-    """
-    context = generator.models.target.max_length
-    encoded = []
-    for prompt in prompts:
-        ids = generator.tokenizer.encode(prompt.text)
-        if not ids:
-            raise RequestError(f"{prompt.place} has a prompt of no tokens; give it some text")
-        if len(ids) + params.max_tokens > context + 1:
-            raise RequestError(
-                f"{prompt.place}: a prompt of {len(ids)} tokens and {params.max_tokens} more do "
-                f"not fit the context of {context}; lower --max-tokens or shorten the prompt"
-            )
-        encoded.append(ids)
-    return encoded
 
 
 def compared_outputs(
@@ -270,9 +166,3 @@ def compared_outputs(
     promised = manifest.backend_of(manifest.target) in PROMISING
     told = margin if params.greedy else None
     return compare_outputs(samples, told, target_precision(manifest), promised)
-
-
-def _progress(done: float) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done >= 1 else ""
-        print(f"\rmeasuring {done:4.0%}", end=end, file=sys.stderr, flush=True)
