@@ -51,8 +51,7 @@ class Batch:
 
     def submit(self, request: Request) -> None:
         """Let a request wait for a row."""
-        with self.turn:
-            self._waiting.append(request)
+        self.turn.run(lambda: self._waiting.append(request))
 
     def fetch(self, request: Request) -> Chunk | None:
         """Return the next chunk of a request, running what it takes; None at its end.
@@ -60,14 +59,17 @@ class Batch:
         Raises: RequestError, EngineError: what ended it before its time.
         """
         chunks = request.chunks
+
+        def step() -> None:
+            if not chunks and not request.over:
+                self._step()
+
         while not chunks:
             if request.error is not None:
                 raise request.error
             if request.done:
                 return None
-            with self.turn:
-                if not chunks and not request.over:
-                    self._step()
+            self.turn.run(step)
         return chunks.popleft()
 
     def settle(self, requests: Collection[Request]) -> Request:
@@ -76,13 +78,12 @@ class Batch:
             for request in requests:
                 if request.over:
                     return request
-            with self.turn:
-                self._step()
+            self.turn.run(self._step)
 
     def forget(self) -> None:
         """Take it that the KV buffers of rows that nobody uses hold nothing."""
-        with self.turn:
-            self._rows.forget(row for row in self._rows if row.request is None)
+        idle = (row for row in self._rows if row.request is None)
+        self.turn.run(lambda: self._rows.forget(idle))
 
     def close(self) -> None:
         """Close the engines, after the pass that may be running."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,13 +80,17 @@ def _told(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
 class Stream(Iterator[Chunk]):
     """An iterator of chunks; `completion` holds what came so far, and all of it at the end."""
 
-    def __init__(self, completion: Completion, chunks: Iterator[Chunk]) -> None:
+    def __init__(self, completion: Completion, chunks: Generator[Chunk, None, None]) -> None:
         self.completion = completion
         self._chunks = chunks
 
     def __next__(self) -> Chunk:
         """Return the next chunk; text may be empty while a character is incomplete."""
         return next(self._chunks)
+
+    def close(self) -> None:
+        """Give up what is not read yet, as dropping the stream does; its row is free at once."""
+        self._chunks.close()
 
     def finish(self) -> Completion:
         """Run to the end and return the completion."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator as Yields
 from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
@@ -23,6 +24,8 @@ from specrt.session import Session
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
+
+Reading = Yields[Chunk, None, None]
 
 
 class Generator:
@@ -157,7 +160,7 @@ class Generator:
         """Return the drafter to use; raises RequestError for one that cannot be had."""
         return self._drafters.check_drafter(drafter)
 
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
+    def _chunks(self, request: Request) -> Reading:
         self._batch.submit(request)
         try:
             while (chunk := self._batch.fetch(request)) is not None:

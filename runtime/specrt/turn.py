@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
+from typing import TypeVar
 
 from specrt.errors import RequestError
 
+T = TypeVar("T")
+
 
 class Turn:
-    """One thread runs passes at a time, and none from within a pass.
-
-    Raises: RequestError on entering from within a pass, and after closing.
-    """
+    """One thread runs passes at a time, and none from within a pass."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,19 +22,22 @@ class Turn:
         self._idle_ns = 0
         self._left_ns = perf_counter_ns()
 
-    def __enter__(self) -> None:
-        self.require_apart()
-        self._lock.acquire()
-        if self._closed:
-            self._lock.release()
-            raise _closed()
-        self._thread = threading.get_ident()
-        self._idle_ns += perf_counter_ns() - self._left_ns
+    def run(self, work: Callable[[], T]) -> T:
+        """Do what nobody else may do meanwhile.
 
-    def __exit__(self, *_: object) -> None:
-        self._left_ns = perf_counter_ns()
-        self._thread = None
-        self._lock.release()
+        Raises: RequestError from within a pass, and after closing.
+        """
+        self.require_apart()
+        with self._lock:  # of C: Ctrl-C finds it open or in a `with`, never between
+            if self._closed:
+                raise _closed()
+            try:
+                self._thread = threading.get_ident()
+                self._idle_ns += perf_counter_ns() - self._left_ns
+                return work()
+            finally:
+                self._thread = None
+                self._left_ns = perf_counter_ns()
 
     def now_ns(self) -> int:
         """Return the time, of which none passes while nobody has a turn."""

@@ -42,7 +42,8 @@ def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Pa
     assert ran.out.count("\n") == 1
     found = json.loads(ran.out)
     types = {
-        "text": str, "token_ids": list, "prompt_tokens": int, "cached_tokens": int, "finish_reason": str,
+        "text": str, "token_ids": list, "prompt_tokens": int, "cached_tokens": int,
+        "finish_reason": str,
         "stop_reason": type(None), "seed": int, "ttft_ms": float, "itl_ms": float,
         "tokens_per_second": float, "speculation": dict,
     }  # fmt: skip

@@ -34,12 +34,13 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
 
 def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
     script = (
-        "import signal, os, specrt.speculate as s, sys\n"
-        "real = s.Round\n"
-        "def late(**facts):\n"
+        "import signal, os\n"
+        "from specrt.reader import Reader\n"
+        "real = Reader.take\n"
+        "def late(*facts):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return real(**facts)\n"
-        "s.Round = late\n"
+        "    return real(*facts)\n"
+        "Reader.take = late\n"
         "from specrt.cli import main\n"
         "main()\n"
     )
