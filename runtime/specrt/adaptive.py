@@ -74,14 +74,14 @@ class AutoGamma:
 
     def face(self, load: int) -> None:
         """Go by what passes cost while so many rows share them."""
+        if self._rival is not None:
+            self._rival.face(load)
         if load == self._load:
             return
         if load not in self._known:
             self._known[load] = (Drift(self._costs.shared(load, self._most), self._most), {})
         self._load = load
         self._drift, self._plans = self._known[load]
-        if self._rival is not None:
-            self._rival.face(load)
 
     @property
     def rate(self) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from inspect import GEN_CLOSED, getgeneratorstate
 
 from specrt.completion import Chunk
 from specrt.costs import Costs
 from specrt.drafters import Drafters, Manner
+from specrt.engine import PackedEngine
 from specrt.errors import RequestError
-from specrt.lockstep import Event, Lockstep, Runner
+from specrt.lockstep import INTERRUPTS, Event, Lockstep, Runner
 from specrt.models import Models
 from specrt.request import Request
 from specrt.row import Row
@@ -64,13 +64,15 @@ class Batch:
             if not chunks and not request.over:
                 self._step()
 
-        while not chunks:
+        while True:
+            over = request.over  # asked first: another thread may deliver and end it meanwhile
+            if chunks:
+                return chunks.popleft()
             if request.error is not None:
                 raise request.error
-            if request.done:
+            if over:
                 return None
             self.turn.run(step)
-        return chunks.popleft()
 
     def settle(self, requests: Collection[Request]) -> Request:
         """Run until one of several requests is over, and return it."""
@@ -81,9 +83,13 @@ class Batch:
             self.turn.run(self._step)
 
     def forget(self) -> None:
-        """Take it that the KV buffers of rows that nobody uses hold nothing."""
-        idle = (row for row in self._rows if row.request is None)
-        self.turn.run(lambda: self._rows.forget(idle))
+        """Let nobody begin with what KV buffers hold now, or will of those that run."""
+        self.turn.run(self._forget)
+
+    def _forget(self) -> None:
+        self._sweep()
+        for row in self._rows:
+            row.forget()
 
     def close(self) -> None:
         """Close the engines, after the pass that may be running."""
@@ -94,8 +100,7 @@ class Batch:
 
     def _step(self) -> None:
         """Run a round of every row whose reader keeps up."""
-        for runner in [r for r, row in self._running.items() if _request(row).cancelled]:
-            self._end(runner)
+        self._sweep()
         if self._waiting:
             self._admit()
         active = [r for r, row in self._running.items() if not _request(row).paused]
@@ -105,9 +110,14 @@ class Batch:
                 self._heed(event)
         except BaseException:  # Ctrl-C: a pass can be run again, a row stopped elsewhere cannot
             for runner in active:
-                if getgeneratorstate(runner.rounds) == GEN_CLOSED and runner in self._running:
+                if runner.unheeded and runner in self._running:
                     self._heed(Event(runner, error=RequestError("the completion was interrupted")))
             raise
+
+    def _sweep(self) -> None:
+        """End what nobody wants any more."""
+        for runner in [r for r, row in self._running.items() if _request(row).cancelled]:
+            self._end(runner)
 
     def _admit(self) -> None:
         """Give rows to those that wait, the first of them first."""
@@ -130,11 +140,17 @@ class Batch:
         row = self._free_row(request)
         if row is None or (self._unpriced(request) and not self._price()):
             return False
-        self._rows.take(row, request)
-        if request.rounds is None:
-            request.completion.cached_tokens = row.caches[0].length
-            request.rounds = self._rounds(request)
-        self._running[Runner(row.index, request.rounds)] = row
+        rounds = self._rounds(request) if request.rounds is None else request.rounds
+        try:
+            self._rows.take(row, request)
+            if request.rounds is None:
+                request.completion.cached_tokens = row.caches[0].length
+                request.rounds = rounds
+            self._running[Runner(row.index, rounds)] = row
+        except BaseException:
+            row.lose()
+            row.release()
+            raise
         return True
 
     def _free_row(self, request: Request) -> Row | None:
@@ -159,7 +175,7 @@ class Batch:
         return speculate(judge, drafter, request.tokens, request.limit)
 
     def _new_drafters(self) -> Drafters:
-        if len(self._rows) == 1:
+        if not isinstance(self._models.target, PackedEngine):
             return Drafters(self._models, self._measured)
         return Drafters(self._models, self._measured, lambda: self.load)
 
@@ -168,24 +184,30 @@ class Batch:
         runner, round_, error = event
         row = self._running[runner]
         request = _request(row)
-        if round_ is not None:
-            try:
+        try:
+            if round_ is not None:
                 request.deliver(round_, self.turn.now_ns())
-            except Exception as failure:  # of the tokenizer
-                request.fail(failure)
-        elif error is not None:
+            elif error is None:
+                request.finish()
+        except INTERRUPTS:
+            raise
+        except BaseException as failure:  # of the tokenizer
+            request.fail(failure)
+        if error is not None:
             request.fail(error)
-            row.forget()
-        else:
-            request.finish()
+            row.lose()
         if request.over:
             self._end(runner)
+        runner.unheeded = False
 
     def _end(self, runner: Runner) -> None:
         """Let a row go whose request is over."""
-        row = self._running.pop(runner)
-        self._drop(_request(row))
-        row.release()
+        row = self._running[runner]
+        try:
+            self._drop(_request(row))
+        finally:
+            row.release()
+            del self._running[runner]
 
     def _drop(self, request: Request) -> None:
         """Let go of what a request that is over has used."""
@@ -197,7 +219,9 @@ class Batch:
             manner = Manner.of(request.params, request.rules)
             found = drafters.fallback(counts.drafter, counts.gamma, manner)
             counts.fallback = found or counts.fallback
-            self._drafters.append(drafters)
+            if len(self._drafters) < len(self._rows):
+                self._drafters.append(drafters)
+        request.rounds = request.rules = None
 
     def _pause(self, runner: Runner) -> Row:
         """Take a row from a request that waits for its reader."""
@@ -215,8 +239,9 @@ class Batch:
         """Measure what passes cost, which overwrites all buffers; not while a pass is pending."""
         if any(runner.asked for runner in self._running):
             return False
+        for row in self._rows:
+            row.lose()
         self._measured()
-        self._rows.forget(self._rows)
         return True
 
     def _measured(self) -> Costs:

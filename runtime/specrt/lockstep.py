@@ -12,6 +12,9 @@ from specrt.passes import Pass
 from specrt.round import Round
 from specrt.speculate import Rounds
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a step, not a row. Libraries written in Rust raise other things that are no errors."""
+
 
 @dataclass(eq=False)
 class Runner:
@@ -21,6 +24,8 @@ class Runner:
     rounds: Rounds
     asked: Pass | None = None
     """None before they are resumed for the next round."""
+    unheeded: bool = False
+    """Whether something came of it that is not delivered yet."""
 
 
 class Event(NamedTuple):
@@ -47,6 +52,7 @@ class Lockstep:
         self._narrow = narrow
         self._drafts = draft is not None
         self._single = target.batch == 1
+        self._widest = max(e.max_width for e in (target, draft) if e is not None)
         self._rows: dict[int, RowsEngine] = {
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
         }
@@ -63,24 +69,20 @@ class Lockstep:
 
     def _alone(self, runner: Runner) -> Sequence[Event]:
         """Run the passes of one row directly, up to its next round or a chunk of its prompt."""
-        send, asked = runner.rounds.send, runner.asked
-        try:
-            told = send(None) if asked is None else asked
-            while not isinstance(told, Round):
-                runner.asked = told
-                output = self._run_one(runner.row, told)
-                wide = len(told.tokens) > self._narrow
-                runner.asked = None
-                told = send(output)
-                if wide and not isinstance(told, Round):
-                    runner.asked = told
-                    return ()
-            return (Event(runner, told),)
-        except StopIteration:
-            return (Event(runner),)
-        except Exception as error:
-            runner.asked = None
-            return (Event(runner, error=error),)
+        event = None if runner.asked else self._resume(runner, None)
+        while event is None:
+            asked = runner.asked
+            assert asked is not None, "a row tells of a round or asks for a pass"
+            try:
+                output = self._run_one(runner.row, asked)
+            except INTERRUPTS:
+                raise
+            except BaseException as error:
+                return (_failed(runner, error),)
+            event = self._resume(runner, output)
+            if event is None and len(asked.tokens) > self._narrow:
+                return ()
+        return (event,)
 
     def _run_one(self, row: int, asked: Pass) -> Output:
         if self._single:
@@ -91,9 +93,10 @@ class Lockstep:
 
     def _together(self, runners: Sequence[Runner]) -> Iterator[Event]:
         for runner in runners:
-            if runner.asked is None:
-                yield from self._resume(runner, None)
-        left = self._target.max_width
+            event = None if runner.asked else self._resume(runner, None)
+            if event is not None:
+                yield event
+        left = self._widest
         while self._drafts:
             waiting = [r for r in runners if r.asked and r.asked.engine is not self._target]
             chosen, left = self._fitting(waiting, left)
@@ -101,7 +104,7 @@ class Lockstep:
                 break
             yield from self._run(chosen)
         waiting = [r for r in runners if r.asked and r.asked.engine is self._target]
-        chosen, _ = self._fitting(waiting, self._target.max_width)
+        chosen, _ = self._fitting(waiting, self._widest)
         if chosen:
             yield from self._run(chosen)
 
@@ -129,28 +132,38 @@ class Lockstep:
         try:
             assert passes[0] is not None
             outputs = self._rows[id(passes[0].engine)].forward_rows(feeds)
-        except Exception as error:  # whatever the engine raises concerns all rows in the pass
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # what the engine raises concerns all rows in the pass
             for runner in runners:
-                runner.rounds.close()
-                runner.asked = None
-                yield Event(runner, error=error)
+                yield _failed(runner, error)
             return
         for runner, output in zip(runners, outputs, strict=True):
-            yield from self._resume(runner, output)
+            event = self._resume(runner, output)
+            if event is not None:
+                yield event
 
-    def _resume(self, runner: Runner, output: Output | None) -> Iterator[Event]:
-        """Go on with a row until it asks for its next pass, or tells of a round or its end."""
+    def _resume(self, runner: Runner, output: Output | None) -> Event | None:
+        """Go on with a row; return what it came to, None where it asks for its next pass."""
+        runner.unheeded = True
         runner.asked = None
         try:
-            asked = runner.rounds.send(output)
+            told = runner.rounds.send(output)
         except StopIteration:
-            yield Event(runner)
+            return Event(runner)
+        except INTERRUPTS:
+            raise
         except BaseException as error:
-            yield Event(runner, error=error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            if isinstance(asked, Round):
-                yield Event(runner, asked)
-            else:
-                runner.asked = asked
+            return Event(runner, error=error)
+        if isinstance(told, Round):
+            return Event(runner, told)
+        runner.asked = told
+        runner.unheeded = False
+        return None
+
+
+def _failed(runner: Runner, error: BaseException) -> Event:
+    """Return the end of a row whose pass failed."""
+    runner.rounds.close()
+    runner.asked = None
+    return Event(runner, error=error)

@@ -33,20 +33,24 @@ def first_row(engine: Engine) -> Engine:
 
 
 class FirstRow:
-    """The first row of an engine of several, by itself."""
+    """The first row of an engine of several, by itself; a padded engine's rows all do the same."""
 
     batch = 1
 
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.geometry = engine.geometry
         self.max_length, self.max_width = engine.max_length, engine.max_width
         self.close = engine.close
-        self._forward_rows = rows_of(engine).forward_rows
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
         """See `Engine`."""
-        (own,) = np.asarray(tokens).tolist()
-        return self._forward_rows((Feed(0, own, int(np.asarray(start)), rows or len(own)),))[0]
+        engine, fed, at = self._engine, np.asarray(tokens), int(np.asarray(start).item())
+        scored = rows or fed.shape[1]
+        if isinstance(engine, PackedEngine):
+            return engine.forward_rows((Feed(0, fed[0].tolist(), at, scored),))[0]
+        output = engine.forward(np.repeat(fed, engine.batch, 0), [at] * engine.batch, scored)
+        return RowOutput(output, 0, 0, scored)
 
 
 class LoneRow:

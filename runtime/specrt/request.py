@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from specrt.completion import Chunk, Completion
 from specrt.drafters import Drafters
+from specrt.errors import RequestError
+from specrt.message import one_line
 from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.reader import Reader
@@ -60,7 +62,9 @@ class Request:
 
     def deliver(self, round_: Round, now_ns: int) -> None:
         """Take what a round committed, and end where it ended the text."""
-        self.chunks.append(self.reader.take(round_, now_ns))
+        chunk = self.reader.take(round_, now_ns)
+        if not self.patient:
+            self.chunks.append(chunk)
         if self.completion.finish_reason:
             self.done = True
         elif len(self.tokens) >= self.limit:
@@ -69,10 +73,12 @@ class Request:
     def finish(self) -> None:
         """End at the limit."""
         rest = self.reader.finish()
-        if rest is not None:
+        if rest is not None and not self.patient:
             self.chunks.append(rest)
         self.done = True
 
     def fail(self, error: BaseException) -> None:
         """End before its time."""
+        if not isinstance(error, Exception):  # a library panicked: that ends nobody's program
+            error = RequestError(f"the completion failed: {one_line(str(error))}")
         self.error = error

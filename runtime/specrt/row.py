@@ -24,18 +24,25 @@ class Row:
         self.request: Request | None = None
         self.used = 0
         """When it was taken last, as a count of requests."""
+        self.forgotten = False
+        """Whether nobody else may begin with what it holds of a text that is being written."""
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return how many of the first tokens the target's buffers hold already."""
+        if self.forgotten:
+            return 0
         return min(self.caches[0].length, common(self.tokens, tokens))
 
     def take(self, request: Request, source: Row, used: int) -> None:
         """Take up a request, with what `source`, mostly this row, holds of its text."""
         most = min(common(source.tokens, request.tokens), len(request.tokens) - 1)
-        for cache, held in zip(request.caches, source.caches, strict=True):
-            cache.length = min(held.length, most)
-            if source is not self:
-                copy_row(cache.engine, source.index, self.index, cache.length)
+        lengths = [min(held.length, most) for held in source.caches]
+        if source is not self:
+            for held, length in zip(self.caches, lengths, strict=True):
+                held.length = 0  # whatever becomes of the copy
+                copy_row(held.engine, source.index, self.index, length)
+        for cache, length in zip(request.caches, lengths, strict=True):
+            cache.length = length
         self.tokens = request.tokens
         self.caches = request.caches
         self.request = request
@@ -45,11 +52,19 @@ class Row:
         """Let the request go, and keep what the buffers hold of its text."""
         self.request = None
         self.tokens = list(self.tokens)
-        most = len(self.tokens)
+        most = 0 if self.forgotten else len(self.tokens)
+        self.forgotten = False
         self.caches = [CachedTokens(c.engine, min(c.length, most)) for c in self.caches]
 
     def forget(self) -> None:
-        """Take it that the buffers hold nothing."""
+        """Take it that the buffers hold nothing, as soon as nobody needs what they hold."""
+        if self.request is not None:
+            self.forgotten = True
+        else:
+            self.lose()
+
+    def lose(self) -> None:
+        """Take note that the buffers were overwritten; who uses the row reads its text again."""
         for cache in self.caches:
             cache.length = 0
 

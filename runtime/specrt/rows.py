@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from specrt.engine import Engine
 from specrt.request import Request
@@ -43,8 +43,8 @@ class Rows:
         if not self._copies or request.fresh or not self._keeps:
             return False
         have = max(row.shared(request.tokens) for row in self._rows)
-        busy = (row for row in self._rows if row.request is not None)
-        return max((common(r.tokens, request.tokens) for r in busy), default=0) >= have + WORTH
+        reading = [r for r in self._rows if r.request and not (r.request.paused or r.forgotten)]
+        return max((common(r.tokens, request.tokens) for r in reading), default=0) >= have + WORTH
 
     def take(self, row: Row, request: Request) -> None:
         """Let a request have a row, with what this or another one holds of its text."""
@@ -57,8 +57,3 @@ class Rows:
                 source = best
         self._taken += 1
         row.take(request, source, self._taken)
-
-    def forget(self, rows: Iterable[Row]) -> None:
-        """Take it that rows hold nothing."""
-        for row in rows:
-            row.forget()

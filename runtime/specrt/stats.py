@@ -114,8 +114,9 @@ class SpeculationStats:
 class Timings:
     """When the tokens of one completion came.
 
-    Units: nanoseconds of `perf_counter_ns`, less the time for which the caller kept the stream
-    waiting. Tokens of one round arrive together.
+    Units: nanoseconds of `perf_counter_ns`, less the time in which nobody fetched anything. Where
+    several streams run, time goes on for all while one of them is read. Tokens of one round arrive
+    together.
     """
 
     began_ns: int

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
 from specrt.costs import Costs, shared_widths
+from specrt.engine import PackedEngine
 from specrt.errors import EngineError
 from specrt.models import Models
 from specrt.rehearsal import Rehearsal, Timed
@@ -61,7 +62,8 @@ def measure_costs(
     plain_ns = min(r.verify_ns for r in rehearsal.burst(0, 3))
     plan = _plan(models.gammas, plain_ns, budget_ns)
     target = models.target
-    wide = shared_widths(max(models.gammas), target.batch, target.max_width)
+    rows = target.batch if isinstance(target, PackedEngine) else 1
+    wide = shared_widths(max(models.gammas), rows, target.max_width)
     order = (*plan.gammas, *(width - 1 for width in wide))
     for gamma in order:
         rehearsal.burst(gamma, 1)  # the first pass of a width makes its bindings

@@ -196,7 +196,8 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
     _ = tuning.costs  # refuses costs that no machine has
     lengths = len(tuning.verify_ns), len(tuning.draft_ns)
     most, manifest = max(gammas), bundle.manifest
-    wide = shared_widths(most, manifest.batch, manifest.max_width)
+    packs = manifest.backend_of(manifest.target) == "ort-cpu"
+    wide = shared_widths(most, manifest.batch if packs else 1, manifest.max_width)
     expected = max([most + 1, *wide]), most + 1
     if lengths != expected:
         yield f"{lengths[0]} and {lengths[1]} costs, expected {expected[0]} and {expected[1]}"

@@ -41,15 +41,12 @@ class Turn:
 
     def now_ns(self) -> int:
         """Return the time, of which none passes while nobody has a turn."""
-        now = perf_counter_ns()
-        if self._thread is None:
-            self._idle_ns += now - self._left_ns
-            self._left_ns = now
+        now = self._left_ns if self._thread is None else perf_counter_ns()
         return now - self._idle_ns
 
     def require_apart(self) -> None:
         """Refuse calls from within a pass, which would wait for themselves."""
-        if self._thread == threading.get_ident():
+        if self._thread == threading.get_ident() and self._lock.locked():
             raise RequestError("a logits processor cannot use the generator that runs it")
 
     def require_open(self) -> None:

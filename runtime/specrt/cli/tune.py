@@ -173,7 +173,7 @@ def show(tuning: Tuning, rows: int = 1) -> None:
     machine, console = tuning.machine, Console()
     print(f"{machine.cpu}, {tuning.threads} threads, {machine.library}")
     console.print(_cost_table(tuning))
-    if rows > 1:
+    if len(tuning.verify_ns) > len(tuning.draft_ns):
         console.print(_shared_table(tuning, rows))
     print(f"outside the engines: {tuning.outside_ns / 1e3:.0f} us a round")
     if tuning.settings:
