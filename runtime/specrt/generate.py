@@ -16,7 +16,7 @@ from specrt.grammars import Grammars
 from specrt.models import Gamma, Models
 from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.prompted import Prompt, prompt_tokens, shared_params
+from specrt.prompted import Prompt, prompt_tokens, several_prompts, shared_params
 from specrt.reader import Reader
 from specrt.request import Request
 from specrt.requested import rules_of
@@ -118,12 +118,14 @@ class Generator:
 
         Raises: RequestError, CapacityError before any work, for any of the prompts.
         """
-        each = shared_params(len(prompts), params)
+        asked = several_prompts(prompts)
+        each = shared_params(len(asked), params)
+        at_once = self._at_once(rows)
         many = [
             self._requests(prompt, own, gamma, drafter)
-            for prompt, own in zip(prompts, each, strict=True)
+            for prompt, own in zip(asked, each, strict=True)
         ]
-        return self._finished(many, rows or len(self._batch))
+        return self._finished(many, at_once)
 
     def session(
         self, template: ChatTemplate | None = None, system: str | None = None,
@@ -167,6 +169,14 @@ class Generator:
                 yield chunk
         finally:
             request.cancelled = not request.done
+
+    def _at_once(self, rows: int | None) -> int:
+        built = len(self._batch)
+        if rows is None:
+            return built
+        if type(rows) is not int or not 1 <= rows <= built:
+            raise RequestError(f"rows is {rows!r}; this bundle was built for 1 to {built} at once")
+        return rows
 
     def _finished(self, many: list[list[Request]], rows: int) -> Iterator[list[Completion]]:
         requests = [request for one in many for request in one]

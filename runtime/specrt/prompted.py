@@ -37,6 +37,19 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, target: Engine) -> list[
     return tokens
 
 
+def several_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts as a list.
+
+    Raises: RequestError for one prompt, or none, in the place of several.
+    """
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts is of type {type(prompts).__name__}; expected a list of prompts, each text "
+            "or token ids"
+        )
+    return list(prompts)
+
+
 def shared_params(
     count: int, params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
@@ -46,12 +59,16 @@ def shared_params(
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
+    each = list(params) if isinstance(params, Iterable) else [params]
+    wrong = next((one for one in each if not isinstance(one, SamplingParams)), None)
+    if wrong is not None:
+        raise RequestError(f"params holds {wrong!r}; expected SamplingParams")
+    if len(each) != count:
         raise RequestError(
-            f"{count} prompts and {len(params)} sampling params were given; give one for each "
+            f"{count} prompts and {len(each)} sampling params were given; give one for each "
             "prompt, or one for all"
         )
-    return list(params)
+    return each
 
 
 def _token_id(token: object, vocab: int) -> int:

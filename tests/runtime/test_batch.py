@@ -232,6 +232,13 @@ def test_more_completions_than_rows_are_refused(tokenizer: Tokenizer) -> None:
         made.stream([1], SamplingParams(n=2))
     with pytest.raises(RequestError, match=r"2 prompts and 3 sampling params"):
         made.generate_many([[1], [2]], [SamplingParams()] * 3)
+    with pytest.raises(RequestError, match=r"prompts is of type str; expected a list of prompts"):
+        made.generate_many("abc")
+    with pytest.raises(RequestError, match=r"params holds 5; expected SamplingParams"):
+        made.generate_many([[1]], 5)  # type: ignore[arg-type]
+    for wrong in (0, -1, 3, 1.5, True):
+        with pytest.raises(RequestError, match=rf"rows is {wrong}; this bundle was built for 1 to"):
+            made.generate_many([[1]], rows=wrong)  # type: ignore[arg-type]
 
 
 def test_a_bad_prompt_in_a_list_is_refused_before_any_work(tokenizer: Tokenizer) -> None:

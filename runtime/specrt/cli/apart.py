@@ -21,6 +21,11 @@ def crowd(
 ) -> None:  # fmt: skip
     """Measure several completions at once, and print what that came to."""
     check_rows(generator, rows)
+    if len(asked.prompts) < max(rows):
+        raise RequestError(
+            f"{len(asked.prompts)} prompts cannot keep {max(rows)} rows busy; give as many "
+            "prompts as rows, or more"
+        )
     gammas, drafter = asked.gammas or [0, AUTO], one_drafter(generator, asked, "--rows")
     found = measure_throughput(
         generator, encode(generator, asked.prompts, asked.params), rows, gammas, asked.params,
