@@ -61,11 +61,12 @@ class ChatTemplate:
             raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
 
 
-def read_template(folder: Path) -> ChatTemplate:
+def read_template(bundle: str | Path) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
     Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
     """
+    folder = Path(bundle)
     config = _config(folder / "tokenizer_config.json")
     separate = folder / "chat_template.jinja"
     source = _read(separate) if separate.is_file() else config.get("chat_template")
