@@ -160,6 +160,18 @@ def test_a_long_prompt_holds_others_up_for_one_chunk_at_most(
         assert any(feed.row == 0 for feed in one), "the running row was left out"
 
 
+def test_rows_that_read_together_share_one_chunk(tokenizer: Tokenizer) -> None:
+    made, one = rows(packed, 4, tokenizer), alone(tokenizer)
+    prompts, params = [[i] * 100 for i in range(6)], SamplingParams(max_tokens=5)
+    found = made.generate_many(prompts, params)
+    for engine in (made.models.target, made.models.draft):
+        assert isinstance(engine, PackedTable)
+        for feeds in engine.passes:
+            widths = [len(feed.tokens) for feed in feeds]
+            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is no prompt
+    assert [c.token_ids for (c,) in found] == [one.generate(p, params).token_ids for p in prompts]
+
+
 @pytest.mark.parametrize("build", [padded, packed])
 def test_a_failing_row_harms_no_other(build: Build, tokenizer: Tokenizer) -> None:
     def wrong(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
