@@ -96,7 +96,7 @@ def test_under_rejection_the_text_keeps_to_it_too(
         {"bad_words": ["b", "ab"]},
         {"top_k": 2, "temperature": 1.0, "seed": 3},
     ],
-    ids=lambda more: "-".join(more),
+    ids="-".join,
 )
 def test_other_options_hold_within_it(
     pair: Callable[[int], Generator], more: dict[str, Any]
