@@ -149,7 +149,8 @@ def test_rejections(vector: dict[str, Any]) -> None:
             proposal = Proposal(tokens, [sampled(draft, temperature=heat)] * len(tokens))
             assert drafts(q, root, base, len(tokens)) == tokens
         assert judged(p, q, tokens, root, base) == (accepted, following)
-        assert rejection(proposal, lambda i: found, noise, base) == (accepted, following)
+        verdict = rejection(proposal, lambda i: found, noise, base)
+        assert (verdict.accepted, verdict.next) == (accepted, following)
 
 
 def test_the_document_shows_these_numbers() -> None:

@@ -235,13 +235,14 @@ def test_completions_that_are_over_give_their_memory_back(tokenizer: Tokenizer) 
     alive: list[int] = []
 
     def counts(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        alive.append(sum(isinstance(o, Rules) for o in gc.get_objects()))
+        alive.append(sum(type(o) is Rules for o in gc.get_objects()))
         return row
 
     made = rows(packed, 2, tokenizer)
     penalty = SamplingParams(max_tokens=3, presence_penalty=1.0)
     last = SamplingParams(max_tokens=1, logits_processors=(counts,))
-    made.generate_many([[i] for i in range(20)], [*[penalty] * 19, last])
+    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, last])
+    assert [c.error for (c,) in done] == [None] * 20
     assert alive[-1] <= 4, "two rows run, and all others are over"
 
 
