@@ -81,7 +81,7 @@ def read_template(bundle: str | Path) -> ChatTemplate:
     if not source:
         raise NoTemplateError(
             f"{folder} has no chat template: its model was not trained for chat; "
-            "leave --chat out to complete plain text"
+            "complete plain text instead (no --chat; a session without a template)"
         )
     tokens = {
         key: value.get("content") if isinstance(value, dict) else value

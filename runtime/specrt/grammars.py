@@ -95,6 +95,10 @@ class Grammars:
             ) from None
 
 
+ESCAPES = 'nrbtf\\"'
+"""Characters that JSON strings may have behind a backslash."""
+
+
 def _json(text: str) -> str:
     from llguidance import LLMatcher
 
@@ -102,7 +106,13 @@ def _json(text: str) -> str:
         return str(
             LLMatcher.grammar_from_json_schema(
                 "{}" if text == "true" else text,
-                overrides={"lenient": False, "coerce_one_of": False, "whitespace_pattern": _SPACE},
+                overrides={
+                    "lenient": False,
+                    "coerce_one_of": False,
+                    "whitespace_pattern": _SPACE,
+                    # A name that is spelt \u0061 would go past the schema of "a".
+                    "json_allowed_escapes": ESCAPES,
+                },
             )
         )
     except ValueError as error:
@@ -132,4 +142,5 @@ _SOURCES = {"json_schema": _json, "regex": _regex, "choice": _regex, "grammar": 
 def _refused(structure: Structure, message: str) -> RequestError:
     advice = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
     reason = one_line(message).replace(advice, "write anyOf where alternatives may overlap")
+    reason = reason.replace("NoExtensionBias", "it admits nothing")
     return RequestError(f"{structure.kind} cannot be enforced: {reason}")

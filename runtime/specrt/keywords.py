@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -9,6 +11,7 @@ from math import lcm
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
+from specrt.bounds import check_numbers
 from specrt.errors import RequestError
 from specrt.satisfiable import admits_anything
 
@@ -57,12 +60,33 @@ def check_schema(schema: Any) -> None:
     parts = list(_parts(schema, "#"))
     for part in parts:
         _check_keywords(part)
+        _check_texts(part)
         _check_count(part)
         _check_reference(part, schema)
+    draft = str(schema.get("$schema")) if isinstance(schema, Mapping) else ""
+    for part in parts:
+        if "draft-0" in draft and "prefixItems" in part.schema:
+            raise _unenforced(f"prefixItems, which {short(draft)} has not,", part.place)
+    check_numbers([(part.place, part.schema) for part in parts])
     _check_remainders(parts)
     _check_size(parts)
     if not admits_anything(schema, {p.schema["$ref"] for p in parts if "$ref" in p.schema}):
         raise RequestError("json_schema admits nothing: no finite JSON value satisfies it")
+
+
+def check_names(schema: Any) -> None:
+    """Refuse a schema within a grammar that a name spelt otherwise, with escapes, would go past.
+
+    Raises: RequestError.
+    """
+    for part in _parts(schema, "#"):
+        closed = part.schema.get("additionalProperties", True) is False
+        if "patternProperties" in part.schema or ("properties" in part.schema and not closed):
+            raise RequestError(
+                f"grammar has %json with properties at {part.place} and others beside them; "
+                "expected additionalProperties false and no patternProperties, or json_schema in "
+                "the place of a grammar"
+            )
 
 
 def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[Part]:
@@ -98,6 +122,18 @@ def _check_keywords(part: Part) -> None:
             f"json_schema has format {short(form)} at {part.place}; expected one of "
             f"{', '.join(FORMATS)}, or a pattern"
         )
+
+
+def _check_texts(part: Part) -> None:
+    """Refuse characters that JSON can only write as numbers, which are not allowed."""
+    for word in ("const", "enum", "properties", "required"):
+        written = json.dumps(part.schema.get(word))
+        found = re.search(r"\\u00[01][0-9a-f]", written.replace("\\\\", ""))
+        if found:
+            raise RequestError(
+                f"json_schema has the character {found[0]} in {word} at {part.place}, which cannot "
+                "be written"
+            )
 
 
 def _check_count(part: Part) -> None:

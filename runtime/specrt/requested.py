@@ -36,6 +36,7 @@ def rules_of(
 
     Raises: RequestError for token ids that there are not, and a structure that cannot be kept to.
     """
+    _check("stop_token_ids", params.stop_token_ids, vocabulary)
     made = list(_processors(params, tokenizer, ends, vocabulary))
     structure = params.structure
     if structure is not None:
@@ -62,7 +63,6 @@ def _processors(
             yield BadWords(words)
     stops = {*p.stop_token_ids, *ends}
     if p.min_tokens and stops:
-        _check("stop_token_ids", p.stop_token_ids, vocabulary)
         yield MinTokens(p.min_tokens, sorted(s for s in stops if s < vocabulary))
     if p.logit_bias:
         _check("logit_bias", p.logit_bias, vocabulary)

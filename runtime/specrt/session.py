@@ -74,9 +74,31 @@ class Session:
         """Weak, so that dropping a stream stops it."""
         self.template = template
         self.system = system
-        self.params = params or SamplingParams()
+        self.params = SamplingParams() if params is None else params
         self.gamma = gamma
         self.drafter = drafter
+
+    @property
+    def system(self) -> str | None:
+        """What the model is told first; raises RequestError on setting what is no text."""
+        return self._system
+
+    @system.setter
+    def system(self, system: str | None) -> None:
+        if system is not None and not isinstance(system, str):
+            raise RequestError(f"system is of type {type(system).__name__}; expected text")
+        self._system = system
+
+    @property
+    def params(self) -> SamplingParams:
+        """Options of the coming answers; raises RequestError on setting what is none."""
+        return self._params
+
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {params!r}; expected SamplingParams")
+        self._params = params
 
     @property
     def gamma(self) -> Gamma | None:

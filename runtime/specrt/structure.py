@@ -9,16 +9,21 @@ from reprlib import repr as short
 from typing import Any, NamedTuple
 
 from specrt.errors import RequestError
-from specrt.keywords import check_schema
+from specrt.keywords import check_names, check_schema
 
 KINDS = ("json_schema", "regex", "choice", "grammar")
-_HEAD = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\]", re.MULTILINE)
-_UNENFORCED = ("max_tokens", "temperature")
+_QUOTED = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/'
+_HEAD = re.compile(rf'^[ \t]*[?!]?\w+[ \t]*\[((?:{_QUOTED}|[^\]"/])*)\]', re.MULTILINE)
+_UNENFORCED = {
+    "max_tokens": "which is not enforced; leave it out, and use the request's own max_tokens",
+    "temperature": "which is not enforced; leave it out, and use the request's own temperature",
+    "stop": "which cannot be taken back where a drafted token is refused; use suffix",
+}
 _RULE = re.compile(r"^[ \t]*[?!]?[\w-]+[^\n:\"/]*:|\(", re.MULTILINE)
 _MOST_RULES = 1000
 """Rules and brackets of a grammar: the compiler goes through them by recursion, and some thousands
 within each other are more than its stack holds."""
-_LONGEST = {"regex": 10_000, "choice": 500_000, "grammar": 50_000}
+_LONGEST = {"regex": 10_000, "choice": 100_000, "grammar": 50_000}
 """Characters. Longer ones take more than a few seconds to compile."""
 
 
@@ -59,14 +64,21 @@ def schema_text(given: Any) -> str | None:
     """
     if given is None:
         return None
-    if hasattr(given, "model_json_schema"):
-        given = given.model_json_schema()
     try:
-        schema = _parsed(given) if isinstance(given, str) else given
+        if hasattr(given, "model_json_schema"):
+            given = given.model_json_schema()
+    except Exception as error:  # whatever the model raises
+        raise RequestError(f"json_schema is a model without a schema: {error}") from None
+    try:
+        # As JSON has it: tuples are lists, and names are texts.
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        schema = _parsed(text)
         check_schema(schema)
         return json.dumps(schema, allow_nan=False, ensure_ascii=True)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"json_schema is no JSON: {error}") from None
+        if "Circular" not in str(error):
+            raise RequestError(f"json_schema is no JSON: {error}") from None
+        raise RequestError("json_schema is nested too deep, or within itself") from None
     except RecursionError:
         raise RequestError("json_schema is nested too deep, or within itself") from None
 
@@ -133,12 +145,10 @@ def check_grammar(text: Any) -> None:
             f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
         )
     for head in _HEAD.finditer(text):
-        for word in _UNENFORCED:
-            if re.search(rf"\b{word}\s*=", head[1]):
-                raise RequestError(
-                    f"grammar has {word} in {short(head[0].strip())}, which is not enforced; "
-                    f"leave it out, and use the request's own {word}"
-                )
+        said = re.sub(_QUOTED, "", head[1])
+        for word, why in _UNENFORCED.items():
+            if re.search(rf"\b{word}\s*=", said):
+                raise RequestError(f"grammar has {word} in {short(head[0].strip())}, {why}")
     for place in re.finditer(r"%json\b", text):
         try:
             schema, _ = json.JSONDecoder().raw_decode(text[place.end() :].lstrip())
@@ -146,3 +156,4 @@ def check_grammar(text: Any) -> None:
             continue  # within a string, or what the compiler refuses
         if isinstance(schema, (bool, Mapping)):
             check_schema(schema)
+            check_names(schema)

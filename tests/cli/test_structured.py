@@ -72,7 +72,7 @@ def test_options_are_those_of_the_library(
     ("asked", "said"),
     [
         (["--json-schema", "/nowhere.json"], "/nowhere.json cannot be read: No such file"),
-        (["--json-schema", ""], "cannot be read"),
+        (["--json-schema", ""], "--json-schema is empty"),
         (["--json-schema", "{"], "json_schema is no JSON: "),
         (["--json-schema", "false"], "json_schema admits nothing"),
         (["--json-schema", '{"not": {}}'], "json_schema has 'not' at #, which cannot be enforced"),

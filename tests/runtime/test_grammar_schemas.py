@@ -171,3 +171,63 @@ def test_a_pydantic_model_is_a_schema() -> None:
 
     given: Any = Model
     assert json.loads(str(SamplingParams(json_schema=given).json_schema)) == {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"minimum": 1e30}, "has minimum 1e"),
+        ({"const": 2**53 + 1}, "has const 9007199254740993 at #; expected numbers up to"),
+        ({"enum": [1, [2**64]]}, "has enum 18446744073709551616"),
+        ({"exclusiveMinimum": 1, "maximum": 1.5}, "has exclusiveMinimum 1 at #, which cannot be"),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, "has exclusiveMinimum 0"),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, "has exclusiveMaximum 0"),
+        ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
+        ({"const": "\x01"}, r"has the character .u0001 in const"),
+        ({"properties": {"\x1f": {}}}, r"has the character .u001f in properties"),
+    ],
+)
+def test_numbers_and_characters_that_would_come_out_otherwise_are_refused(
+    schema: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        SamplingParams(json_schema=schema)
+
+
+def test_bounds_that_hold_are_taken() -> None:
+    for schema in (
+        {"exclusiveMinimum": 0, "maximum": 1},
+        {"exclusiveMinimum": 0.5, "maximum": 0.75},
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5 + 1},
+        {"const": "é\n\t"},
+        {"anyOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]},
+    ):
+        assert SamplingParams(json_schema=schema).structure is not None
+
+
+def test_what_python_calls_a_schema_is_read_as_json() -> None:
+    with pytest.raises(RequestError, match="has '1' at #, which cannot be enforced"):
+        SamplingParams(json_schema={1: 2})
+    with pytest.raises(RequestError, match="has 'uniqueItems' at #/anyOf/0"):
+        SamplingParams(json_schema={"anyOf": ({"uniqueItems": True},)})
+
+    class Broken:
+        def model_json_schema(self) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(RequestError, match="a model without a schema: no"):
+        SamplingParams(json_schema=Broken())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        ('start: a\na[stop="q"]: /[a-p]*/', "has stop in .*; use suffix"),
+        ('start: a\na[suffix="]", temperature=0.5]: /[a-p]*/', "has temperature in"),
+        ('start: %json {"properties": {"a": {}}}', "grammar has %json with properties at #"),
+        ('start: %json {"patternProperties": {"^a": false}}', "grammar has %json with properties"),
+    ],
+)
+def test_grammars_that_would_break_off_or_be_gone_past_are_refused(grammar: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        SamplingParams(grammar=grammar)

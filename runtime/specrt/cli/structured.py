@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from specrt.errors import RequestError
 from specrt.prompts import read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,5 +54,7 @@ def read_structured(options: dict[str, Any]) -> dict[str, Any]:
 
 def read_schema(given: str) -> str:
     """Return a schema's text: what was given where it is one, else what the file holds."""
+    if not given.strip():
+        raise RequestError("--json-schema is empty; expected a file, a schema, or true")
     written_out = given.lstrip().startswith("{") or given.strip() in ("true", "false")
     return given if written_out else read_text(Path(given))

@@ -189,7 +189,9 @@ def write_messages(path: Path, messages: list[Message]) -> None:
     Raises: RequestError for a place that cannot be written.
     """
     try:
-        path = path.expanduser()
+        path = path.expanduser().resolve()
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         partial = path.with_name(f".{path.name}.partial")
         lines = [json.dumps(message, ensure_ascii=False) + "\n" for message in messages]
         try:
