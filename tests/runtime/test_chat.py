@@ -224,5 +224,5 @@ def test_a_separate_file_wins(tmp_path: Path) -> None:
 def test_a_bundle_without_template_says_so(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"{tmp_path} has no chat template"):
         read_template(tmp_path)
-    with pytest.raises(RequestError, match="leave --chat out"):
+    with pytest.raises(RequestError, match="complete plain text instead"):
         read_template(bundle(tmp_path))
