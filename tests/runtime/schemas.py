@@ -85,8 +85,9 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 SCHEMAS = st.recursive(_SIMPLE, _grown, max_leaves=5)
+# No \d: which digits there are depends on the Unicode that a library knows, and re knows an older one.
 EXPRESSIONS = st.recursive(
-    st.sampled_from(["a", "the", "é", "[0-9]", "[^a-z]", "\\d", "in", "(ing|n)", "😀", "\\."]),
+    st.sampled_from(["a", "the", "é", "[0-9]", "[^a-z]", "\\s", "in", "(ing|n)", "😀", "\\."]),
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map("".join),
         st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
