@@ -85,7 +85,7 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 SCHEMAS = st.recursive(_SIMPLE, _grown, max_leaves=5)
-# No \d: which digits there are depends on the Unicode that a library knows, and re knows an older one.
+# No \d: which digits there are depends on the Unicode that a library knows; re knows less.
 EXPRESSIONS = st.recursive(
     st.sampled_from(["a", "the", "é", "[0-9]", "[^a-z]", "\\s", "in", "(ing|n)", "😀", "\\."]),
     lambda inner: st.one_of(
