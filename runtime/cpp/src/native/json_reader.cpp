@@ -1,0 +1,219 @@
+#include <limits>
+#include <locale>
+#include <sstream>
+#include <stdexcept>
+
+#include "native/json.hpp"
+#include "native/json_utf8.hpp"
+
+namespace specrt::native {
+
+namespace {
+
+constexpr int kMostLevels = 64;
+
+}  // namespace
+
+class JsonReader {
+ public:
+  explicit JsonReader(std::string_view text) : text_(text) {
+    stream_.imbue(std::locale::classic());  // the application's may write numbers with commas
+  }
+
+  Json document() {
+    Json value = read(1);
+    skip_space();
+    if (at_ < text_.size()) fail("text after the value; expected its end");
+    return value;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw std::runtime_error("byte " + std::to_string(at_) + ": " + what);
+  }
+
+  int peek() const { return at_ < text_.size() ? static_cast<unsigned char>(text_[at_]) : -1; }
+
+  bool take(char expected) {
+    if (peek() != expected) return false;
+    ++at_;
+    return true;
+  }
+
+  void skip_space() {
+    while (at_ < text_.size() && std::string_view(" \t\n\r").find(text_[at_]) != text_.npos) ++at_;
+  }
+
+  Json read(int level) {
+    if (level > kMostLevels) fail("more than " + std::to_string(kMostLevels) + " levels");
+    skip_space();
+    Json value;
+    switch (peek()) {
+      case '{':
+        value.kind_ = Json::Kind::kObject;
+        read_fields(value.fields_, level);
+        break;
+      case '[':
+        value.kind_ = Json::Kind::kList;
+        read_items(value.items_, level);
+        break;
+      case '"':
+        value.kind_ = Json::Kind::kText;
+        value.text_ = read_text();
+        break;
+      case 't':
+      case 'f':
+        value.kind_ = Json::Kind::kBoolean;
+        value.boolean_ = peek() == 't';
+        read_word(value.boolean_ ? "true" : "false");
+        break;
+      case 'n':
+        read_word("null");
+        break;
+      default:
+        read_number(value);
+    }
+    return value;
+  }
+
+  void read_word(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) fail("expected " + std::string(word));
+    at_ += word.size();
+  }
+
+  void read_items(std::vector<Json>& items, int level) {
+    ++at_;
+    skip_space();
+    if (take(']')) return;
+    do {
+      items.push_back(read(level + 1));
+      skip_space();
+    } while (take(','));
+    if (!take(']')) fail("expected , or ]");
+  }
+
+  void read_fields(std::map<std::string, Json>& fields, int level) {
+    ++at_;
+    skip_space();
+    if (take('}')) return;
+    do {
+      skip_space();
+      if (peek() != '"') fail("expected the name of a field, in double quotes");
+      const std::size_t begin = at_;
+      std::string name = read_text();
+      skip_space();
+      if (!take(':')) fail("expected :");
+      Json value = read(level + 1);
+      if (!fields.emplace(name, std::move(value)).second) {
+        at_ = begin;
+        fail("the field " + quoted(name) + " is there twice; expected one of a name");
+      }
+      skip_space();
+    } while (take(','));
+    if (!take('}')) fail("expected , or }");
+  }
+
+  std::string read_text() {
+    ++at_;
+    std::string found;
+    while (!take('"')) {
+      const int next = peek();
+      if (next < 0) fail("the text has no end; expected \"");
+      if (next < 0x20) fail("a control character in a text; expected it escaped");
+      if (take('\\')) {
+        read_escape(found);
+        continue;
+      }
+      const Character one = character(text_, at_);
+      if (!one.valid) fail("bytes that are no UTF-8");
+      found.append(text_.substr(at_, one.bytes));
+      at_ += one.bytes;
+    }
+    return found;
+  }
+
+  void read_escape(std::string& found) {
+    constexpr std::string_view kNames = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
+    if (take('u')) {
+      unsigned code = read_hex();
+      if (code >= 0xD800 && code < 0xDC00 && text_.substr(at_, 2) == "\\u") {
+        at_ += 2;
+        const unsigned low = read_hex();
+        if (low < 0xDC00 || low > 0xDFFF) fail("half of a surrogate pair; expected the other half");
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+      }
+      if (code >= 0xD800 && code < 0xE000) fail("half of a surrogate pair; expected both");
+      return append_utf8(found, code);
+    }
+    const std::size_t which = at_ < text_.size() ? kNames.find(text_[at_]) : std::string_view::npos;
+    if (which == kNames.npos) fail("an escape that there is not; expected one of \\\"/bfnrtu");
+    found.push_back(kMeant[which]);
+    ++at_;
+  }
+
+  unsigned read_hex() {
+    unsigned code = 0;
+    for (int i = 0; i < 4; ++i, ++at_) {
+      const int digit = peek();
+      if (digit >= '0' && digit <= '9') {
+        code = code * 16 + static_cast<unsigned>(digit - '0');
+      } else if ((digit | 0x20) >= 'a' && (digit | 0x20) <= 'f' && digit > 0) {
+        code = code * 16 + static_cast<unsigned>((digit | 0x20) - 'a') + 10;
+      } else {
+        fail("expected four hexadecimal digits");
+      }
+    }
+    return code;
+  }
+
+  bool skip_digits() {
+    const std::size_t begin = at_;
+    while (peek() >= '0' && peek() <= '9') ++at_;
+    return at_ > begin;
+  }
+
+  void read_number(Json& value) {
+    const std::size_t begin = at_;
+    take('-');
+    if (!take('0') && !skip_digits()) fail("expected a value");
+    const std::size_t whole = at_;
+    if (take('.') && !skip_digits()) fail("expected a digit after the point");
+    if (take('e') || take('E')) {
+      if (!take('-')) take('+');
+      if (!skip_digits()) fail("expected a digit of the exponent");
+    }
+    const std::string_view written = text_.substr(begin, at_ - begin);
+    value.kind_ = at_ == whole ? Json::Kind::kInteger : Json::Kind::kNumber;
+    if (value.kind_ == Json::Kind::kInteger && to_integer(written, value.integer_)) {
+      value.number_ = static_cast<double>(value.integer_);
+      return;
+    }
+    value.kind_ = Json::Kind::kNumber;
+    stream_.clear();
+    stream_.str(std::string(written));
+    if (!(stream_ >> value.number_)) fail("a number too large to hold");
+  }
+
+  // Digits that fit; what does not is a number like those with a fraction.
+  static bool to_integer(std::string_view written, std::int64_t& value) {
+    const bool negative = written[0] == '-';
+    constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+    std::int64_t sum = 0;  // below zero, where there is one more
+    for (const char c : written.substr(negative ? 1 : 0)) {
+      const std::int64_t digit = c - '0';
+      if (sum < (kLeast + digit) / 10) return false;
+      sum = sum * 10 - digit;
+    }
+    if (!negative && sum == kLeast) return false;
+    value = negative ? sum : -sum;
+    return true;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  std::istringstream stream_;
+};
+
+Json Json::parse(std::string_view text) { return JsonReader(text).document(); }
+
+}  // namespace specrt::native
