@@ -1,8 +1,10 @@
 // What the rest of the native runtime knows about a compiled model: one verb over KV buffers.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -51,18 +53,29 @@ class Model {
   virtual std::unique_ptr<Engine> engine() = 0;
 };
 
+// Thrown between passes of a generation that nobody wants any more.
+class Cancelled : public std::exception {
+ public:
+  const char* what() const noexcept override { return "the generation was cancelled"; }
+};
+
 // An engine, and how many of the committed tokens its KV buffers hold: a prefix of them that never
 // includes the last one once a round is over. See specrt.target.CachedTokens.
 class CachedTokens {
  public:
-  explicit CachedTokens(Engine& engine, std::size_t length = 0) : engine(&engine), length(length) {}
+  explicit CachedTokens(Engine& its, std::size_t held = 0) : engine(&its), length(held) {}
 
-  // Append tokens, in chunks where they are many, and score the last rows. `stop` is asked between
-  // chunks; where it says so Cancelled is thrown.
-  Output feed(const std::vector<Token>& tokens, std::size_t rows);
+  // Append tokens, in chunks where they are many, and score the last rows. Throws Cancelled between
+  // chunks.
+  Output feed(const Token* tokens, std::size_t count, std::size_t rows);
+  Output feed(const std::vector<Token>& tokens, std::size_t rows) {
+    return feed(tokens.data(), tokens.size(), rows);
+  }
+  void check_wanted() const;
 
   Engine* engine;
   std::size_t length;
+  const std::atomic<bool>* cancelled = nullptr;
 };
 
 }  // namespace specrt::native

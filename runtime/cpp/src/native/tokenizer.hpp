@@ -1,0 +1,55 @@
+// The tokenizer of a bundle: text of tokens, and tokens of text where a library can be had.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "native/detokenizer.hpp"
+#include "native/genai.hpp"
+#include "native/json.hpp"
+#include "params.hpp"
+
+namespace specrt::native {
+
+// Text is encoded by the tokenizer library. Tokens of byte-level vocabularies are decoded here,
+// from tokenizer.json, others by the library. Any thread.
+class Tokenizer {
+ public:
+  // `library` may be empty: then there is no `encode`. Throws Failure(SPECRT_BUNDLE) for what is no
+  // tokenizer. What keeps the library from being used is told in `notice`.
+  Tokenizer(const std::string& bundle, const std::string& library, std::optional<Token> bos);
+
+  bool encodes() const { return library_ != nullptr; }
+  bool decodes() const { return joins_bytes_ || encodes(); }
+  bool falls_back_to_bytes() const { return falls_back_to_bytes_; }
+  // The largest id the tokenizer knows, plus one.
+  std::size_t size() const { return size_; }
+  const std::string& notice() const { return notice_; }
+
+  // The ids of a text; `special` adds what the tokenizer adds by itself. An empty text is the BOS
+  // token alone. Throws Failure(SPECRT_INVALID_ARGUMENT), and SPECRT_UNSUPPORTED without a library.
+  std::vector<Token> encode(const std::string& text, bool special = true) const;
+  // The text of some ids, special tokens left out.
+  std::string decode(const std::vector<Token>& ids) const;
+  std::unique_ptr<Detokenizer> detokenizer() const;
+
+ private:
+  void read(const Json& file);
+  void add(Token token, const std::string& name, bool special);
+  std::vector<Token> ids_of(const std::string& text) const;
+
+  std::optional<Token> bos_;
+  bool joins_bytes_ = false;
+  bool falls_back_to_bytes_ = false;
+  std::size_t size_ = 0;
+  std::unordered_set<Token> special_;
+  std::vector<std::string> bytes_;  // of byte-level tokens
+  std::unique_ptr<GenaiTokenizer> library_;
+  std::vector<Token> before_;  // what the library puts before a text by itself
+  std::string notice_;
+};
+
+}  // namespace specrt::native
