@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 
 from specrt.completion import Chunk
 from specrt.costs import Costs
@@ -51,10 +52,15 @@ class Batch:
 
     def submit(self, request: Request) -> None:
         """Let a request wait for a row."""
-        self.turn.run(lambda: self._waiting.append(request))
+        self.turn.run(lambda: self._submit(request))
+
+    def _submit(self, request: Request) -> None:
+        if not request.submitted:
+            request.submitted = True
+            self._waiting.append(request)
 
     def fetch(self, request: Request) -> Chunk | None:
-        """Return the next chunk of a request, running what it takes; None at its end.
+        """Return the next chunk of a request, running what it takes; None where none will come.
 
         Raises: RequestError, EngineError: what ended it before its time.
         """
@@ -62,17 +68,20 @@ class Batch:
 
         def step() -> None:
             if not chunks and not request.over:
+                self._submit(request)
                 self._step()
 
-        while True:
+        while not request.cancelled:
             over = request.over  # asked first: another thread may deliver and end it meanwhile
             if chunks:
-                return chunks.popleft()
+                with suppress(IndexError):  # another reader was faster
+                    return chunks.popleft()
             if request.error is not None:
                 raise request.error
             if over:
                 return None
             self.turn.run(step)
+        return None
 
     def settle(self, requests: Collection[Request]) -> Request:
         """Run until one of several requests is over, and return it."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from specrt.logprobs import Entry
 from specrt.stats import SpeculationStats, Timings
@@ -34,7 +34,8 @@ class Completion:
     cached_tokens: int = 0
     """How many of the prompt's tokens were in the KV buffers already."""
     finish_reason: str | None = None
-    """`stop` (an end token or a stop string), `length`, `error`, or None while unfinished."""
+    """`stop` (an end token or a stop string), `length`, `error`, `cancelled` (by `cancel`), or
+    None: it is not finished, or who read it gave it up."""
     index: int = 0
     """Which of the n completions of its prompt it is."""
     error: str | None = None
@@ -77,23 +78,56 @@ def _told(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
     }
 
 
-class Stream(Iterator[Chunk]):
-    """An iterator of chunks; `completion` holds what came so far, and all of it at the end."""
+class Source(Protocol):
+    """Where a stream has its chunks from; any thread may call."""
 
-    def __init__(self, completion: Completion, chunks: Generator[Chunk, None, None]) -> None:
+    def fetch(self) -> Chunk | None:
+        """Return the next chunk; None at the end, after a failure, and once it was given up."""
+        ...
+
+    def cancel(self) -> None:
+        """End it before its time, and say so in the completion."""
+        ...
+
+    def drop(self) -> None:
+        """Give up what is not read yet."""
+        ...
+
+
+class Stream(Iterator[Chunk]):
+    """An iterator of chunks; `completion` holds what came so far, and all of it at the end.
+
+    Threads: any may cancel or close it, also while another waits for its next chunk, which then
+    ends after the pass that runs. Dropping the stream closes it.
+    """
+
+    def __init__(self, completion: Completion, source: Source) -> None:
         self.completion = completion
-        self._chunks = chunks
+        self._source = source
 
     def __next__(self) -> Chunk:
         """Return the next chunk; text may be empty while a character is incomplete."""
-        return next(self._chunks)
+        chunk = self._source.fetch()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def cancel(self) -> None:
+        """Stop, from any thread: the reader is at the end, and the row is free at once.
+
+        A completion that was not finished has the finish reason `cancelled`. Never waits.
+        """
+        self._source.cancel()
 
     def close(self) -> None:
-        """Give up what is not read yet, as dropping the stream does; its row is free at once."""
-        self._chunks.close()
+        """Give up what is not read yet; the row is free at once. Nothing is finished by it."""
+        self._source.drop()
 
     def finish(self) -> Completion:
         """Run to the end and return the completion."""
-        for _ in self._chunks:
+        for _ in self:
             pass
         return self.completion
+
+    def __del__(self) -> None:
+        self._source.drop()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator as Yields
 from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
 from specrt.batch import Batch
 from specrt.chat import ChatTemplate
-from specrt.completion import Chunk, Completion, Stream
+from specrt.completion import Completion, Stream
 from specrt.drafters import Drafters
 from specrt.errors import RequestError, SpecrtError
 from specrt.grammars import Grammars
@@ -18,14 +17,13 @@ from specrt.noise import Noise
 from specrt.params import SamplingParams
 from specrt.prompted import Prompt, prompt_tokens, several_prompts, shared_params
 from specrt.reader import Reader
+from specrt.reading import Reading
 from specrt.request import Request
 from specrt.requested import rules_of
 from specrt.session import Session
 from specrt.stats import SpeculationStats, Timings
 from specrt.target import CachedTokens
 from specrt.text import Tokenizer
-
-Reading = Yields[Chunk, None, None]
 
 
 class Generator:
@@ -74,7 +72,7 @@ class Generator:
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
         (request,) = self._requests(prompt, params, gamma, drafter)
-        return Stream(request.completion, self._chunks(request))
+        return Stream(request.completion, Reading(self._batch, request))
 
     def generate(
         self,
@@ -161,14 +159,6 @@ class Generator:
     def check_drafter(self, drafter: str | None) -> str:
         """Return the drafter to use; raises RequestError for one that cannot be had."""
         return self._drafters.check_drafter(drafter)
-
-    def _chunks(self, request: Request) -> Reading:
-        self._batch.submit(request)
-        try:
-            while (chunk := self._batch.fetch(request)) is not None:
-                yield chunk
-        finally:
-            request.cancelled = not request.done
 
     def _at_once(self, rows: int | None) -> int:
         built = len(self._batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -48,7 +49,12 @@ class Request:
     """Delivered, and not fetched yet."""
     error: BaseException | None = None
     done: bool = False
+    submitted: bool = False
+    """Whether it waits for a row, or has waited."""
     cancelled: bool = False
+    """Whether nobody wants more of it."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while it changes, never during a pass; a signal's handler may cancel within it."""
 
     @property
     def over(self) -> bool:
@@ -62,20 +68,33 @@ class Request:
 
     def deliver(self, round_: Round, now_ns: int) -> None:
         """Take what a round committed, and end where it ended the text."""
-        chunk = self.reader.take(round_, now_ns)
-        if not self.patient:
-            self.chunks.append(chunk)
-        if self.completion.finish_reason:
-            self.done = True
-        elif len(self.tokens) >= self.limit:
-            self.finish()
+        with self.lock:
+            if self.cancelled:
+                return
+            chunk = self.reader.take(round_, now_ns)
+            if not self.patient:
+                self.chunks.append(chunk)
+            if self.completion.finish_reason:
+                self.done = True
+            elif len(self.tokens) >= self.limit:
+                self.finish()
 
     def finish(self) -> None:
         """End at the limit."""
-        rest = self.reader.finish()
-        if rest is not None and not self.patient:
-            self.chunks.append(rest)
-        self.done = True
+        with self.lock:
+            if self.cancelled:
+                return
+            rest = self.reader.finish()
+            if rest is not None and not self.patient:
+                self.chunks.append(rest)
+            self.done = True
+
+    def cancel(self) -> None:
+        """End before its time, and say so; what it came to stays."""
+        with self.lock:
+            if self.completion.finish_reason is None:
+                self.completion.finish_reason = "cancelled"
+            self.cancelled = True
 
     def fail(self, error: BaseException) -> None:
         """End before its time."""

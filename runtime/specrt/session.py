@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator as Answering
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -166,9 +165,9 @@ class Session:
         )
         turn = Turn(message, script, prompt, stream.completion)
         self._turns.append(turn)
-        answering = self._answer(turn, stream)
+        answering = Stream(stream.completion, Answer(self, turn, stream))
         self._running = ref(answering)
-        return Stream(stream.completion, answering)
+        return answering
 
     def generate(self, message: str) -> Completion:
         """Answer a message and return the whole answer; see `stream`."""
@@ -180,7 +179,7 @@ class Session:
         self._running = None
         if answering is not None:
             answering.close()
-        self._settle()
+        self.settle()
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message.
@@ -197,18 +196,10 @@ class Session:
         self.stop()
         self._turns.clear()
 
-    def _answer(self, turn: Turn, stream: Stream) -> Answering[Chunk, None, None]:
-        try:
-            for chunk in stream:
-                turn.answer += chunk.text
-                turn.tokens += chunk.token_ids
-                yield chunk
-        finally:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Let go of a message of whose answer nothing came."""
-        if self._turns and not self._turns[-1].tokens:
+    def settle(self, turn: Turn | None = None) -> None:
+        """Let go of a message of whose answer nothing came: of `turn`, if it is the last."""
+        last = self._turns[-1] if self._turns else None
+        if last is not None and not last.tokens and turn in (None, last):
             self._turns.pop()
 
     def _written(self, messages: list[Message]) -> str:
@@ -247,6 +238,36 @@ class Session:
                 f"the conversation would have {tokens} tokens, and the context of this bundle is "
                 f"{self.context}: undo some of it, reset it, or build with a larger `max_length`"
             )
+
+
+class Answer:
+    """The answer to a message, which becomes part of the conversation as it is read."""
+
+    def __init__(self, session: Session, turn: Turn, stream: Stream) -> None:
+        self._session = session
+        self._turn = turn
+        self._stream = stream
+
+    def fetch(self) -> Chunk | None:
+        """Return the next chunk, None at the end; see `Stream`."""
+        chunk = None
+        try:
+            chunk = next(self._stream, None)
+        finally:
+            if chunk is None:
+                self._session.settle(self._turn)
+        if chunk is not None:
+            self._turn.answer += chunk.text
+            self._turn.tokens += chunk.token_ids
+        return chunk
+
+    def cancel(self) -> None:
+        """End it before its time; see `Stream.cancel`."""
+        self._stream.cancel()
+
+    def drop(self) -> None:
+        """Give up what is not read yet."""
+        self._stream.close()
 
 
 def _message(role: str, content: str) -> Message:
