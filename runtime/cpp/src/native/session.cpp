@@ -1,0 +1,72 @@
+#include "native/session.hpp"
+
+#include <algorithm>
+
+#include "native/generation.hpp"
+
+namespace specrt::native {
+
+Session::Session(std::shared_ptr<Opened> opened)
+    : opened_(std::move(opened)),
+      target_engine_(opened_->models.target->engine()),
+      draft_engine_(opened_->models.draft ? opened_->models.draft->engine() : nullptr),
+      target_(*target_engine_),
+      draft_(draft_engine_ ? std::make_unique<CachedTokens>(*draft_engine_) : nullptr),
+      drafters_(opened_->bundle.manifest.gammas, [this] {
+        bool measured = false;
+        Costs costs = opened_->costs(*target_engine_, draft_engine_.get(), measured);
+        if (measured) {
+          held_.clear();
+        }
+        return costs;
+      }) {}
+
+std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
+  return std::make_unique<Generation>(*this, prompt_tokens(prompt), params);
+}
+
+std::vector<Token> Session::prompt_tokens(const Prompt& prompt) const {
+  const auto* const text = std::get_if<std::string>(&prompt);
+  std::vector<Token> tokens =
+      text != nullptr ? opened_->tokenizer.encode(*text) : std::get<std::vector<Token>>(prompt);
+  const Token vocabulary = target_engine_->geometry().vocab_size;
+  if (tokens.empty()) {
+    throw Failure(SPECRT_INVALID_ARGUMENT, "the prompt has no tokens; give at least one");
+  }
+  for (const Token token : tokens) {
+    if (token < 0 || token >= vocabulary) {
+      throw Failure(SPECRT_INVALID_ARGUMENT, "token id " + std::to_string(token) +
+                                                 " is not in the vocabulary of 0 to " +
+                                                 std::to_string(vocabulary - 1));
+    }
+  }
+  if (tokens.size() > target_engine_->max_length()) {
+    throw Failure(SPECRT_CAPACITY, "the prompt has " + std::to_string(tokens.size()) +
+                                       " tokens, and the context of this bundle is " +
+                                       std::to_string(target_engine_->max_length()) +
+                                       "; shorten the prompt, or build with a larger `max_length`");
+  }
+  return tokens;
+}
+
+std::size_t Session::take(const std::vector<Token>& prompt, bool fresh) {
+  const auto parted = std::mismatch(held_.begin(), held_.end(), prompt.begin(), prompt.end());
+  const auto common = static_cast<std::size_t>(parted.first - held_.begin());
+  const std::size_t most =
+      fresh || !opened_->prompt_cache ? 0 : std::min(common, prompt.size() - 1);
+  target_.length = std::min(target_.length, most);
+  if (draft_) {
+    draft_->length = std::min(draft_->length, most);
+  }
+  return target_.length;
+}
+
+void Session::release(const std::vector<Token>& tokens, bool sound) {
+  if (sound) {
+    held_ = tokens;
+  } else {
+    held_.clear();
+  }
+}
+
+}  // namespace specrt::native

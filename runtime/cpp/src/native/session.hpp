@@ -1,0 +1,37 @@
+// A session: engines with KV buffers of their own, and what they hold of earlier texts.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "implementation.hpp"
+#include "native/draft.hpp"
+#include "native/engine.hpp"
+#include "native/opened.hpp"
+
+namespace specrt::native {
+
+class Session : public Seat {
+ public:
+  explicit Session(std::shared_ptr<Opened> opened);
+  std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override;
+
+ private:
+  friend class Generation;
+
+  std::vector<Token> prompt_tokens(const Prompt& prompt) const;
+  // Take up a text, with what the buffers hold of it; how much of it that is.
+  std::size_t take(const std::vector<Token>& prompt, bool fresh);
+  // Keep what the buffers hold of a text that is over; `sound` where no pass failed.
+  void release(const std::vector<Token>& tokens, bool sound);
+
+  std::shared_ptr<Opened> opened_;
+  std::unique_ptr<Engine> target_engine_;
+  std::unique_ptr<Engine> draft_engine_;
+  CachedTokens target_;
+  std::unique_ptr<CachedTokens> draft_;
+  std::vector<Token> held_;  // the buffers hold a prefix of it, as long as each cache says
+  Drafters drafters_;
+};
+
+}  // namespace specrt::native
