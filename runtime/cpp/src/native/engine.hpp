@@ -21,6 +21,13 @@ struct Geometry {
   int max_positions = 0;
 };
 
+// Scores that a pass left on a device: brought to the host, all rows at once, if somebody reads one.
+class LateScores {
+ public:
+  virtual ~LateScores() = default;
+  virtual float* read() = 0;
+};
+
 // What a forward pass left behind: views that the next pass of the same engine overwrites.
 struct Output {
   const Token* argmax;      // [rows]; -1 where a logit is NaN or the best one infinite
@@ -28,8 +35,9 @@ struct Output {
   const float* confidence;  // [rows], probability of the likeliest; nullptr where not computed
   std::size_t rows;
   std::size_t vocabulary;
+  LateScores* late = nullptr;  // where there is one, `logits` is nullptr, and `row` asks it
 
-  float* row(std::size_t i) const { return logits + i * vocabulary; }
+  float* row(std::size_t i) const { return (late ? late->read() : logits) + i * vocabulary; }
 };
 
 // One compiled model over KV buffers of its own. Stateless about length: going back is feeding
