@@ -85,7 +85,7 @@ Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
   }
   try {
     library_ = std::make_unique<GenaiTokenizer>(library, bundle);
-    before_ = library_->encode("");
+    library_adds_ = library_->encode("").size();
   } catch (const Failure& failure) {
     library_.reset();
     notice_ = std::string(failure.what()) + "; prompts must be token ids";
@@ -106,11 +106,40 @@ void Tokenizer::read(const Json& file) {
   } else {  // of unigram models: a list of pairs
     size_ = vocabulary.items().size();
   }
+  const Json* const processor = file.find("post_processor");
+  if (processor != nullptr && !processor->is_null()) {
+    read_template(*processor);
+  }
   const Json* const added = file.find("added_tokens");
   if (added != nullptr && !added->is_null()) {
     for (const Json& token : added->items()) {
       add(token.at("id").integer(), token.at("content").text(), token.at("special").boolean());
     }
+  }
+}
+
+// Only templates add tokens to a text; byte-level processors move offsets.
+void Tokenizer::read_template(const Json& processor) {
+  const std::string& type = processor.at("type").text();
+  if (type == "Sequence") {
+    for (const Json& part : processor.at("processors").items()) {
+      read_template(part);
+    }
+  } else if (type == "TemplateProcessing") {
+    bool met = false;
+    for (const Json& piece : processor.at("single").items()) {
+      const Json* const special = piece.find("SpecialToken");
+      met = met || special == nullptr;
+      if (special != nullptr) {
+        const Json& known = processor.at("special_tokens").at(special->at("id").text());
+        for (const Json& id : known.at("ids").items()) {
+          (met ? behind_ : before_).push_back(id.integer());
+        }
+      }
+    }
+  } else if (type != "ByteLevel") {
+    throw std::runtime_error("its post-processor is " + type +
+                             "; expected TemplateProcessing or ByteLevel");
   }
 }
 
@@ -150,9 +179,11 @@ std::vector<Token> Tokenizer::encode(const std::string& text, bool special) cons
     throw Failure(SPECRT_INVALID_ARGUMENT, "the text is not valid UTF-8; expected UTF-8");
   }
   std::vector<Token> ids = ids_of(text);
-  if (!special && ids.size() >= before_.size() &&
-      std::equal(before_.begin(), before_.end(), ids.begin())) {
-    ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(before_.size()));
+  ids.erase(ids.begin(),
+            ids.begin() + static_cast<std::ptrdiff_t>(std::min(library_adds_, ids.size())));
+  if (special) {
+    ids.insert(ids.begin(), before_.begin(), before_.end());
+    ids.insert(ids.end(), behind_.begin(), behind_.end());
   }
   if (ids.empty() && special) {
     if (!bos_) {

@@ -39,6 +39,7 @@ class Tokenizer {
  private:
   void read(const Json& file);
   void add(Token token, const std::string& name, bool special);
+  void read_template(const Json& processor);
   std::vector<Token> ids_of(const std::string& text) const;
 
   std::optional<Token> bos_;
@@ -48,7 +49,9 @@ class Tokenizer {
   std::unordered_set<Token> special_;
   std::vector<std::string> bytes_;  // of byte-level tokens
   std::unique_ptr<GenaiTokenizer> library_;
-  std::vector<Token> before_;  // what the library puts before a text by itself
+  std::size_t library_adds_ = 0;  // tokens that the library puts before a text by itself
+  std::vector<Token> before_;     // what the tokenizer's template puts before a text, and behind
+  std::vector<Token> behind_;
   std::string notice_;
 };
 
