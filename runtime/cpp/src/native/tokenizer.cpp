@@ -80,7 +80,7 @@ Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
     throw Failure(SPECRT_BUNDLE,
                   path + " is not a tokenizer: " + error.what() + "; build the bundle again");
   }
-  if (library.empty()) {
+  if (library.empty() || !notice_.empty()) {
     return;
   }
   try {
@@ -138,8 +138,8 @@ void Tokenizer::read_template(const Json& processor) {
       }
     }
   } else if (type != "ByteLevel") {
-    throw std::runtime_error("its post-processor is " + type +
-                             "; expected TemplateProcessing or ByteLevel");
+    notice_ = "the tokenizer's post-processor is " + type +
+              ", expected TemplateProcessing or ByteLevel; prompts must be token ids";
   }
 }
 
