@@ -21,7 +21,7 @@ struct Geometry {
   int max_positions = 0;
 };
 
-// Scores that a pass left on a device: brought to the host, all rows at once, if somebody reads one.
+// Scores that a pass left on a device: brought to the host, all rows at once, when one is read.
 class LateScores {
  public:
   virtual ~LateScores() = default;
