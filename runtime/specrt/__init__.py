@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specrt.asynchronous import AsyncStream
     from specrt.chat import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import SpecrtError
     from specrt.generate import Generator
     from specrt.llm import LLM
     from specrt.loading import load
+    from specrt.loading import load as open  # noqa: A004
     from specrt.logprobs import Logprob
     from specrt.params import SamplingParams
     from specrt.session import Session
@@ -20,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncStream",
     "ChatTemplate",
     "Chunk",
     "Completion",
@@ -31,11 +34,13 @@ __all__ = [
     "Stream",
     "__version__",
     "load",
+    "open",
     "read_template",
 ]
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncStream": "asynchronous",
     "ChatTemplate": "chat",
     "Chunk": "completion",
     "Completion": "completion",
@@ -46,15 +51,20 @@ _HOMES = {
     "SpecrtError": "errors",
     "Stream": "completion",
     "load": "loading",
+    "open": "loading",
     "read_template": "chat",
 }
+
+_ALIASES = {"open": "load"}
+"""Two names of one thing: `open` reads well where a `with` closes what it opened."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that the command line starts at once."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specrt' has no attribute {name!r}")
-    value = getattr(import_module(f"specrt.{_HOMES[name]}"), name)
+    home = import_module(f"specrt.{_HOMES[name]}")
+    value = getattr(home, _ALIASES.get(name, name))
     globals()[name] = value
     return value
 

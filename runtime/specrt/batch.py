@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from specrt.completion import Chunk
@@ -43,6 +44,7 @@ class Batch:
         self._drafters: list[Drafters] = []
         """Those that no request uses, with what their policies learned."""
         self.turn = Turn()
+        self._closing = threading.Lock()
         self.load = 0
         """How many rows take part in a step."""
 
@@ -83,6 +85,20 @@ class Batch:
             self.turn.run(step)
         return None
 
+    def advance(self, requests: Collection[Request]) -> None:
+        """Run a step for requests, if one of them needs it.
+
+        Raises: RequestError after closing.
+        """
+
+        def step() -> None:
+            for request in requests:
+                self._submit(request)
+            if any(request.needy for request in requests):
+                self._step()
+
+        self.turn.run(step)
+
     def settle(self, requests: Collection[Request]) -> Request:
         """Run until one of several requests is over, and return it."""
         while True:
@@ -100,12 +116,28 @@ class Batch:
         for row in self._rows:
             row.forget()
 
-    def close(self) -> None:
-        """Close the engines, after the pass that may be running."""
-        self.turn.close()
-        for engine in (self._models.target, self._models.draft):
-            if engine is not None:
-                engine.close()
+    def close(self, join: Callable[[], object] = lambda: None) -> None:
+        """Let go of all requests and close the engines, after the pass that may be running.
+
+        `join` waits for who runs passes by himself: he has no turn any more.
+        """
+        self.turn.require_apart()
+        with self._closing:
+            try:
+                self.turn.close(self._clear)
+                join()
+            finally:
+                for engine in (self._models.target, self._models.draft):
+                    if engine is not None:
+                        engine.close()
+
+    def _clear(self) -> None:
+        """Let go of what refers to the engines' memory: the rounds that have not ended."""
+        for runner in list(self._running):
+            self._end(runner)
+        while self._waiting:
+            self._drop(self._waiting.popleft())
+        self._drafters.clear()
 
     def _step(self) -> None:
         """Run a round of every row whose reader keeps up."""

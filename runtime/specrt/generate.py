@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from time import perf_counter_ns
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from specrt.asking import Asking
 from specrt.batch import Batch
 from specrt.chat import ChatTemplate
+from specrt.collecting import collected
 from specrt.completion import Completion, Stream
 from specrt.drafters import Drafters
-from specrt.errors import RequestError, SpecrtError
-from specrt.grammars import Grammars
+from specrt.errors import RequestError
 from specrt.models import Gamma, Models
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.prompted import Prompt, prompt_tokens, several_prompts, shared_params
-from specrt.reader import Reader
+from specrt.prompted import Prompt, several_prompts, shared_params
 from specrt.reading import Reading
-from specrt.request import Request
-from specrt.requested import rules_of
 from specrt.session import Session
-from specrt.stats import SpeculationStats, Timings
-from specrt.target import CachedTokens
 from specrt.text import Tokenizer
+from specrt.worker import Worker
+
+if TYPE_CHECKING:
+    from specrt.asynchronous import AsyncStream
 
 
 class Generator:
@@ -50,9 +48,9 @@ class Generator:
         self.notices = tuple(notices)
         """What the opener of the bundle should know, a line each."""
         self._drafters = Drafters(models)
-        self._eos = frozenset(eos_token_ids)
-        self._grammars = Grammars(tokenizer, self._eos, models.target.geometry.vocab_size)
         self._batch = Batch(models, keeps=prompt_cache)
+        self._asking = Asking(models, tokenizer, eos_token_ids, self._drafters, self._batch)
+        self._worker = Worker(self._batch)
 
     def stream(
         self,
@@ -68,10 +66,7 @@ class Generator:
         `drafter` is `model`, `ngram`, `cascade` or `none`. Without them the bundle's defaults.
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self._requests(prompt, params, gamma, drafter)
+        request = self._asking.one(prompt, params, gamma, drafter)
         return Stream(request.completion, Reading(self._batch, request))
 
     def generate(
@@ -84,6 +79,34 @@ class Generator:
     ) -> Completion:
         """Complete a prompt and return the whole of it; see `stream`."""
         return self.stream(prompt, params, gamma=gamma, drafter=drafter).finish()
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+    ) -> AsyncStream:
+        """Complete a prompt, with chunks to be awaited: `async for chunk in g.astream(...)`.
+
+        No event loop waits for a pass: a thread runs them, and there is none where nothing runs.
+        Raises: RequestError, CapacityError by this call; EngineError where a chunk is awaited.
+        """
+        from specrt.asynchronous import AsyncStream  # which takes a while to import
+
+        return AsyncStream(self._asking.one(prompt, params, gamma, drafter), self._worker)
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+    ) -> Completion:
+        """Complete a prompt and return the whole of it; see `astream`."""
+        return await self.astream(prompt, params, gamma=gamma, drafter=drafter).finish()
 
     def generate_many(
         self,
@@ -120,10 +143,10 @@ class Generator:
         each = shared_params(len(asked), params)
         at_once = self._at_once(rows)
         many = [
-            self._requests(prompt, own, gamma, drafter)
+            self._asking.requests(prompt, own, gamma, drafter)
             for prompt, own in zip(asked, each, strict=True)
         ]
-        return self._finished(many, at_once)
+        return collected(self._batch, many, at_once)
 
     def session(
         self, template: ChatTemplate | None = None, system: str | None = None,
@@ -143,8 +166,11 @@ class Generator:
         self._batch.forget()
 
     def close(self) -> None:
-        """Close both engines, after the pass that may be running."""
-        self._batch.close()
+        """Close both engines, after the pass that may be running, and give their memory back.
+
+        Threads and tasks that wait for a chunk get a RequestError. Closing again does nothing.
+        """
+        self._batch.close(self._worker.join)
 
     def __enter__(self) -> Generator:
         return self
@@ -167,88 +193,3 @@ class Generator:
         if type(rows) is not int or not 1 <= rows <= built:
             raise RequestError(f"rows is {rows!r}; this bundle was built for 1 to {built} at once")
         return rows
-
-    def _finished(self, many: list[list[Request]], rows: int) -> Iterator[list[Completion]]:
-        requests = [request for one in many for request in one]
-        for request in requests:
-            request.patient = True
-        told = 0
-        try:
-            for _ in self._run(requests, rows):
-                while told < len(many) and all(r.completion.finish_reason for r in many[told]):
-                    yield [request.completion for request in many[told]]
-                    told += 1
-        finally:
-            for request in requests:
-                request.cancelled = not request.done
-
-    def _run(self, requests: Iterable[Request], rows: int) -> Iterator[None]:
-        """Run requests to their ends, so many at once, yielding at each; a failure is its own."""
-        running: list[Request] = []
-        for request in requests:
-            if len(running) == rows:
-                self._settle(running)
-                yield
-            self._batch.submit(request)
-            running.append(request)
-        while running:
-            self._settle(running)
-            yield
-
-    def _settle(self, running: list[Request]) -> None:
-        done = self._batch.settle(running)
-        running.remove(done)
-        if done.error is not None:
-            if not isinstance(done.error, SpecrtError):
-                raise done.error
-            done.completion.error = str(done.error)
-            done.completion.finish_reason = "error"
-
-    def _requests(
-        self, prompt: Prompt, params: SamplingParams, gamma: Gamma | None, drafter: str | None
-    ) -> list[Request]:
-        """Return the requests of a prompt, after every check.
-
-        Raises: RequestError, CapacityError.
-        """
-        turn, called_ns = self._batch.turn, perf_counter_ns()
-        turn.require_open()
-        gamma, chosen = self.check_gamma(gamma), self.check_drafter(drafter)
-        if params.n > len(self._batch):
-            raise RequestError(
-                f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
-                f"for fewer, or build with `batch = {params.n}`"
-            )
-        tokens = prompt_tokens(prompt, self.tokenizer, self.models.target)
-        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        made = []
-        for number in range(params.n):
-            counts = SpeculationStats(gamma, chosen)
-            if drafter is None:
-                counts.fallback = self.models.absent
-            completion = Completion(len(tokens), seed, counts, Timings(0), index=number)
-            made.append(self._request(list(tokens), params, completion))
-        began_ns = turn.now_ns() - (perf_counter_ns() - called_ns)
-        for request in made:
-            request.completion.timings.began_ns = began_ns
-        return made
-
-    def _request(
-        self, tokens: list[int], params: SamplingParams, completion: Completion
-    ) -> Request:
-        models = self.models
-        rules = rules_of(
-            params, self.tokenizer, self._eos, models.target.geometry.vocab_size, self._grammars
-        )
-        return Request(
-            tokens,
-            # The last token is never fed, so one more than fits the buffers can be committed.
-            min(len(tokens) + params.max_tokens, models.target.max_length + 1),
-            params,
-            completion,
-            Noise(completion.seed, completion.index),
-            rules,
-            Reader(completion, params, self._eos, self.tokenizer),
-            [CachedTokens(e) for e in (models.target, models.draft) if e is not None],
-            fresh=params.prompt_logprobs is not None,
-        )

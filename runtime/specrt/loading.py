@@ -28,7 +28,10 @@ def load(
     memory_bytes: int | None = None,
     prompt_cache: bool = True,
 ) -> Generator:
-    """Open a bundle for generation.
+    """Open a bundle for generation; `specrt.open` and `specrt.load` are this one function.
+
+    What it returns closes itself behind a `with`, and gives all memory back. Nothing of the
+    process is touched: no signal handler, no logging, no filter of warnings, no environment.
 
     `threads` is the number of cores to use for the pair; every one this process may run on when
     None. `owns_process` says that nothing else in this process uses the engine library: target

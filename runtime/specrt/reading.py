@@ -30,5 +30,5 @@ class Reading:
         self._request.cancel()
 
     def drop(self) -> None:
-        """Give up what is not read yet. Takes no lock: the garbage collector may call."""
-        self._request.cancelled = True
+        """Give up what is not read yet."""
+        self._request.drop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specrt.completion import Chunk, Completion
@@ -56,6 +57,9 @@ class Request:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while it changes, never during a pass; a signal's handler may cancel within it."""
 
+    heard: Callable[[], object] | None = None
+    """Called, in whichever thread, when something came of it."""
+
     @property
     def over(self) -> bool:
         """Whether it needs no more rounds."""
@@ -65,6 +69,17 @@ class Request:
     def paused(self) -> bool:
         """Whether it waits for who fetches its chunks."""
         return len(self.chunks) >= AHEAD and not self.patient
+
+    @property
+    def needy(self) -> bool:
+        """Whether there is something to run for it."""
+        return not self.over and not self.paused
+
+    def tell(self) -> None:
+        """Tell who waits that something came of it."""
+        heard = self.heard
+        if heard is not None:
+            heard()
 
     def deliver(self, round_: Round, now_ns: int) -> None:
         """Take what a round committed, and end where it ended the text."""
@@ -78,6 +93,7 @@ class Request:
                 self.done = True
             elif len(self.tokens) >= self.limit:
                 self.finish()
+        self.tell()
 
     def finish(self) -> None:
         """End at the limit."""
@@ -88,6 +104,7 @@ class Request:
             if rest is not None and not self.patient:
                 self.chunks.append(rest)
             self.done = True
+        self.tell()
 
     def cancel(self) -> None:
         """End before its time, and say so; what it came to stays."""
@@ -95,9 +112,15 @@ class Request:
             if self.completion.finish_reason is None:
                 self.completion.finish_reason = "cancelled"
             self.cancelled = True
+        self.tell()
+
+    def drop(self) -> None:
+        """Give it up. Takes no lock and tells nobody: the garbage collector may call."""
+        self.cancelled = True
 
     def fail(self, error: BaseException) -> None:
         """End before its time."""
         if not isinstance(error, Exception):  # a library panicked: that ends nobody's program
             error = RequestError(f"the completion failed: {one_line(str(error))}")
         self.error = error
+        self.tell()

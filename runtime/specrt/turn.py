@@ -55,11 +55,13 @@ class Turn:
         if self._closed:
             raise _closed()
 
-    def close(self) -> None:
-        """Let nobody have a turn any more, after the one that is running."""
+    def close(self, last: Callable[[], object]) -> None:
+        """Let nobody have a turn any more, after the one that is running; do something last."""
         self.require_apart()
         with self._lock:
-            self._closed = True
+            if not self._closed:
+                self._closed = True
+                last()
 
 
 def _closed() -> RequestError:
