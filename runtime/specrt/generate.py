@@ -12,6 +12,7 @@ from specrt.collecting import collected
 from specrt.completion import Completion, Stream
 from specrt.drafters import Drafters
 from specrt.errors import RequestError
+from specrt.heap import trim_heap
 from specrt.models import Gamma, Models
 from specrt.params import SamplingParams
 from specrt.prompted import Prompt, several_prompts, shared_params
@@ -171,6 +172,7 @@ class Generator:
         Threads and tasks that wait for a chunk get a RequestError. Closing again does nothing.
         """
         self._batch.close(self._worker.join)
+        trim_heap()
 
     def __enter__(self) -> Generator:
         return self

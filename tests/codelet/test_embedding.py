@@ -1,0 +1,222 @@
+"""codelet as a library in somebody else's process: what it leaves as it was, and gives back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specrt
+
+EXAMPLES = Path(__file__).parents[2] / "examples/python"
+
+
+def ran(*arguments: object) -> str:
+    """Run Python in a process of its own and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+CYCLES = """
+import gc, json, sys
+import specrt
+from specrt import SamplingParams
+
+gc.disable()  # closing must not wait for it
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 >> 10
+
+def cycle():
+    generator = specrt.open(sys.argv[1], threads=1)
+    abandoned = [generator.stream(t, SamplingParams(max_tokens=99), gamma=2) for t in "ab"]
+    for stream in abandoned:
+        next(stream)
+    next(generator.session(gamma=2).stream("import "))
+    generator.generate("def fibonacci(n):", SamplingParams(max_tokens=16), gamma=2)
+    opened = resident()
+    generator.close()
+    return [opened, resident()]
+
+print(json.dumps([cycle() for _ in range(50)]))
+"""
+
+
+def test_closing_gives_all_memory_back(codelet: Path) -> None:
+    cycles = json.loads(ran("-c", CYCLES, codelet))
+    after = [closed for _, closed in cycles]
+    # Bundles that stay grow by 90 MB a cycle, one of a hundred leaks of a page or two by 0.05.
+    assert after[49] - after[9] < 8 << 10, cycles
+    # The weights are the target's engine, nearly all of it; KV buffers and arenas come on top.
+    weights = sum(f.stat().st_size for f in (codelet / "target").iterdir()) >> 10
+    for opened, closed in cycles[10:]:
+        assert opened - closed > 0.9 * weights, cycles
+
+
+UNTOUCHED = """
+import asyncio, json, logging, os, signal, sys, threading, warnings
+
+def state():
+    return [
+        [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        [str(handler) for handler in logging.root.handlers],
+        logging.root.level,
+        [str(one) for one in warnings.filters],
+        dict(os.environ),
+        os.getcwd(),
+        sorted(thread.name for thread in threading.enumerate()),
+        sys.getswitchinterval(),
+        sys.getrecursionlimit(),
+        [str(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)],
+    ]
+
+import numpy, tokenizers, onnxruntime  # what they do when imported is theirs
+before = state()
+import specrt
+
+async def read(generator):
+    async with generator.astream("import ", specrt.SamplingParams(max_tokens=40)) as stream:
+        async for _ in stream:
+            break
+    await generator.agenerate("import ", specrt.SamplingParams(max_tokens=8))
+
+with specrt.open(sys.argv[1]) as generator:
+    generator.generate("def f(", specrt.SamplingParams(max_tokens=8))
+    asyncio.run(read(generator))
+heavy = {"torch", "onnx", "transformers", "tensorrt", "cuda", "rich", "click", "matplotlib"}
+print(json.dumps([before, state(), sorted(heavy & set(sys.modules))]))
+"""
+
+
+def test_the_process_is_left_as_it_was(codelet: Path) -> None:
+    before, after, heavy = json.loads(ran("-c", UNTOUCHED, codelet))
+    assert after == before
+    assert heavy == []
+
+
+ABANDONED = """
+import asyncio, sys
+import specrt
+
+generator = specrt.open(sys.argv[1])
+long = specrt.SamplingParams(max_tokens=400, ignore_eos=True)
+running = generator.stream("def f(", long)
+next(running)
+
+async def leave():
+    global awaited
+    awaited = generator.astream("def g(", long)
+    await awaited.__anext__()
+
+asyncio.run(leave())
+print("left")
+"""
+
+
+def test_a_program_that_closes_nothing_ends_all_the_same(codelet: Path) -> None:
+    assert ran("-c", ABANDONED, codelet) == "left\n"
+
+
+CONSUMER = """
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import specrt
+from specrt import AsyncStream, Chunk, Completion, Generator, SamplingParams, SpecrtError, Stream
+from specrt.errors import BundleError, CapacityError, EngineError, RequestError
+
+
+def read(generator: Generator) -> Iterator[str]:
+    stream: Stream = generator.stream("a", SamplingParams(max_tokens=3), gamma="auto")
+    for chunk in stream:
+        yield chunk.text
+    stream.cancel()
+    stream.close()
+
+
+async def awaited(generator: Generator) -> AsyncIterator[str]:
+    async with generator.astream("a", gamma=2, drafter="model") as stream:
+        reading: AsyncStream = stream
+        async for chunk in reading:
+            kept: Chunk = chunk
+            yield kept.text
+    done: Completion = await generator.agenerate([1, 2])
+    reason: str | None = done.finish_reason
+    print(reason, done.speculation.acceptance_rate, done.timings.ttft_ms)
+
+
+def main() -> None:
+    try:
+        with specrt.open("bundle", threads=1) as generator:
+            texts: list[str] = list(read(generator))
+            many: list[list[Completion]] = generator.generate_many(["a", "b"])
+            print(texts, many)
+    except (BundleError, CapacityError, EngineError, RequestError) as error:
+        family: SpecrtError = error
+        print(family)
+"""
+WRONG = [
+    ("specrt.open(5)", "arg-type"),
+    ("specrt.open('a').stream('b').text", "attr-defined"),
+    ("specrt.open('a').stream('b', gamma='many')", "arg-type"),
+    ("specrt.open('a').closed()", "attr-defined"),
+]
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Callable[[str], str]:
+    """Return what checks a program against the package, as one that is installed is seen."""
+    api = pytest.importorskip("mypy.api", reason="needs the dev extra")
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    shutil.copytree(Path(specrt.__file__).parent, site / "specrt")
+    (site / "others.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+
+    def checked(text: str) -> str:
+        (tmp_path / "app.py").write_text(text)
+        (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+        found, failed, _ = api.run(
+            ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path / "cache"),
+             "--python-executable", str(tmp_path / "venv/bin/python"), str(tmp_path / "app.py")]
+        )  # fmt: skip
+        assert failed == ""
+        return str(found)
+
+    return checked
+
+
+def test_a_program_is_checked_against_the_types_of_the_package(
+    typed: Callable[[str], str],
+) -> None:
+    assert typed(CONSUMER).startswith("Success")
+    wrong = "import specrt\n\n" + "".join(f"{line}\n" for line, _ in WRONG)
+    told = [line for line in typed(wrong).splitlines() if "error:" in line]
+    assert [line.rpartition("[")[2].rstrip("]") for line in told] == [code for _, code in WRONG]
+
+
+def test_the_example_with_threads_shares_one_generator(codelet: Path) -> None:
+    said = ran(EXAMPLES / "embed.py", codelet)
+    assert said.count(" a round, ") == 4
+    assert said.endswith("closed\n")
+
+
+def test_the_example_for_asyncio_cancels_one_of_two(codelet: Path) -> None:
+    said = ran(EXAMPLES / "async_app.py", codelet)
+    assert "\n[first: length, " in said
+    assert "\n[second: cancelled, " in said
