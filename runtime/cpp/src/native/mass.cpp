@@ -6,10 +6,40 @@ namespace specrt::native {
 
 namespace {
 
+using Shares = std::vector<Share>::iterator;
+
 // Shares that are sorted, and added up one by one.
 constexpr std::ptrdiff_t kFew = 1024;
+// Others are thrown into so many bins by their rank first.
+constexpr std::size_t kBins = 1024;
 
 bool first(const Share& one, const Share& other) { return one.rank < other.rank; }
+
+// Some of the shares, after those that are taken for certain.
+struct Rest {
+  Shares begin;
+  Shares end;
+  double taken;
+};
+
+// Leave the shares of the bin in which the mass is reached, all of the ranks from `least` to
+// `most`, which differ.
+void narrow(Rest& rest, double least, double most, double mass) {
+  const double range = most - least;
+  const auto bin_of = [=](const Share& share) {
+    return std::min(static_cast<std::size_t>((share.rank - least) / range * kBins), kBins - 1);
+  };
+  double weights[kBins] = {};
+  for (auto share = rest.begin; share != rest.end; ++share)
+    weights[bin_of(*share)] += share->weight;
+  std::size_t bin = 0;
+  // The last bin is never empty.
+  while (bin < kBins - 1 && rest.taken + weights[bin] < mass) rest.taken += weights[bin++];
+  const auto before = [=](const Share& share) { return bin_of(share) < bin; };
+  const auto inside = [=](const Share& share) { return bin_of(share) == bin; };
+  rest.begin = std::partition(rest.begin, rest.end, before);
+  rest.end = std::partition(rest.begin, rest.end, inside);
+}
 
 }  // namespace
 
@@ -18,25 +48,16 @@ double sum_of(const std::vector<double>& terms) {
 }
 
 Cut cut(std::vector<Share>& shares, double mass) {
-  auto begin = shares.begin();
-  auto end = shares.end();
-  double taken = 0.0;
-  while (end - begin > kFew) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, first);
-    const double more = sum_of(0, static_cast<std::size_t>(middle - begin), [begin](std::size_t i) {
-      return begin[static_cast<std::ptrdiff_t>(i)].weight;
-    });
-    if (taken + more < mass) {
-      begin = middle;
-      taken += more;
-    } else {
-      end = middle;
-    }
+  Rest rest{shares.begin(), shares.end(), 0.0};
+  while (rest.end - rest.begin > kFew) {
+    const auto [least, most] = std::minmax_element(rest.begin, rest.end, first);
+    if (least->rank == most->rank) break;
+    narrow(rest, least->rank, most->rank, mass);
   }
-  std::sort(begin, end, first);
-  auto last = begin;
-  for (auto share = begin; share != end; ++share) {
+  std::sort(rest.begin, rest.end, first);
+  auto last = rest.begin;
+  double taken = rest.taken;
+  for (auto share = rest.begin; share != rest.end; ++share) {
     taken += share->weight;
     if (taken - share->weight < mass) last = share;
   }

@@ -19,16 +19,17 @@ constexpr double kColdest = 1e-25;
 // Above this all tokens weigh the same anyway, and f32 would take one over it for 0.
 constexpr double kHottest = 1e37;
 
-// exp(x) for x up to 0, good to 2e-7 of it; 0 where it is too small for a normal number. Written
-// so that a loop of it becomes vector instructions, which one over std::exp does not.
+// Below this exp(x) is no normal number in f32, and nothing beside the likeliest's 1.
+constexpr float kLeast = -87.0F;
+
+// exp(x) for x from kLeast up to 0, good to 2e-7 of it. Without a branch, so that a loop of it
+// becomes vector instructions, which one over std::exp does not.
 inline float rough_exp(float x) {
-  constexpr float kLeast = -87.0F;
-  const float in_range = x < kLeast ? kLeast : x;
   // Adding 1.5 * 2^23 rounds to a whole number, which then stands in the low bits.
-  const float shifted = in_range * 1.44269504F + 12582912.0F;
+  const float shifted = x * 1.44269504F + 12582912.0F;
   const float whole = shifted - 12582912.0F;
   // ln 2 in two parts, the first of few bits, so that its product is exact.
-  const float rest = (in_range - whole * 0.693359375F) + whole * 2.12194440e-4F;
+  const float rest = (x - whole * 0.693359375F) + whole * 2.12194440e-4F;
   float power = 1.0F / 720.0F;
   power = power * rest + 1.0F / 120.0F;
   power = power * rest + 1.0F / 24.0F;
@@ -41,7 +42,7 @@ inline float rough_exp(float x) {
   exponent = (exponent + 127U) << 23;
   float scale;
   std::memcpy(&scale, &exponent, sizeof scale);
-  return x < kLeast ? 0.0F : power * scale;
+  return power * scale;
 }
 
 // The weights of a row in f32.
@@ -52,7 +53,7 @@ class Rough {
         temperature_(std::min(std::max(temperature, kColdest), kHottest)),
         factor_(static_cast<float>(1.0 / temperature_)) {}
 
-  float weight(float logit) const { return rough_exp((logit - peak_) * factor_); }
+  float weight(float logit) const { return rough_exp(scaled(logit)); }
 
   // The score from which on tokens weigh so much.
   float bar(double weight) const {
@@ -61,22 +62,29 @@ class Rough {
 
   double total(const float* logits, std::size_t size) const {
     constexpr std::size_t kLanes = 16;
-    constexpr std::size_t kBlock = 64 * kLanes;
+    constexpr std::size_t kBlock = 32 * kLanes;
     double total = 0.0;
+    float weights[kBlock];
     for (std::size_t i = 0; i < size; i += kBlock) {
-      const std::size_t end = std::min(size, i + kBlock);
+      const std::size_t count = std::min(kBlock, size - i);
+      std::fill(weights + count, weights + kBlock, 0.0F);
+      for (std::size_t j = 0; j < count; ++j) weights[j] = scaled(logits[i + j]);
+      for (std::size_t j = 0; j < count; ++j) weights[j] = rough_exp(weights[j]);
       float sums[kLanes] = {};
-      std::size_t j = i;
-      for (; j + kLanes <= end; j += kLanes) {
-        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += weight(logits[j + lane]);
+      for (std::size_t j = 0; j < kBlock; j += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += weights[j + lane];
       }
-      for (; j < end; ++j) sums[0] += weight(logits[j]);
       for (const float sum : sums) total += static_cast<double>(sum);
     }
     return total;
   }
 
  private:
+  float scaled(float logit) const {
+    const float x = (logit - peak_) * factor_;
+    return x < kLeast ? kLeast : x;
+  }
+
   float peak_;
   double temperature_;
   float factor_;

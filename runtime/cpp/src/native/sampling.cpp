@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 
 #include "native/mass.hpp"
@@ -13,6 +12,8 @@
 namespace specrt::native {
 
 namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // Of all ids of a row, or of some where `ids` was filled, leave those that top-k and `reach` leave.
 // Returns false where that is all of them, and fills in nothing.
@@ -36,6 +37,15 @@ bool leave(const float* logits, std::size_t vocabulary, float peak, const Params
   const auto below = [&](Token id) { return logits[id] < bar; };
   ids.erase(std::remove_if(ids.begin(), ids.end(), below), ids.end());
   return true;
+}
+
+// A score below which tokens weigh less than min-p asks for, or nothing: of a whole row the others
+// need not be weighed. Below top-p all of them count.
+float lowest(float peak, const Params& params) {
+  if (params.top_p < 1.0) return kNone;
+  const double least = params.min_p > 0.0 ? std::log(params.min_p) : -746.0;
+  const double bar = static_cast<double>(peak) + params.temperature * (least - 1e-6);
+  return std::nextafter(static_cast<float>(bar), kNone);
 }
 
 void normalise(Distribution& weighed) {
@@ -96,10 +106,7 @@ Distribution process(const float* logits, std::size_t vocabulary, const Params& 
   if (!some && params.top_p < 1.0) {
     weighed = nucleus_of(logits, vocabulary, peak, params.temperature, params.top_p);
   } else {
-    if (!some) {
-      weighed.ids.resize(vocabulary);
-      std::iota(weighed.ids.begin(), weighed.ids.end(), Token{0});
-    }
+    if (!some) at_least(logits, vocabulary, lowest(peak, params), weighed.ids);
     weigh(logits, peak, params.temperature, weighed);
     if (params.top_p < 1.0) keep_nucleus(weighed, params.top_p * sum_of(weighed.probs));
   }
@@ -113,7 +120,7 @@ Distribution process(const float* logits, std::size_t vocabulary, const Params& 
 
 Token likeliest(const float* logits, std::size_t vocabulary) {
   const float peak = peak_of(logits, vocabulary);
-  if (!(peak > -std::numeric_limits<float>::infinity())) {  // NaN included
+  if (!(peak > kNone)) {  // NaN included
     throw Failure(SPECRT_INVALID_ARGUMENT,
                   "no token is left that the request allows here; loosen allowed_token_ids, "
                   "bad_words, no_repeat_ngram_size, min_tokens or its own processors");
