@@ -1,0 +1,49 @@
+// What the vectors of tests/cpp/numbers.py hold, read.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "native/json.hpp"
+#include "native/noise.hpp"
+#include "native/sampling.hpp"
+
+namespace specrt::checks {
+
+// A number, or a text for one that JSON does not know: "inf", "-inf" or "nan".
+double number_of(const native::Json& value);
+// Whole numbers of 64 bits are texts.
+std::uint64_t whole_of(const native::Json& value);
+std::size_t size_of(const native::Json& value);
+std::vector<double> numbers_of(const native::Json& values);
+std::vector<Token> tokens_of(const native::Json& values);
+
+// A row of scores: written out, or made from a few numbers.
+std::vector<float> row_of(const native::Json& row);
+Params params_of(const native::Json& fields);
+native::Distribution distribution_of(const native::Json& fields);
+native::Noise noise_of(const native::Json& fields);
+
+// Equal but for what rounding comes to.
+bool near(double found, double expected);
+
+// The checks of the parts that are functions of numbers; see check.hpp.
+int check_noise(const native::Json& vectors);
+int check_sampling(const native::Json& vectors);
+int check_rules(const native::Json& vectors);
+int check_verify(const native::Json& vectors);
+int check_logprobs(const native::Json& vectors);
+
+// Print what differs, and return 1.
+int differs(const std::string& what, const std::string& found, const std::string& expected);
+
+std::string shown(double number);
+std::string shown(const std::vector<Token>& ids);
+// Print what differs; return how much did, 0 or 1.
+int same(const std::string& what, std::uint64_t found, std::uint64_t expected);
+int same(const std::string& what, Token found, Token expected);
+int same(const std::string& what, const std::vector<Token>& found,
+         const std::vector<Token>& expected);
+int close(const std::string& what, double found, double expected);
+
+}  // namespace specrt::checks
