@@ -1,0 +1,27 @@
+// What target and draft passes cost on one machine.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+namespace specrt::native {
+
+// Nanoseconds: verify_ns[g] of a target pass of width g + 1, draft_ns[g] of drafting g tokens in a
+// row, outside_ns per round outside the engines.
+struct Costs {
+  std::vector<double> verify_ns;
+  std::vector<double> draft_ns;
+  double outside_ns = 0;
+
+  // Throws Failure(SPECRT_BUNDLE) for costs that no machine has.
+  void check() const;
+  // What verifying or drafting `gamma` tokens costs, measured or on the line through.
+  double verify(int gamma) const;
+  double draft(int gamma) const;
+};
+
+// A cost for each gamma from 0 to `most`, on lines through those measured: (gamma, ns) in rising
+// gamma, the first one's being 0. Throws std::invalid_argument for others.
+std::vector<double> costs_between(const std::vector<std::pair<int, double>>& measured, int most);
+
+}  // namespace specrt::native
