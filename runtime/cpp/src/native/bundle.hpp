@@ -37,6 +37,7 @@ struct Manifest {
   std::optional<Token> bos_token_id;
   ModelRecord target;
   std::optional<ModelRecord> draft;
+  std::string source;  // hash of what the bundle was built from
 
   std::size_t max_width() const;
 };
@@ -60,8 +61,9 @@ struct Bundle {
 
 // Open a bundle after checking format, machine, files (size and sha256) and what its fields say.
 // Throws Failure(SPECRT_BUNDLE) naming what is wrong and what to run. A tuning that does not hold
-// here is left out with a notice. `threads` is the number of cores in use.
-Bundle open_folder(const std::string& path, int threads);
+// here is left out with a notice. `threads` is the number of cores in use. A bundle of ONNX Runtime
+// needs the library, whose version is checked: Failure(SPECRT_ENGINE) where it cannot be loaded.
+Bundle open_folder(const std::string& path, int threads, const OpenOptions& options = {});
 
 // Load the models of a bundle. The draft is nullptr where there is none or no room for it. Throws
 // Failure(SPECRT_ENGINE) where the engine library is missing, too old or refuses the engine.
