@@ -61,8 +61,9 @@ print(json.dumps([cycle() for _ in range(50)]))
 def test_closing_gives_all_memory_back(codelet: Path) -> None:
     cycles = json.loads(ran("-c", CYCLES, codelet))
     after = [closed for _, closed in cycles]
-    # Bundles that stay grow by 90 MB a cycle, one of a hundred leaks of a page or two by 0.05.
-    assert after[49] - after[9] < 8 << 10, cycles
+    # Measured: 5 MiB. 80 where rounds that were not read to their end keep their buffers, and 3400
+    # where sessions stay.
+    assert after[49] - after[9] < 12 << 10, cycles
     # The weights are the target's engine, nearly all of it; KV buffers and arenas come on top.
     weights = sum(f.stat().st_size for f in (codelet / "target").iterdir()) >> 10
     for opened, closed in cycles[10:]:
