@@ -85,7 +85,7 @@ class Seat {
   virtual std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) = 0;
 };
 
-// An open bundle.
+// An open bundle. Its functions may be called from several threads at once.
 class Host {
  public:
   virtual ~Host() = default;

@@ -157,7 +157,7 @@ SPECRT_API specrt_status specrt_params_add_text(specrt_params* params, const cha
 /* Add to a list of tokens. */
 SPECRT_API specrt_status specrt_params_add_tokens(specrt_params* params, const char* name,
                                                   const int64_t* ids, size_t count);
-/* Add to the score of a token: `logit_bias`. */
+/* What is added to the score of a token, `logit_bias`; a second one takes the first one's place. */
 SPECRT_API specrt_status specrt_params_add_bias(specrt_params* params, int64_t token, double bias);
 
 /* A logits processor: edit the scores [vocabulary] of the token that follows `ids`, prompt and
@@ -196,7 +196,8 @@ SPECRT_API specrt_status specrt_generate_ids(specrt_session* session, const int6
                                              specrt_callback callback, void* user);
 
 /* The same, asked for chunk by chunk: begin, then call `specrt_next` until it sets NULL. One that
- * was begun and not read to its end makes the session busy, until it is cancelled. */
+ * was begun and not read to its end makes the session busy, until it is cancelled. Asked again
+ * after the end, `specrt_next` tells again how it ended. */
 SPECRT_API specrt_status specrt_begin(specrt_session* session, const char* prompt, size_t bytes,
                                       specrt_params* params);
 SPECRT_API specrt_status specrt_begin_ids(specrt_session* session, const int64_t* ids, size_t count,
@@ -207,8 +208,8 @@ SPECRT_API specrt_status specrt_next(specrt_session* session, const specrt_chunk
  * that runs. No error where nothing runs. */
 SPECRT_API specrt_status specrt_session_cancel(specrt_session* session);
 
-/* What the last generation came to; it may be read while it goes on chunk by chunk. Strings belong
- * to the session. */
+/* What the last generation came to; it may be read while it goes on chunk by chunk, by who reads
+ * the chunks. Strings belong to the session. */
 typedef struct specrt_stats {
   size_t size; /* in: sizeof(specrt_stats) */
   uint64_t prompt_tokens;
@@ -228,7 +229,7 @@ typedef struct specrt_stats {
   int64_t seed;  /* the one drawn, where none was given */
   int32_t gamma; /* -1: auto */
   const char* drafter;
-  const char* finish_reason; /* "stop", "length", "cancelled", or "" while unfinished */
+  const char* finish_reason; /* "stop", "length", "cancelled", "error", or "" while unfinished */
   const char* fallback;      /* why speculation went off; "" where it did not */
 } specrt_stats;
 SPECRT_API specrt_status specrt_session_stats(specrt_session* session, specrt_stats* stats);

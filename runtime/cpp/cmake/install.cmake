@@ -1,0 +1,30 @@
+# What an application needs: the library, its headers, and how CMake and pkg-config find them.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/specrt)
+install(TARGETS specrt EXPORT specrtTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/specrt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(EXPORT specrtTargets NAMESPACE specrt:: DESTINATION ${package_dir})
+
+configure_package_config_file(cmake/specrtConfig.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/specrtConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/specrtConfigVersion.cmake
+  VERSION ${SPECRT_VERSION} COMPATIBILITY SameMajorVersion)
+install(FILES
+  ${CMAKE_CURRENT_BINARY_DIR}/specrtConfig.cmake
+  ${CMAKE_CURRENT_BINARY_DIR}/specrtConfigVersion.cmake
+  DESTINATION ${package_dir})
+
+# The prefix as seen from the file, so that an installed tree may be moved.
+file(RELATIVE_PATH pkgconfig_to_prefix
+  ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" pkgconfig_to_prefix "${pkgconfig_to_prefix}")
+configure_file(cmake/specrt.pc.in ${CMAKE_CURRENT_BINARY_DIR}/specrt.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/specrt.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

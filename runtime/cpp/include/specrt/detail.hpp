@@ -1,0 +1,125 @@
+// How specrt.hpp crosses the C interface: handles with an owner, and exceptions that wait while C
+// is on the stack. No part of what applications use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "specrt/specrt.h"
+#include "specrt/types.hpp"
+
+namespace specrt {
+inline namespace v1 {
+namespace detail {
+
+inline void check(specrt_status status) {
+  if (status != SPECRT_OK) throw Error(status, specrt_last_error());
+}
+
+// A text without bytes may have no address.
+inline const char* address(std::string_view text) { return text.empty() ? "" : text.data(); }
+
+inline Chunk view(const specrt_chunk& chunk) {
+  return {{chunk.text, chunk.bytes}, {chunk.ids, chunk.count}, chunk.accepted};
+}
+
+// Owns a handle of C.
+template <typename Handle, specrt_status (*Close)(Handle*)>
+class Owner {
+ public:
+  Owner() = default;
+  ~Owner() { Close(handle_); }
+  Owner(Owner&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owner& operator=(Owner&& other) noexcept {
+    if (this != &other) {
+      Close(handle_);
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  Handle* get() const { return handle_; }
+  Handle** out() { return &handle_; }
+  void close() noexcept { Close(std::exchange(handle_, nullptr)); }
+
+ private:
+  Handle* handle_ = nullptr;
+};
+
+// A processor, and what it threw last: several sessions may run it at once.
+class Hook {
+ public:
+  explicit Hook(LogitsProcessor processor) : processor_(std::move(processor)) {}
+
+  static std::int32_t run(void* self, const std::int64_t* ids, std::size_t count, float* scores,
+                          std::size_t vocabulary) {
+    auto& hook = *static_cast<Hook*>(self);
+    try {
+      hook.processor_(Tokens(ids, count), scores, vocabulary);
+      return 0;
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(hook.mutex_);
+      hook.thrown_ = std::current_exception();
+      return 1;
+    }
+  }
+  void rethrow() {
+    std::exception_ptr thrown;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      thrown = thrown_;
+    }
+    if (thrown) std::rethrow_exception(thrown);
+  }
+
+ private:
+  LogitsProcessor processor_;
+  std::mutex mutex_;
+  std::exception_ptr thrown_;
+};
+
+using Hooks = std::vector<std::shared_ptr<Hook>>;
+
+// How a generation ended: not at all or of itself, or with what the application threw, or an error.
+inline bool went_on(specrt_status status, const Hooks& hooks) {
+  if (status == SPECRT_OK) return true;
+  if (status == SPECRT_CANCELLED) return false;
+  const Error error(status, specrt_last_error());
+  if (status == SPECRT_CALLBACK) {
+    for (const auto& hook : hooks) hook->rethrow();
+  }
+  throw error;
+}
+
+// A callback on its way through C: what it throws waits here.
+template <typename Function>
+struct Caller {
+  Function& function;
+  std::exception_ptr thrown;
+
+  static std::int32_t run(void* self, const specrt_chunk* chunk) {
+    auto& caller = *static_cast<Caller*>(self);
+    try {
+      if constexpr (std::is_void_v<std::invoke_result_t<Function&, const Chunk&>>) {
+        caller.function(view(*chunk));
+        return 0;
+      } else {
+        return caller.function(view(*chunk)) ? 0 : 1;
+      }
+    } catch (...) {
+      caller.thrown = std::current_exception();
+      return 1;
+    }
+  }
+};
+
+}  // namespace detail
+
+}  // namespace v1
+}  // namespace specrt

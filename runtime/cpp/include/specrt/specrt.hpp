@@ -1,0 +1,204 @@
+// specrt for C++17: the C interface with owners, exceptions and ranges.
+//
+//   specrt::Generator generator("engines/build/codelet");
+//   specrt::Session session = generator.session();
+//   for (const specrt::Chunk& chunk : session.stream("def area(", specrt::Params().max_tokens(64)))
+//     std::cout << chunk.text << std::flush;
+//
+// What goes wrong is thrown as specrt::Error. A generation that was cancelled just ends; its
+// statistics say so. Objects can be moved, not copied; what an object gives out as a view stays as
+// it is until its next call. The rules for threads are those of specrt.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "specrt/detail.hpp"
+#include "specrt/params.hpp"
+#include "specrt/specrt.h"
+#include "specrt/types.hpp"
+
+namespace specrt {
+inline namespace v1 {
+
+// "0.1.0 native"
+inline std::string version() { return specrt_version(); }
+// End what the library started; see specrt_shutdown.
+inline void shutdown() { detail::check(specrt_shutdown()); }
+
+// The chunks of a generation, for a range-based `for`. One that is left early is cancelled, and ends
+// before the stream does.
+class Stream {
+ public:
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Chunk;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const Chunk*;
+    using reference = const Chunk&;
+
+    reference operator*() const { return stream_->chunk_; }
+    pointer operator->() const { return &stream_->chunk_; }
+    Iterator& operator++() {
+      if (!stream_->advance()) stream_ = nullptr;
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(const Iterator& other) const { return stream_ == other.stream_; }
+    bool operator!=(const Iterator& other) const { return !(*this == other); }
+
+    Iterator() = default;
+
+   private:
+    friend class Stream;
+    explicit Iterator(Stream* stream) : stream_(stream) {}
+    Stream* stream_ = nullptr;
+  };
+
+  ~Stream() {
+    if (session_ == nullptr) return;
+    const specrt_chunk* chunk = nullptr;
+    specrt_session_cancel(session_);
+    specrt_next(session_, &chunk);
+  }
+  Stream(Stream&& other) noexcept
+      : session_(std::exchange(other.session_, nullptr)), hooks_(std::move(other.hooks_)) {}
+  Stream& operator=(Stream&&) = delete;
+
+  // The next chunk, which the stream keeps until it is asked for another; nullptr at the end.
+  const Chunk* next() { return advance() ? &chunk_ : nullptr; }
+
+  Iterator begin() { return Iterator(advance() ? this : nullptr); }
+  Iterator end() { return Iterator(nullptr); }
+
+ private:
+  friend class Session;
+  Stream(specrt_session* session, detail::Hooks hooks)
+      : session_(session), hooks_(std::move(hooks)) {}
+
+  bool advance() {
+    if (session_ == nullptr) return false;
+    const specrt_chunk* chunk = nullptr;
+    const specrt_status status = specrt_next(session_, &chunk);
+    if (chunk != nullptr) {
+      chunk_ = detail::view(*chunk);
+      return true;
+    }
+    if (status != SPECRT_BUSY) session_ = nullptr;  // it is over, and nothing is left to cancel
+    detail::went_on(status, hooks_);
+    return false;
+  }
+
+  specrt_session* session_;  // a number: the session may be moved or closed meanwhile
+  detail::Hooks hooks_;
+  Chunk chunk_;
+};
+
+// Generates one text at a time. `cancel` and `close` may be called from any thread.
+class Session {
+ public:
+  // Complete a prompt, and return the text. The callback gets each chunk; where it returns a value,
+  // false stops. What it throws is thrown here.
+  std::string generate(std::string_view prompt, const Params& params = Params()) {
+    return generate(prompt, params, [](const Chunk&) {});
+  }
+  template <typename Function>
+  std::string generate(std::string_view prompt, const Params& params, Function&& callback) {
+    return run(callback, params, [&](specrt_callback function, void* user) {
+      return specrt_generate(get(), detail::address(prompt), prompt.size(), params.get(), function,
+                             user);
+    });
+  }
+  std::string generate(Tokens prompt, const Params& params = Params()) {
+    return generate(prompt, params, [](const Chunk&) {});
+  }
+  template <typename Function>
+  std::string generate(Tokens prompt, const Params& params, Function&& callback) {
+    return run(callback, params, [&](specrt_callback function, void* user) {
+      return specrt_generate_ids(get(), prompt.data(), prompt.size(), params.get(), function, user);
+    });
+  }
+
+  // The same, asked for chunk by chunk.
+  Stream stream(std::string_view prompt, const Params& params = Params()) {
+    detail::check(specrt_begin(get(), detail::address(prompt), prompt.size(), params.get()));
+    return Stream(get(), params.hooks_);
+  }
+  Stream stream(Tokens prompt, const Params& params = Params()) {
+    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), params.get()));
+    return Stream(get(), params.hooks_);
+  }
+
+  void cancel() { detail::check(specrt_session_cancel(get())); }
+  void close() noexcept { owner_.close(); }
+
+  Stats stats() const;
+  std::string text() const {
+    const char* text = nullptr;
+    std::size_t bytes = 0;
+    detail::check(specrt_session_text(get(), &text, &bytes));
+    return {text, bytes};
+  }
+  std::vector<std::int64_t> ids() const {
+    const std::int64_t* ids = nullptr;
+    std::size_t count = 0;
+    detail::check(specrt_session_ids(get(), &ids, &count));
+    return Tokens(ids, count).copy();
+  }
+  std::string json() const {
+    const char* json = nullptr;
+    std::size_t bytes = 0;
+    detail::check(specrt_session_json(get(), &json, &bytes));
+    return {json, bytes};
+  }
+  specrt_session* get() const { return owner_.get(); }
+
+ private:
+  friend class Generator;
+  Session() = default;
+
+  template <typename Function, typename Generate>
+  std::string run(Function& callback, const Params& params, Generate generate) {
+    const detail::Hooks hooks = params.hooks_;
+    detail::Caller<Function> caller{callback, nullptr};
+    const specrt_status status = generate(&detail::Caller<Function>::run, &caller);
+    if (caller.thrown) std::rethrow_exception(caller.thrown);
+    detail::went_on(status, hooks);
+    return text();
+  }
+
+  detail::Owner<specrt_session, specrt_session_close> owner_;
+};
+
+// An open bundle.
+class Generator {
+ public:
+  explicit Generator(const std::string& bundle, const OpenOptions& options = {});
+
+  Session session() const {
+    Session made;
+    detail::check(specrt_session_create(get(), made.owner_.out()));
+    return made;
+  }
+  Info info() const;
+  std::vector<std::int64_t> encode(std::string_view text) const;
+  std::string decode(Tokens ids) const;
+
+  // Close it and its sessions; what runs ends with SPECRT_CLOSED.
+  void close() noexcept { owner_.close(); }
+  specrt_generator* get() const { return owner_.get(); }
+
+ private:
+  detail::Owner<specrt_generator, specrt_generator_close> owner_;
+};
+
+}  // namespace v1
+}  // namespace specrt
+
+#include "specrt/inline.hpp"

@@ -1,0 +1,120 @@
+#include "abi/call.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+#include "abi/text.hpp"
+
+namespace specrt::abi {
+
+namespace {
+
+enum class Life { kOpen, kEnding, kEnded };
+
+struct Running {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t calls = 0;
+  Life life = Life::kOpen;
+};
+
+// Lives to the very end of the process: threads may call while it exits.
+Running& running() {
+  static Running* const state = new Running;
+  return *state;
+}
+
+thread_local int depth = 0;  // calls of this thread that run, callbacks within them included
+
+// A buffer and no string: it takes no memory when there is none, and may be read while the thread
+// ends.
+constexpr std::size_t kLongestMessage = 2048;
+thread_local char message[kLongestMessage];
+
+specrt_status keep(specrt_status status, std::string_view said) noexcept {
+  const std::size_t length = whole_prefix(said, kLongestMessage - 1);
+  for (std::size_t at = 0; at < length; ++at) {
+    const bool space = said[at] == '\n' || said[at] == '\r' || said[at] == '\0';
+    message[at] = space ? ' ' : said[at];
+  }
+  message[length] = '\0';
+  return status == SPECRT_OK ? SPECRT_INTERNAL : status;
+}
+
+}  // namespace
+
+Call::Call() {
+  Running& state = running();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (state.life != Life::kOpen) {
+    throw Failure(SPECRT_CLOSED,
+                  "specrt was shut down in this process, and nothing can be done with it any more; "
+                  "call specrt_shutdown last");
+  }
+  ++state.calls;
+  ++depth;
+}
+
+Call::~Call() {
+  Running& state = running();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  --depth;
+  --state.calls;
+  state.changed.notify_all();
+}
+
+Outside::Outside() noexcept { ++depth; }
+Outside::~Outside() { --depth; }
+
+specrt_status caught() noexcept {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    return keep(failure.status(), failure.what());
+  } catch (const std::bad_alloc&) {
+    return keep(SPECRT_INTERNAL, "no memory is left; close what is not needed");
+  } catch (const std::exception& error) {
+    return keep(SPECRT_INTERNAL, error.what());
+  } catch (...) {
+    return keep(SPECRT_INTERNAL, "something was thrown that is no std::exception");
+  }
+}
+
+const char* last_error() noexcept { return message; }
+
+void shut_down_after_calls(const std::function<void()>& stop, const std::function<void()>& end) {
+  Running& state = running();
+  std::unique_lock<std::mutex> lock(state.mutex);
+  if (depth > 0) {
+    throw Failure(SPECRT_BUSY,
+                  "specrt_shutdown was called inside a callback, whose generation still runs; "
+                  "cancel it, and call specrt_shutdown after it has returned");
+  }
+  if (state.life != Life::kOpen) {
+    state.changed.wait(lock, [&] { return state.life == Life::kEnded; });
+    return;
+  }
+  state.life = Life::kEnding;
+  lock.unlock();
+  const auto ended = [&] {
+    const std::lock_guard<std::mutex> again(state.mutex);
+    state.life = Life::kEnded;
+    state.changed.notify_all();
+  };
+  try {
+    stop();
+    lock.lock();
+    state.changed.wait(lock, [&] { return state.calls == 0; });
+    lock.unlock();
+    end();
+  } catch (...) {
+    ended();
+    throw;
+  }
+  ended();
+}
+
+}  // namespace specrt::abi

@@ -1,0 +1,50 @@
+// What every function of the interface does around its work: count itself among the calls that
+// run, turn what is thrown into a status, and keep its message.
+#pragma once
+
+#include <functional>
+
+#include "failure.hpp"
+
+namespace specrt::abi {
+
+// A call that runs. Throws Failure(SPECRT_CLOSED) once the library was shut down.
+class Call {
+ public:
+  Call();
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+};
+
+// The same thread runs code of the application in the middle of a call.
+class Outside {
+ public:
+  Outside() noexcept;
+  ~Outside();
+  Outside(const Outside&) = delete;
+  Outside& operator=(const Outside&) = delete;
+};
+
+// Turn what is being thrown into a status, and keep its message; to be called in a handler.
+specrt_status caught() noexcept;
+
+const char* last_error() noexcept;
+
+// Run once all calls have returned; none begins meanwhile or afterwards. `stop` makes them end.
+// Throws Failure(SPECRT_BUSY) inside a call. A second one waits for the first, and does nothing.
+void shut_down_after_calls(const std::function<void()>& stop, const std::function<void()>& end);
+
+// The one way into the library.
+template <typename Body>
+specrt_status guarded(Body&& body) noexcept {
+  try {
+    const Call call;
+    body();
+    return SPECRT_OK;
+  } catch (...) {
+    return caught();
+  }
+}
+
+}  // namespace specrt::abi

@@ -1,0 +1,95 @@
+// A session behind its handle: one generation at a time, which others may end.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi/generator.hpp"
+#include "abi/handles.hpp"
+#include "abi/outside.hpp"
+#include "implementation.hpp"
+
+namespace specrt::abi {
+
+class Session : public Object {
+ public:
+  explicit Session(std::shared_ptr<Generator> generator);
+  ~Session() override;
+
+  // The right to call what is below `close`; throws Failure(SPECRT_BUSY) where another call has it.
+  class Turn {
+   public:
+    explicit Turn(Session& session);
+    ~Turn() { session_.busy_.store(false); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Session& session_;
+  };
+
+  Generator& generator() { return *generator_; }
+
+  // From any thread, without a turn.
+  void cancel();
+  void close();
+
+  void begin(const Prompt& prompt, const Params& params);
+  // The chunk that comes next, or nullptr at the end; how it ended is told again and again.
+  const specrt_chunk* next();
+  // Tell of each chunk, up to the end.
+  void read(specrt_callback callback, void* user);
+
+  specrt_stats stats();
+  const std::string& text();
+  const std::vector<Token>& ids();
+  const std::string& json();
+
+ private:
+  struct Outcome {
+    bool ended = false;
+    specrt_status status = SPECRT_OK;
+    std::string message;
+  };
+
+  void require_begun() const;
+  void reserve();
+  void start(std::unique_ptr<Run> run);
+  bool stopped();
+  bool step();
+  void settle() noexcept;
+  void finish();
+  [[noreturn]] void fail(specrt_status status, const std::string& message);
+  void tell_outcome() const;
+
+  // Declared in this order so that a run goes before its seat, and that before its bundle.
+  const std::shared_ptr<Generator> generator_;
+  std::vector<std::unique_ptr<GuardedProcessor>> processors_;
+  std::unique_ptr<Seat> seat_;
+  std::unique_ptr<Run> run_;  // kept after its end, for statistics
+
+  std::atomic<bool> busy_{false};
+
+  std::mutex mutex_;  // for the members below; `run_` is replaced under it
+  std::condition_variable left_;
+  int cancelling_ = 0;   // threads in Run::cancel
+  bool active_ = false;  // begun, and not at its end
+  bool cancelled_ = false;
+  bool closed_ = false;
+
+  // Of the generation, for who has the turn.
+  CallbackError thrown_;
+  Outcome outcome_;
+  Chunk chunk_;
+  specrt_chunk view_{};
+  std::string text_;
+  std::vector<Token> ids_;
+  Stats stats_;
+  std::string json_;
+};
+
+}  // namespace specrt::abi

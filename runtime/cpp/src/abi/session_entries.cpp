@@ -1,0 +1,138 @@
+// The functions of specrt.h that are about a session.
+#include <string>
+
+#include "abi/arguments.hpp"
+#include "abi/call.hpp"
+#include "abi/entries.hpp"
+#include "abi/sized.hpp"
+#include "abi/text.hpp"
+
+using namespace specrt::abi;
+
+namespace {
+
+// What the structure of the first version holds.
+constexpr std::size_t kLeastStats = offsetof(specrt_stats, fallback) + sizeof(char*);
+
+// Use a session as the only one who does.
+template <typename Body>
+specrt_status in_turn(specrt_session* session, Body&& body) noexcept {
+  return guarded([&] {
+    const auto found = find(session);
+    const Session::Turn turn(*found);
+    body(*found);
+  });
+}
+
+specrt::Params copied(specrt_params* params) {
+  if (params == nullptr) return {};
+  const auto found = find(params);
+  const std::lock_guard<std::mutex> lock(found->mutex);
+  return found->values;
+}
+
+specrt::Prompt ids_prompt(const int64_t* ids, size_t count) {
+  if (count > 0) require(ids, "ids");
+  require_count("ids", count, sizeof *ids);
+  std::vector<specrt::Token> copy;
+  if (count > 0) copy.assign(ids, ids + count);
+  return copy;
+}
+
+}  // namespace
+
+specrt_status specrt_session_create(specrt_generator* generator, specrt_session** session) {
+  return guarded([&] {
+    require(session, "session");
+    *session = nullptr;
+    const auto opened = find(generator);
+    const Handle handle = opened->admit(std::make_shared<Session>(opened));
+    *session = reinterpret_cast<specrt_session*>(handle);
+  });
+}
+
+specrt_status specrt_generate(specrt_session* session, const char* prompt, size_t bytes,
+                              specrt_params* params, specrt_callback callback, void* user) {
+  return in_turn(session, [&](Session& turn) {
+    turn.begin(checked_text("prompt", prompt, bytes), copied(params));
+    turn.read(callback, user);
+  });
+}
+
+specrt_status specrt_generate_ids(specrt_session* session, const int64_t* ids, size_t count,
+                                  specrt_params* params, specrt_callback callback, void* user) {
+  return in_turn(session, [&](Session& turn) {
+    turn.begin(ids_prompt(ids, count), copied(params));
+    turn.read(callback, user);
+  });
+}
+
+specrt_status specrt_begin(specrt_session* session, const char* prompt, size_t bytes,
+                           specrt_params* params) {
+  return in_turn(session, [&](Session& turn) {
+    turn.begin(checked_text("prompt", prompt, bytes), copied(params));
+  });
+}
+
+specrt_status specrt_begin_ids(specrt_session* session, const int64_t* ids, size_t count,
+                               specrt_params* params) {
+  return in_turn(session,
+                 [&](Session& turn) { turn.begin(ids_prompt(ids, count), copied(params)); });
+}
+
+specrt_status specrt_next(specrt_session* session, const specrt_chunk** chunk) {
+  return in_turn(session, [&](Session& turn) {
+    require(chunk, "chunk");
+    *chunk = nullptr;
+    *chunk = turn.next();
+  });
+}
+
+specrt_status specrt_session_cancel(specrt_session* session) {
+  return guarded([&] { find(session)->cancel(); });
+}
+
+specrt_status specrt_session_stats(specrt_session* session, specrt_stats* stats) {
+  return in_turn(session, [&](Session& turn) {
+    checked_size(stats, "specrt_stats", kLeastStats);
+    write_sized(stats, turn.stats(), "specrt_stats", kLeastStats);
+  });
+}
+
+specrt_status specrt_session_text(specrt_session* session, const char** text, size_t* bytes) {
+  return in_turn(session, [&](Session& turn) {
+    require(text, "text");
+    require(bytes, "bytes");
+    *text = turn.text().c_str();
+    *bytes = turn.text().size();
+  });
+}
+
+specrt_status specrt_session_ids(specrt_session* session, const int64_t** ids, size_t* count) {
+  return in_turn(session, [&](Session& turn) {
+    require(ids, "ids");
+    require(count, "count");
+    *ids = turn.ids().data();
+    *count = turn.ids().size();
+  });
+}
+
+specrt_status specrt_session_json(specrt_session* session, const char** json, size_t* bytes) {
+  return in_turn(session, [&](Session& turn) {
+    require(json, "json");
+    require(bytes, "bytes");
+    const std::string& found = turn.json();
+    *json = found.c_str();
+    *bytes = found.size();
+  });
+}
+
+specrt_status specrt_session_close(specrt_session* session) {
+  return guarded([&] {
+    if (session == nullptr) return;
+    const auto taken =
+        std::static_pointer_cast<Session>(handles().take(Kind::kSession, handle_of(session)));
+    taken->generator().forget(handle_of(session));
+    taken->close();
+  });
+}

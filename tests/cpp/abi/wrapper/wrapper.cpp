@@ -1,0 +1,165 @@
+// The C++ header over a library whose generations do what their prompt says; see fake/fake.hpp.
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <specrt/specrt.hpp>
+#include <stdexcept>
+#include <thread>
+
+namespace {
+
+int wrong = 0;
+
+#define THAT(condition) \
+  if (!(condition))     \
+  std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition), ++wrong
+
+struct Own : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <typename Thrown, typename Body>
+std::string thrown(Body body) {
+  try {
+    body();
+  } catch (const Thrown& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another: ") + error.what();
+  }
+  return "nothing";
+}
+
+template <typename Body>
+specrt_status status_of(Body body) {
+  try {
+    body();
+  } catch (const specrt::Error& error) {
+    return error.status();
+  }
+  return SPECRT_OK;
+}
+
+void generates(specrt::Session& session) {
+  THAT(session.generate("count 2") == "ab ab ");
+  std::string seen;
+  session.generate("count 3", specrt::Params(), [&](const specrt::Chunk& chunk) {
+    seen += chunk.text;
+    THAT(chunk.ids.size() == 1);
+  });
+  THAT(seen == "ab ab ab ");
+  int left = 2;
+  session.generate("forever", {}, [&](const specrt::Chunk&) { return --left > 0; });
+  THAT(left == 0 && session.stats().finish_reason == "cancelled");
+  const std::vector<std::int64_t> prompt = {5, 6, 7};
+  session.generate(prompt);
+  THAT(session.ids() == prompt);
+  const std::int64_t raw[] = {8, 9};
+  session.generate(specrt::Tokens(raw, 2));
+  THAT((session.ids() == std::vector<std::int64_t>{8, 9}));
+  THAT(session.json() == "{\"chunks\": 2}");
+  THAT(session.stats().tokens_per_round == 3.0 && session.stats().drafter == "model");
+}
+
+void streams(specrt::Session& session) {
+  std::string text;
+  for (const specrt::Chunk& chunk : session.stream("count 3")) text += chunk.text;
+  THAT(text == "ab ab ab " && session.text() == text);
+  for (const specrt::Chunk& chunk : session.stream("forever")) {
+    THAT(chunk.text == "ab ");
+    break;
+  }
+  THAT(session.stats().finish_reason == "cancelled");
+  specrt::Stream stream = session.stream(std::vector<std::int64_t>{1, 2});
+  THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_BUSY);
+  specrt::Stream moved = std::move(stream);
+  specrt::Session owner = std::move(session);
+  THAT(moved.next() != nullptr && moved.next()->ids[0] == 2);
+  THAT(moved.next() == nullptr && moved.next() == nullptr);
+  session = std::move(owner);
+  THAT(status_of([&] {
+         for (const specrt::Chunk& chunk : session.stream("fail")) text += chunk.text;
+       }) == SPECRT_ENGINE);
+  for (const specrt::Chunk& chunk : session.stream("count 0")) text += chunk.text;
+}
+
+void throws(specrt::Session& session) {
+  THAT(thrown<Own>([&] {
+         session.generate("forever", {}, [](const specrt::Chunk&) { throw Own("mine"); });
+       }) == "mine");
+  specrt::Params params;
+  params.processor([](specrt::Tokens, float*, std::size_t) { throw Own("scores"); });
+  THAT(thrown<Own>([&] { session.generate("process", params); }) == "scores");
+  THAT(thrown<Own>([&] {
+         for (const specrt::Chunk& chunk : session.stream("process", params)) (void)chunk;
+       }) == "scores");
+  THAT(thrown<specrt::Error>([] { specrt::Generator("missing"); }) == "no bundle is at missing");
+  THAT(status_of([] { specrt::Params().top_p(2); }) == SPECRT_INVALID_ARGUMENT);
+  THAT(status_of([] { specrt::Params().set("max_tokns", 2); }) == SPECRT_INVALID_ARGUMENT);
+}
+
+void processes(specrt::Session& session) {
+  auto calls = std::make_shared<int>(0);
+  {
+    specrt::Params params;
+    params.processor([calls](specrt::Tokens ids, float* scores, std::size_t vocabulary) {
+      *calls += static_cast<int>(ids.size() + vocabulary);
+      scores[0] = 1;
+    });
+    specrt::Stream stream = session.stream("process", params);
+    params = specrt::Params();  // what the stream calls stays
+    while (stream.next() != nullptr) {
+    }
+  }
+  THAT(*calls == 11);
+  THAT(calls.use_count() == 1);
+}
+
+void sets() {
+  specrt::Params params;
+  const std::vector<std::int64_t> tokens = {1, 2};
+  params.max_tokens(9).temperature(0.5).top_k(3).top_p(0.9).min_p(0.1).typical_p(0.9);
+  params.repetition_penalty(1.1).presence_penalty(0.1).frequency_penalty(0.1);
+  params.no_repeat_ngram_size(3).min_tokens(2).seed(-4).logprobs(2).prompt_logprobs(0);
+  params.ignore_eos().ignore_eos(false).gamma(3).gamma_auto().verifier("rejection").drafter("none");
+  params.stop("a").stop(std::string("b")).bad_word("c").choice("d").stop_tokens(tokens);
+  params.allowed_tokens(tokens).bias(3, -1.5).set("temperature", 1).set("verifier", "match");
+  specrt::Params copy = std::move(params);
+  THAT(status_of([&] { copy.json_schema("{}").regex("a").grammar("start: \"a\""); }) == SPECRT_OK);
+}
+
+void runs_apart(const specrt::Generator& generator) {
+  specrt::Session session = generator.session();
+  std::atomic<bool> begun{false};
+  std::thread other(
+      [&] { session.generate("block", {}, [&](const specrt::Chunk&) { begun = true; }); });
+  while (!begun) std::this_thread::yield();
+  THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_BUSY);
+  session.cancel();
+  other.join();
+  THAT(session.stats().finish_reason == "cancelled");
+}
+
+}  // namespace
+
+int main() {
+  specrt::OpenOptions options;
+  options.threads = 1;
+  specrt::Generator generator("any", options);
+  THAT(generator.info().backend == "fake" && generator.info().vocabulary == 100);
+  THAT((generator.encode("ab") == std::vector<std::int64_t>{'a', 'b'}));
+  THAT(generator.decode(generator.encode("ab")) == "ab");
+  THAT(generator.decode({}).empty() && generator.encode({}).empty());
+  specrt::Session session = generator.session();
+  generates(session);
+  streams(session);
+  throws(session);
+  processes(session);
+  sets();
+  runs_apart(generator);
+  generator.close();
+  THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_CLOSED);
+  specrt::shutdown();
+  std::printf("%d wrong\n", wrong);
+  return wrong == 0 ? 0 : 1;
+}
