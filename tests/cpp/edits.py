@@ -53,7 +53,7 @@ def _asked(rng: np.random.Generator, vocabulary: int) -> Vector:
         "bad_words": ["one", "two", "three"][: int(rng.integers(1, 4))],
         "min_tokens": int(rng.integers(0, 12)),
         "stop_token_ids": ids(2),
-        "logit_bias": [[token, added] for token, added in bias.items()],
+        "logit_bias": [[next(iter(bias)), 9.0], *([token, added] for token, added in bias.items())],
         "processors": rng.choice([*FUNCTIONS], int(rng.integers(1, 3))).tolist(),
         "repetition_penalty": float(rng.choice([1.3, 0.7, 100.0, 0.01, 1.0, 1 + 1e-12])),
         "presence_penalty": float(rng.choice([0.3, -2.0, 0.0])),

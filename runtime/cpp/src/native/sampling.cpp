@@ -106,7 +106,11 @@ Distribution process(const float* logits, std::size_t vocabulary, const Params& 
   if (!some && params.top_p < 1.0) {
     weighed = nucleus_of(logits, vocabulary, peak, params.temperature, params.top_p);
   } else {
-    if (!some) at_least(logits, vocabulary, lowest(peak, params), weighed.ids);
+    if (!some) {
+      // Growing as ids come takes longer than finding them, where all of them do.
+      if (params.min_p == 0.0) weighed.ids.reserve(vocabulary);
+      at_least(logits, vocabulary, lowest(peak, params), weighed.ids);
+    }
     weigh(logits, peak, params.temperature, weighed);
     if (params.top_p < 1.0) keep_nucleus(weighed, params.top_p * sum_of(weighed.probs));
   }
