@@ -1,0 +1,106 @@
+#include "hosted/libpython.hpp"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "failure.hpp"
+#include "hosted/configured.hpp"
+
+extern char** environ;
+
+namespace specrt::hosted {
+namespace {
+
+class Pipe {
+ public:
+  Pipe() {
+    if (pipe2(ends_, O_CLOEXEC) != 0) {
+      throw Failure(SPECRT_INTERNAL, std::string("no pipe could be made: ") + strerror(errno));
+    }
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    close(ends_[0]);
+    close_writer();
+  }
+
+  int writer() const { return ends_[1]; }
+
+  void close_writer() {
+    if (ends_[1] >= 0) close(ends_[1]);
+    ends_[1] = -1;
+  }
+
+  std::string read_all() const {
+    std::string text;
+    char buffer[512];
+    for (;;) {
+      const ssize_t count = read(ends_[0], buffer, sizeof buffer);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return text;
+      text.append(buffer, static_cast<std::size_t>(count));
+    }
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
+
+class FileActions {
+ public:
+  FileActions() { posix_spawn_file_actions_init(&actions_); }
+  FileActions(const FileActions&) = delete;
+  FileActions& operator=(const FileActions&) = delete;
+  ~FileActions() { posix_spawn_file_actions_destroy(&actions_); }
+  posix_spawn_file_actions_t* get() { return &actions_; }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+};
+
+// Run the interpreter once; what it printed.
+std::string ask(std::string interpreter) {
+  Pipe pipe;
+  FileActions actions;
+  posix_spawn_file_actions_adddup2(actions.get(), pipe.writer(), STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(actions.get(), STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  std::string isolated = "-I", command = "-c", question = kQuestion;
+  char* const arguments[] = {interpreter.data(), isolated.data(), command.data(), question.data(),
+                             nullptr};
+  pid_t child = 0;
+  const int problem =
+      posix_spawn(&child, interpreter.c_str(), actions.get(), nullptr, arguments, environ);
+  if (problem != 0) {
+    throw Failure(SPECRT_INVALID_ARGUMENT, "python is '" + interpreter +
+                                               "', which cannot be run (" + strerror(problem) +
+                                               "); expected the path of an interpreter");
+  }
+  pipe.close_writer();
+  std::string said = pipe.read_all();
+  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return said.substr(0, said.find('\n'));
+}
+
+}  // namespace
+
+Python find_python(const std::string& interpreter) {
+  const bool configured = interpreter.empty() || interpreter == kPython;
+  Python found{configured ? kPython : interpreter, configured ? kLibrary : ask(interpreter)};
+  if (found.library.empty()) {
+    throw Failure(SPECRT_ENGINE,
+                  "the Python at " + found.interpreter +
+                      " has no shared library to load; name an interpreter that has one (built "
+                      "with --enable-shared) as `python` of specrt_open_options, or build this "
+                      "library for one with -DSPECRT_PYTHON=PATH");
+  }
+  return found;
+}
+
+}  // namespace specrt::hosted

@@ -1,0 +1,17 @@
+// Where the library of a Python interpreter is.
+#pragma once
+
+#include <string>
+
+namespace specrt::hosted {
+
+struct Python {
+  std::string interpreter;  // tells Python where its packages are
+  std::string library;
+};
+
+// The interpreter at this path, asked for its library; the configured one where it is empty.
+// Throws Failure where there is none, or no shared library of it.
+Python find_python(const std::string& interpreter);
+
+}  // namespace specrt::hosted

@@ -1,0 +1,40 @@
+#include "hosted/python_api.hpp"
+
+#include <dlfcn.h>
+
+#include <string>
+
+#include "failure.hpp"
+
+namespace specrt::hosted {
+namespace {
+
+template <typename Pointer>
+void find(void* library, const char* name, Pointer& pointer) {
+  pointer = reinterpret_cast<Pointer>(dlsym(library, name));
+}
+
+template <typename Pointer>
+void need(void* library, const char* name, Pointer& pointer) {
+  find(library, name, pointer);
+  if (pointer == nullptr) {
+    throw Failure(SPECRT_ENGINE, std::string("the Python of this process has no ") + name +
+                                     "; expected Python 3.10 or later");
+  }
+}
+
+}  // namespace
+
+PythonApi look_up(void* library) {
+  PythonApi api;
+#define SPECRT_NEED(result, name, arguments) need(library, #name, api.name);
+#define SPECRT_FIND(result, name, arguments) find(library, #name, api.name);
+  SPECRT_PYTHON_FUNCTIONS(SPECRT_NEED)
+  SPECRT_PYTHON_STARTERS(SPECRT_FIND)
+#undef SPECRT_NEED
+#undef SPECRT_FIND
+  need(library, "PyExc_KeyboardInterrupt", api.PyExc_KeyboardInterrupt);
+  return api;
+}
+
+}  // namespace specrt::hosted

@@ -1,0 +1,111 @@
+#include "hosted/request.hpp"
+
+#include <cmath>
+#include <locale>
+#include <sstream>
+
+namespace specrt::hosted {
+namespace {
+
+std::string written(const std::string& text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string made = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      made += '\\';
+      made += c;
+    } else if (code < 0x20) {
+      made += "\\u00";
+      made += kHex[code >> 4];
+      made += kHex[code & 15];
+    } else {
+      made += c;
+    }
+  }
+  return made + '"';
+}
+
+std::string written(std::int64_t value) { return std::to_string(value); }
+
+std::string written(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // the application's may write a comma
+  text.precision(17);
+  text << value;
+  return text.str();
+}
+
+template <typename Value>
+std::string written(const std::vector<Value>& values) {
+  std::string made;
+  for (const Value& value : values) {
+    if (!made.empty()) made += ',';
+    made += written(value);
+  }
+  return '[' + made + ']';
+}
+
+std::string written(const std::vector<std::pair<Token, double>>& bias) {
+  std::string made;
+  for (const auto& [token, value] : bias) {
+    if (!made.empty()) made += ',';
+    made += '"' + std::to_string(token) + "\":" + written(value);
+  }
+  return '{' + made + '}';
+}
+
+class ObjectText {
+ public:
+  template <typename Value>
+  ObjectText& add(const char* name, const Value& value) {
+    return add_json(name, written(value));
+  }
+
+  template <typename Value>
+  ObjectText& add(const char* name, const std::optional<Value>& value) {
+    return value ? add(name, *value) : *this;
+  }
+
+  ObjectText& add_json(const char* name, const std::string& json) {
+    if (!text_.empty()) text_ += ',';
+    text_ += '"' + std::string(name) + "\":" + json;
+    return *this;
+  }
+
+  std::string text() const { return '{' + text_ + '}'; }
+
+ private:
+  std::string text_;
+};
+
+std::string params_json(const Params& p) {
+  ObjectText made;
+  made.add("max_tokens", p.max_tokens).add("temperature", p.temperature).add("top_k", p.top_k);
+  made.add("top_p", p.top_p).add("min_p", p.min_p).add("typical_p", p.typical_p);
+  made.add("repetition_penalty", p.repetition_penalty);
+  made.add("presence_penalty", p.presence_penalty).add("frequency_penalty", p.frequency_penalty);
+  made.add("no_repeat_ngram_size", p.no_repeat_ngram_size).add("logit_bias", p.logit_bias);
+  made.add("bad_words", p.bad_words).add("allowed_token_ids", p.allowed_token_ids);
+  made.add("min_tokens", p.min_tokens).add("json_schema", p.json_schema).add("regex", p.regex);
+  if (!p.choice.empty()) made.add("choice", p.choice);
+  made.add("grammar", p.grammar).add("logprobs", p.logprobs);
+  made.add("prompt_logprobs", p.prompt_logprobs).add("seed", p.seed).add("stop", p.stop);
+  made.add("stop_token_ids", p.stop_token_ids).add("verifier", p.verifier);
+  made.add_json("ignore_eos", p.ignore_eos ? "true" : "false");
+  return made.text();
+}
+
+}  // namespace
+
+std::string request_json(const Params& params, const std::string& processors) {
+  ObjectText made;
+  made.add_json("params", params_json(params)).add_json("processors", processors);
+  if (params.gamma) made.add("gamma", static_cast<std::int64_t>(*params.gamma));
+  if (!params.drafter.empty()) made.add("drafter", params.drafter);
+  return made.text();
+}
+
+}  // namespace specrt::hosted

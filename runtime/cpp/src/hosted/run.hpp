@@ -1,0 +1,31 @@
+// A generation of the Python runtime.
+#pragma once
+
+#include <memory>
+
+#include "hosted/guard.hpp"
+#include "hosted/object.hpp"
+#include "implementation.hpp"
+
+namespace specrt::hosted {
+
+class HostedRun : public Run {
+ public:
+  // With the Gil held; `run` is a `specrt.embedded.Run`.
+  HostedRun(const Object& run, Guards guards);
+  ~HostedRun() override;
+
+  bool next(Chunk& chunk) override;
+  void cancel() noexcept override;
+  Stats stats() override;
+  std::string json() override;
+
+ private:
+  Guards guards_;  // let go of last: Python may be in one of them
+  Kept next_;
+  Kept cancel_;
+  Kept stats_;
+  Kept json_;
+};
+
+}  // namespace specrt::hosted
