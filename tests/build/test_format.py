@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import types
 from dataclasses import MISSING, fields
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -79,7 +79,7 @@ def _said(kind: Any) -> str:
 
 
 def _absent(default: Any) -> str:
-    return "no" if default is MISSING else f"`{dumps(default)}`"
+    return "no" if default is MISSING else f"`{json.dumps(default)}`"
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
