@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from specrt.answer import Answer, Turn
 from specrt.chat import ChatTemplate, Message
-from specrt.completion import Chunk, Completion, Stream
+from specrt.completion import Completion, Stream
 from specrt.errors import CapacityError, RequestError
 from specrt.models import Gamma
 from specrt.params import SamplingParams
@@ -17,28 +17,6 @@ if TYPE_CHECKING:
 
 _TAIL = 64
 """Last tokens of an answer that may be no part of its text: a stop string, half a character."""
-
-
-@dataclass(eq=False)
-class Turn:
-    """A message, and what was read of the answer to it."""
-
-    message: str
-    script: str
-    """The text of the whole conversation up to the answer."""
-    prompt: list[int]
-    """The same in tokens."""
-    completion: Completion
-    answer: str = ""
-    tokens: list[int] = field(default_factory=list)
-    """Of the answer."""
-
-    @property
-    def body(self) -> list[int]:
-        """The answer's tokens without the one that ended it."""
-        done = self.completion
-        whole = len(self.tokens) == len(done.token_ids) and done.finish_reason == "stop"
-        return self.tokens[:-1] if whole and not isinstance(done.stop_reason, str) else self.tokens
 
 
 class Session:
@@ -165,7 +143,7 @@ class Session:
         )
         turn = Turn(message, script, prompt, stream.completion)
         self._turns.append(turn)
-        answering = Stream(stream.completion, Answer(self, turn, stream))
+        answering = Stream(stream.completion, Answer(turn, stream, self.settle))
         self._running = ref(answering)
         return answering
 
@@ -238,36 +216,6 @@ class Session:
                 f"the conversation would have {tokens} tokens, and the context of this bundle is "
                 f"{self.context}: undo some of it, reset it, or build with a larger `max_length`"
             )
-
-
-class Answer:
-    """The answer to a message, which becomes part of the conversation as it is read."""
-
-    def __init__(self, session: Session, turn: Turn, stream: Stream) -> None:
-        self._session = session
-        self._turn = turn
-        self._stream = stream
-
-    def fetch(self) -> Chunk | None:
-        """Return the next chunk, None at the end; see `Stream`."""
-        chunk = None
-        try:
-            chunk = next(self._stream, None)
-        finally:
-            if chunk is None:
-                self._session.settle(self._turn)
-        if chunk is not None:
-            self._turn.answer += chunk.text
-            self._turn.tokens += chunk.token_ids
-        return chunk
-
-    def cancel(self) -> None:
-        """End it before its time; see `Stream.cancel`."""
-        self._stream.cancel()
-
-    def drop(self) -> None:
-        """Give up what is not read yet."""
-        self._stream.close()
 
 
 def _message(role: str, content: str) -> Message:
