@@ -18,7 +18,7 @@ FakeRun::FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& s
     return;
   }
   const std::string& text = std::get<std::string>(prompt);
-  order_ = text.substr(0, text.find(' '));
+  order_ = text.substr(0, text.find_first_of(" \n"));
   if (order_ == "count") chunks_ = std::stoul(text.substr(6));
   if (order_ == "forever") chunks_ = std::numeric_limits<std::size_t>::max();
   if (order_ == "process") chunks_ = 1;
