@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "native/draft.hpp"
+#include "native/drafting.hpp"
+#include "native/numbers.hpp"
+
+namespace specrt::checks {
+
+using native::Json;
+
+namespace {
+
+constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;
+constexpr std::size_t kTarget = 29;  // how many ids the target knows
+
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+// Scores by the latest three tokens that its buffer holds; the one in tests/cpp/drafted.py.
+class HashEngine : public native::Engine {
+ public:
+  explicit HashEngine(const Json& fields)
+      : width_(size_of(fields.at("width"))),
+        sure_(fields.at("sure").boolean()),
+        broken_(fields.at("broken").boolean()),
+        buffer_(512) {
+    geometry_.vocab_size = static_cast<int>(fields.at("vocabulary").integer());
+    row_.resize(static_cast<std::size_t>(geometry_.vocab_size));
+  }
+
+  native::Output forward(const Token* tokens, std::size_t width, std::size_t start,
+                         std::size_t rows) override {
+    for (const std::size_t asked : {start, width, rows}) {
+      calls.push_back(static_cast<Token>(asked));
+    }
+    for (std::size_t i = 0; i < width; ++i) buffer_.at(start + i) = tokens[i];
+    const std::size_t end = start + width;
+    std::uint64_t key = 7;
+    for (std::size_t i = end > 3 ? end - 3 : 0; i < end; ++i) {
+      key = mix(key + kGolden * (static_cast<std::uint64_t>(buffer_[i]) + 1));
+    }
+    score(key);
+    return {&best_, row_.data(), sure_ ? &confidence_ : nullptr, 1, row_.size()};
+  }
+
+  const native::Geometry& geometry() const override { return geometry_; }
+  std::size_t max_length() const override { return buffer_.size(); }
+  std::size_t max_width() const override { return width_; }
+  std::size_t vocabulary() const { return row_.size(); }
+
+  std::vector<Token> calls;  // start, width and rows of every pass
+
+ private:
+  void score(std::uint64_t key) {
+    best_ = 0;
+    for (std::size_t i = 0; i < row_.size(); ++i) {
+      row_[i] = static_cast<float>(mix(key + kGolden * (i + 1)) >> 52) / 512.0f;
+      if (row_[i] > row_[static_cast<std::size_t>(best_)]) best_ = static_cast<Token>(i);
+    }
+    if (broken_ && key % 13 == 0) {
+      row_[key % row_.size()] = std::numeric_limits<float>::quiet_NaN();
+      best_ = -1;
+    }
+    confidence_ = static_cast<float>((key >> 40) + 1) / 16777216.0f;
+  }
+
+  native::Geometry geometry_;
+  std::size_t width_;
+  bool sure_, broken_;
+  std::vector<Token> buffer_;
+  std::vector<float> row_;
+  Token best_ = 0;
+  float confidence_ = 0;
+};
+
+}  // namespace
+
+static Params asked(const Json& fields) {
+  Params params = params_of(fields);
+  for (const auto& [name, value] : fields.fields()) {
+    if (name == "verifier") params.verifier = value.text();
+    if (name == "repetition_penalty") params.repetition_penalty = value.number();
+    if (name == "presence_penalty") params.presence_penalty = value.number();
+    if (name == "frequency_penalty") params.frequency_penalty = value.number();
+    if (name == "no_repeat_ngram_size") params.no_repeat_ngram_size = value.integer();
+    if (name == "allowed_token_ids") params.allowed_token_ids = tokens_of(value);
+    if (name != "logit_bias") continue;
+    for (const Json& bias : value.items()) {
+      params.logit_bias.emplace_back(bias.items()[0].integer(), bias.items()[1].number());
+    }
+  }
+  return params;
+}
+
+static int check_proposal(const std::string& name, const native::Proposal& made, const Json& step) {
+  int wrong = same(name + ": tokens", made.tokens, tokens_of(step.at("tokens"))) +
+              same(name + ": caught up", Token{made.caught_up}, step.at("caught_up").boolean());
+  const std::string& source = step.at("source").text();
+  if (made.source != source) wrong += differs(name + ": source", made.source, source);
+  const auto confidences = numbers_of(step.at("confidences"));
+  wrong += same(name + ": confidences", made.confidences.size(), confidences.size());
+  const auto& drawn_from = step.at("drawn_from").items();
+  wrong += same(name + ": distributions", made.distributions.size(), drawn_from.size());
+  if (wrong > 0) return wrong;
+  for (std::size_t i = 0; i < confidences.size(); ++i) {
+    wrong += close(name + ": confidence", made.confidences[i], confidences[i]);
+  }
+  for (std::size_t i = 0; i < drawn_from.size(); ++i) {
+    const auto& found = made.distributions[i];
+    const auto expected = distribution_of(drawn_from[i]);
+    const int differ = same(name + ": may come", found.ids, expected.ids);
+    for (std::size_t k = 0; differ == 0 && k < expected.ids.size(); ++k) {
+      wrong += close(name + ": how likely", found.probs[k], expected.probs[k]);
+    }
+    wrong += differ;
+  }
+  return wrong;
+}
+
+static int check_step(const std::string& name, native::Drafter& drafter,
+                      const native::CachedTokens& cache, std::vector<Token>& tokens,
+                      const Json& step) {
+  if (const Json* add = step.find("add")) {  // a round that the drafter has no part in
+    for (const Token token : tokens_of(*add)) tokens.push_back(token);
+    return 0;
+  }
+  const auto made = drafter.propose(tokens, size_of(step.at("room")));
+  const int wrong = check_proposal(name, made, step);
+  if (wrong > 0) return wrong;
+  native::Round round;
+  round.drafted = made.tokens.size();
+  round.accepted = size_of(step.at("accepted"));
+  const auto kept = made.tokens.begin() + static_cast<std::ptrdiff_t>(round.accepted);
+  round.tokens.assign(made.tokens.begin(), kept);
+  round.tokens.push_back(step.at("next").integer());
+  tokens.insert(tokens.end(), round.tokens.begin(), round.tokens.end());
+  const auto times = tokens_of(step.at("times"));
+  round.draft_ns = times[0];
+  round.verify_ns = times[1];
+  round.source = made.source;
+  round.confidences = made.confidences;
+  round.caught_up = made.caught_up;
+  drafter.observe(tokens, round);
+  return same(name + ": held", cache.length, size_of(step.at("held")));
+}
+
+static int check_fallback(const std::string& name, const std::optional<std::string>& found,
+                          const Json& expected) {
+  const std::string reason = expected.is_null() ? "none" : expected.text();
+  return found.value_or("none") == reason
+             ? 0
+             : differs(name + ": fallback", found.value_or("none"), reason);
+}
+
+static int check_generation(const std::string& name, native::Drafters& drafters,
+                            native::Drafting drafting, const Json& generation) {
+  native::CachedTokens cache(*drafting.draft);
+  const auto rules = native::rules_of(*drafting.params, nullptr, {}, kTarget);
+  drafting.draft = &cache;
+  drafting.rules = rules.get();
+  const auto drafter = drafters.make(drafting);
+  std::vector<Token> tokens = tokens_of(generation.at("prompt"));
+  for (const Json& step : generation.at("steps").items()) {
+    const int wrong = check_step(name, *drafter, cache, tokens, step);
+    if (wrong > 0) return wrong;  // what follows differs too
+  }
+  const auto found =
+      drafters.fallback(drafting.drafter, drafting.gamma, *drafting.params, rules != nullptr);
+  return check_fallback(name, found, generation.at("fallback"));
+}
+
+static int check_session(const Json& fields) {
+  HashEngine engine(fields.at("engine"));
+  native::CachedTokens empty(engine);
+  std::vector<int> gammas;
+  for (const Token gamma : tokens_of(fields.at("gammas"))) {
+    gammas.push_back(static_cast<int>(gamma));
+  }
+  native::Drafters drafters(gammas, [&fields] { return costs_of(fields); });
+  const Params params = asked(fields.at("params"));
+  const auto seed = static_cast<std::uint64_t>(fields.at("seed").integer());
+  std::uint64_t number = 0;
+  for (const Json& generation : fields.at("generations").items()) {
+    const std::string name = fields.at("name").text() + ", generation " + std::to_string(number);
+    const native::Noise noise(seed, number++);
+    native::Drafting drafting;
+    drafting.drafter = fields.at("drafter").text();
+    drafting.gamma = static_cast<int>(fields.at("gamma").integer());
+    drafting.params = &params;
+    drafting.noise = &noise;
+    drafting.draft = &empty;
+    drafting.vocabulary = std::min(kTarget, engine.vocabulary());
+    const int wrong = check_generation(name, drafters, drafting, generation);
+    if (wrong > 0) return wrong;
+  }
+  std::vector<Token> calls;
+  for (const Json& call : fields.at("calls").items()) {
+    for (const Token part : tokens_of(call)) calls.push_back(part);
+  }
+  return same(fields.at("name").text() + ": passes", engine.calls, calls);
+}
+
+int check_draft(const Json& vectors) {
+  int wrong = 0;
+  for (const Json& fields : vectors.at("cases").items()) wrong += check_session(fields);
+  return wrong;
+}
+
+}  // namespace specrt::checks

@@ -1,0 +1,22 @@
+// The checks of drafting; see check.hpp, and tests/cpp/drafting.py for what the vectors hold.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "native/costs.hpp"
+#include "native/json.hpp"
+
+namespace specrt::checks {
+
+int check_plan(const native::Json& vectors);
+int check_gamma(const native::Json& vectors);
+int check_ngram(const native::Json& vectors);
+int check_draft(const native::Json& vectors);
+
+native::Costs costs_of(const native::Json& fields);
+// Print what differs; return how much did, 0 or 1. Numbers are compared to the last bit.
+int equal(const std::string& what, double found, double expected);
+int equal(const std::string& what, const std::vector<double>& found, const native::Json& expected);
+
+}  // namespace specrt::checks
