@@ -23,6 +23,7 @@ COMMANDS = (
     "bench",
     "tune",
     "doctor",
+    "config",
 )
 INTERRUPTED = 130
 
