@@ -1,0 +1,182 @@
+// Runs a check of the native TensorRT part over its doubles: `tensorrt_check NAME FOLDER`.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "native/tensorrt/fingerprint.hpp"
+#include "native/tensorrt/record.hpp"
+#include "tensorrt/case.hpp"
+#include "tensorrt/double.hpp"
+
+namespace specrt::checks {
+
+namespace {
+
+using doubles::Id;
+
+std::atomic<int> wrong{0};
+
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  std::printf("wrong: %s\n", what.c_str());
+  ++wrong;
+}
+
+// A text that one engine is fed, in passes of any width, from any position.
+class Text {
+ public:
+  Text(const Case& its, native::Engine& engine, Id seed) : case_(its), engine_(engine) {
+    state_ = static_cast<std::uint64_t>(seed) + 1;
+  }
+
+  std::size_t size() const { return held_.size(); }
+
+  // Go back to a length, feed new tokens there, and hold every scored row to the model.
+  void pass(std::size_t start, std::size_t width, std::size_t rows, bool reads) {
+    held_.resize(start);
+    for (std::size_t i = 0; i < width; ++i) held_.push_back(token());
+    const std::size_t before = doubles::bytes_fetched();
+    const native::Output output = engine_.forward(held_.data() + start, width, start, rows);
+    const std::size_t small = doubles::bytes_fetched() - before;
+    expect(small < rows * case_.vocabulary * sizeof(float) + 4096, "scores came unasked");
+    expect(output.rows == rows && output.vocabulary == case_.vocabulary, "sizes of the output");
+    for (std::size_t r = 0; r < rows; ++r) hold(output, r, start + width - rows + r + 1, reads);
+    const std::size_t copied = doubles::bytes_fetched() - before - small;
+    expect(copied == (reads ? rows * case_.vocabulary * sizeof(float) : 0), "scores copied once");
+  }
+
+ private:
+  void hold(const native::Output& output, std::size_t row, std::size_t length, bool reads) const {
+    const std::string which = "row " + std::to_string(row) + " after " + std::to_string(length);
+    const std::vector<float> scores = doubles::scores_after(held_.data(), length, case_.vocabulary);
+    expect(output.argmax[row] == doubles::likeliest(scores), "argmax of " + which);
+    if (output.confidence != nullptr)
+      expect(output.confidence[row] == doubles::confidence_of(scores), "confidence of " + which);
+    if (!reads) return;
+    const float* found = output.row(row);
+    expect(std::equal(scores.begin(), scores.end(), found), "scores of " + which);
+    output.row(row)[0] = -1;  // who asks may edit them, and finds the edit again
+    expect(output.row(row)[0] == -1, "an edit of " + which);
+  }
+
+  Id token() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<Id>((state_ >> 33) % case_.vocabulary);
+  }
+
+  const Case& case_;
+  native::Engine& engine_;
+  std::uint64_t state_;
+  std::vector<Id> held_;
+};
+
+// Prefill in chunks, decode, verify at every width with rollbacks, and fill the buffers up.
+void generate(const Case& its, native::Model& model, Id seed) {
+  const std::unique_ptr<native::Engine> engine = model.engine();
+  const auto prefill = static_cast<std::size_t>(its.bundle.manifest.prefill);
+  const std::size_t length = engine->max_length();
+  Text text(its, *engine, seed);
+  text.pass(0, prefill, 1, false);
+  text.pass(prefill, prefill - 1, 1, true);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const int gamma : its.bundle.manifest.gammas) {
+      const auto width = static_cast<std::size_t>(gamma) + 1;
+      const std::size_t kept = text.size() - static_cast<std::size_t>(turn) % width;
+      if (kept + width > length) continue;
+      text.pass(kept, width, width, turn != 1);
+      text.pass(kept + 1, 1, 1, turn == 2);
+    }
+  }
+  text.pass(3, 2, 1, true);  // far back, through the wide profile: two tokens, one row
+  text.pass(0, prefill, 1, false);
+  while (text.size() + prefill <= length) text.pass(text.size(), prefill, 1, false);
+  while (text.size() < length) text.pass(text.size(), 1, 1, true);
+}
+
+void open(const Case& its) {
+  const std::shared_ptr<native::Model> model = its.open();
+  const std::unique_ptr<native::Engine> engine = model->engine();
+  Text(its, *engine, 1).pass(0, 2, 1, true);
+  std::printf("opened with %s\n", native::tensorrt_library().c_str());
+}
+
+void passes(const Case& its) {
+  std::shared_ptr<native::Model> model = its.open();
+  generate(its, *model, 1);
+  generate(its, *model, 2);
+  std::thread other([&] { generate(its, *model, 3); });
+  generate(its, *model, 4);
+  other.join();
+  const std::unique_ptr<native::Engine> engine = model->engine();
+  model.reset();  // an engine keeps what it needs
+  Text(its, *engine, 5).pass(0, 3, 1, true);
+}
+
+// An application that uses another GPU finds it in use afterwards.
+void elsewhere(const Case& its) {
+  cudaSetDevice(3);
+  {
+    const std::shared_ptr<native::Model> model = its.open();
+    generate(its, *model, 6);
+  }
+  int device = 0;
+  cudaGetDevice(&device);
+  expect(device == 3, "the GPU in use is " + std::to_string(device));
+}
+
+// Print what a pass that cannot be says, and what the next good one says.
+void refused(const Case& its) {
+  const std::unique_ptr<native::Engine> engine = its.open()->engine();
+  const std::vector<Id> tokens(4096, 1);
+  for (const native::Json& one : its.json.at("passes").items()) {
+    const auto size = [&](std::size_t i) {
+      return static_cast<std::size_t>(one.items().at(i).integer());
+    };
+    try {
+      const native::Output output = engine->forward(tokens.data(), size(0), size(1), size(2));
+      if (one.items().size() > 3) output.row(0);
+      std::printf("ran\n");
+    } catch (const Failure& error) {
+      std::printf("%d %s\n", error.status(), error.what());
+    }
+  }
+}
+
+void differences(const Case& its) {
+  using namespace native::tensorrt;
+  int number = 0;
+  for (const native::Json& machine : its.json.at("machines").items()) {
+    const std::string name = its.bundle.file(std::to_string(number++) + ".json");
+    become(machine);
+    Library here = library();
+    const auto& version = doubles::machine.version;
+    here.version = {version[0], version[1], version[2], version[3]};
+    std::printf("%s\n", difference(read_engine_record(name), here, find_gpu()).c_str());
+  }
+}
+
+int run(const std::string& name, const std::string& folder) {
+  const Case its(folder);
+  try {
+    if (name == "open") open(its);
+    if (name == "passes") passes(its);
+    if (name == "elsewhere") elsewhere(its);
+    if (name == "refused") refused(its);
+    if (name == "differences") differences(its);
+  } catch (const Failure& error) {
+    std::printf("%d %s\n", error.status(), error.what());
+  }
+  expect(doubles::alive() == 0, std::to_string(doubles::alive()) + " were not given back");
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+}  // namespace specrt::checks
+
+int main(int count, char** arguments) {
+  if (count != 3) return 2;
+  return specrt::checks::run(arguments[1], arguments[2]);
+}
