@@ -51,10 +51,11 @@ if(TENSORRT_ROOT)
     message(FATAL_ERROR "TENSORRT_ROOT is '${TENSORRT_ROOT}'; expected include/NvInfer.h and "
       "lib/libnvinfer.so or lib/libtensorrt_rtx.so in it")
   endif()
+  find_package(CUDAToolkit REQUIRED)
   file(GLOB tensorrt_sources CONFIGURE_DEPENDS
     ${CMAKE_CURRENT_SOURCE_DIR}/src/native/tensorrt/*.cpp)
   target_sources(specrt_native PRIVATE ${tensorrt_sources})
   target_include_directories(specrt_native SYSTEM PRIVATE ${SPECRT_TENSORRT_INCLUDE})
-  target_link_libraries(specrt_native PUBLIC ${SPECRT_TENSORRT_LIBRARY})
+  target_link_libraries(specrt_native PUBLIC ${SPECRT_TENSORRT_LIBRARY} CUDA::cudart)
   target_compile_definitions(specrt_native PRIVATE SPECRT_WITH_TENSORRT)
 endif()
