@@ -49,6 +49,7 @@ class _Output:
     argmax: NDArray[np.int64]
     logits: NDArray[np.float32]
     confidence: NDArray[np.float32] | None
+    candidates: None = None
 
 
 class HashEngine:
@@ -137,20 +138,19 @@ class _Generation:
         own = draw.randrange(TARGET if draw.random() < 0.02 else 20)
         committed = [*made.tokens[:accepted], own]
         tokens += committed
-        times = [round(costs.draft(drafted)), round(costs.verify(drafted) * draw.uniform(0.9, 1.3))]
-        self.drafter.observe(
-            tokens,
-            Round(
-                committed, drafted, accepted, *times, made.source, made.confidences, made.caught_up
-            ),
-        )
+        draft_ns = round(costs.draft(drafted))
+        verify_ns = round(costs.verify(drafted) * draw.uniform(0.9, 1.3))
+        round_ = Round(committed, drafted, accepted, draft_ns, verify_ns, made.source,
+                       made.confidences, made.caught_up)  # fmt: skip
+        self.drafter.observe(tokens, round_)
         return {
             "room": room, "tokens": [*made.tokens], "confidences": [*made.confidences],
             "source": made.source, "caught_up": made.caught_up,
             "drawn_from": [
                 {"ids": d.ids.tolist(), "probs": d.probs.tolist()} for d in made.distributions or ()
             ],
-            "accepted": accepted, "next": own, "times": times, "held": self.draft.length,
+            "accepted": accepted, "next": own, "times": [draft_ns, verify_ns],
+            "held": self.draft.length,
         }  # fmt: skip
 
 

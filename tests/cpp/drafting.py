@@ -195,7 +195,8 @@ def ngram() -> Vector:
 def _matches(draw: random.Random, letters: int) -> Vector:
     least = draw.randint(1, 3)
     suffixes = Suffixes(least, most := draw.randint(least, 12))
-    tokens, matches = [], []
+    tokens: list[int] = []
+    matches = []
     for at in range(500):
         again = at > 60 and at % 90 < 40
         token = tokens[at - 50] if again else draw.randrange(letters)
