@@ -31,8 +31,8 @@ inline std::string version() { return specrt_version(); }
 // End what the library started; see specrt_shutdown.
 inline void shutdown() { detail::check(specrt_shutdown()); }
 
-// The chunks of a generation, for a range-based `for`. One that is left early is cancelled, and ends
-// before the stream does.
+// The chunks of a generation, for a range-based `for`. One that is left early is cancelled, and
+// ends before the stream does.
 class Stream {
  public:
   class Iterator {
