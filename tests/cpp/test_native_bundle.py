@@ -57,7 +57,7 @@ def test_json_is_read_as_python_reads_it(native_check: Check) -> None:
         shown = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         texts.append({"hex": text.hex(), "reads": shown.replace("\\n", "\\u000a")})
     for text in REFUSED:
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r".+"):
             json.loads(text.decode("utf-8"))
         texts.append({"hex": text.hex(), "reads": "refused"})
     texts += [{"hex": text.hex(), "reads": "refused"} for text in STRICTER]
