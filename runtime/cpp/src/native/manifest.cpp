@@ -19,7 +19,8 @@ constexpr std::uint64_t kMostBytes = 64 << 20;
 constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
 
 Geometry read_geometry(const Fields& fields, std::vector<std::int64_t>& windows) {
-  fields.only({"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
+  fields.only(
+      {"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
   Geometry shape;
   shape.layers = static_cast<int>(fields.whole("layers", 1, 10'000));
   shape.heads = static_cast<int>(fields.count("heads"));

@@ -59,9 +59,8 @@ void check_manifest(const Record& record, const std::vector<std::int64_t>& gamma
     require(has(*m.gamma),
             "gamma is " + std::to_string(*m.gamma) + "; expected one of " + shown(gammas));
   const std::int64_t most = *std::max_element(gammas.begin(), gammas.end());
-  const std::uint64_t width =
-      std::max<std::uint64_t>(static_cast<std::uint64_t>(m.prefill),
-                              static_cast<std::uint64_t>(most) + 1);
+  const std::uint64_t width = std::max<std::uint64_t>(static_cast<std::uint64_t>(m.prefill),
+                                                      static_cast<std::uint64_t>(most) + 1);
   require(width <= static_cast<std::uint64_t>(m.max_length),
           "prefill or gammas asks for passes of " + std::to_string(width) + "; expected up to " +
               std::to_string(m.max_length));

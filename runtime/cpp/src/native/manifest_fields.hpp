@@ -48,7 +48,9 @@ class Fields {
 
  private:
   const Json& at(const std::string& key) const;
-  std::string place(const std::string& key) const { return name_.empty() ? key : name_ + "." + key; }
+  std::string place(const std::string& key) const {
+    return name_.empty() ? key : name_ + "." + key;
+  }
 
   const Json* value_;
   std::string name_;
