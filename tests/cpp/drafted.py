@@ -190,7 +190,7 @@ def _case(
 def draft() -> Vector:
     """Return sessions of every drafter, verifier and kind of request."""
     draw = random.Random(21)
-    cases = []
+    cases: list[Vector] = []
     whole, gaps = tuple(range(9)), (0, 2, 5, 8)
     for asked_name, asked in ASKED.items():
         for rules_name, rules in RULES.items():
