@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,4 +162,5 @@ def _place(stage: Path, prefix: Path) -> None:
         ) from error
     finally:
         for new, _ in beside:
-            new.unlink(missing_ok=True)
+            with suppress(OSError):
+                new.unlink()

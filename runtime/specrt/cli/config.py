@@ -57,7 +57,7 @@ def command(
         return
     found = _find(where)
     told = (
-        (version, found.version),
+        (version, found.version() if version else ""),
         (prefix, _quoted(found.prefix)),
         (cmake_dir, _quoted(found.folder / "cmake" / "specrt")),
         (cflags, f"-I{_quoted(found.prefix / 'include')}"),
@@ -78,9 +78,8 @@ class Installed:
         """What programs link."""
         return self.folder / LIBRARY
 
-    @property
     def version(self) -> str:
-        """Release and implementation, as `specrt_version` begins."""
+        """Return release and implementation, as `specrt_version` begins."""
         told = (self.folder / "pkgconfig" / "specrt.pc").read_text(encoding="utf-8")
         lines = dict(line.partition(mark)[::2] for mark in ("=", ": ") for line in told.split("\n"))
         return f"{lines['Version']} {lines['implementation']}"

@@ -1,0 +1,161 @@
+"""`specrt config`: flags for a build, and building the library."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.ran import Run
+from conftest import REPOSITORY
+from specrt.cli import compiling
+from specrt.cli.compiling import Wanted, _definitions
+
+PC = "prefix=${pcfiledir}/../..\nimplementation=native\n\nName: specrt\nVersion: 0.1.0\n"
+PROJECT = """
+cmake_minimum_required(VERSION 3.18)
+project(small LANGUAGES CXX)
+include(GNUInstallDirs)
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/small.cpp "int small() { return RETURNED; }")
+add_library(specrt SHARED ${CMAKE_CURRENT_BINARY_DIR}/small.cpp)
+set_target_properties(specrt PROPERTIES VERSION ${SPECRT_VERSION} SOVERSION 1)
+install(TARGETS specrt LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    prefix = tmp_path / "a place"
+    (prefix / "lib" / "pkgconfig").mkdir(parents=True)
+    (prefix / "lib" / "libspecrt.so").touch()
+    (prefix / "lib" / "pkgconfig" / "specrt.pc").write_text(PC)
+    return prefix
+
+
+def test_it_prints_what_was_asked_on_one_line(cli: Run, installed: Path) -> None:
+    lib = f"'{installed}/lib'"
+    for asked, told in (
+        (["--cflags"], f"-I'{installed}/include'"),
+        (["--libs"], f"-L{lib} -Wl,-rpath,{lib} -lspecrt"),
+        (["--prefix"], f"'{installed}'"),
+        (["--cmake-dir"], f"'{installed}/lib/cmake/specrt'"),
+        (["--version"], "0.1.0 native"),
+        (["--libs", "--cflags"], f"-I'{installed}/include' -L{lib} -Wl,-rpath,{lib} -lspecrt"),
+    ):
+        ran = cli("config", "--to", installed, *asked)
+        assert (ran.status, ran.out, ran.err) == (0, f"{told}\n", "")
+
+
+def test_a_library_that_is_not_built_is_one_line(cli: Run, tmp_path: Path) -> None:
+    said = cli("config", "--cflags", "--to", tmp_path).refusal
+    assert f"there is no libspecrt.so in {tmp_path}/lib; build it with `specrt config" in said
+    assert f"--build --to {tmp_path}`" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "nothing was asked"),
+        (["--native"], "--native says what to --build"),
+        (["--build", "--tokenizer", sys.executable], "belong to --native"),
+        (["--build", "--native", "--onnxruntime", "/no/such"], "does not exist"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(cli: Run, asked: list[str], said: str) -> None:
+    assert said in cli("config", *asked).refusal
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [([], "cmake is not on the path"), (["cmake"], "none of c++"), (["cmake", "c++"], "of make")],
+)
+def test_a_tool_that_is_missing_is_named_with_its_remedy(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: list[str], said: str
+) -> None:
+    for tool in tools:
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CXX", "CMAKE_GENERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    refused = cli("config", "--build", "--to", tmp_path / "out").refusal
+    assert said in refused
+    assert "install" in refused
+    assert not (tmp_path / "out").exists()
+
+
+def test_cmake_is_told_what_to_build(tmp_path: Path) -> None:
+    library = tmp_path / "libonnxruntime.so"
+    library.touch()
+    hosted = _definitions(Wanted(tmp_path))
+    assert (hosted["SPECRT_IMPLEMENTATION"], hosted["SPECRT_PYTHON"]) == ("hosted", sys.executable)
+    native = _definitions(Wanted(tmp_path, True, library, library))
+    assert native["SPECRT_IMPLEMENTATION"] == "native"
+    assert native["SPECRT_ONNXRUNTIME_LIBRARY"] == str(library)
+    assert native["SPECRT_TOKENIZER_LIBRARY"] == str(library)
+    assert _definitions(Wanted(tmp_path, True, tmp_path))["SPECRT_ONNXRUNTIME_ROOT"] == str(
+        tmp_path
+    )
+    wheel = _definitions(Wanted(tmp_path, True))["SPECRT_ONNXRUNTIME_LIBRARY"]
+    assert Path(wheel).name.startswith("libonnxruntime.so")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in the place of the library's, which takes a minute to compile."""
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake and a C++ compiler")
+    lists = tmp_path / "project" / "CMakeLists.txt"
+    lists.parent.mkdir()
+    lists.write_text(PROJECT.replace("RETURNED", "1"))
+    monkeypatch.setattr(compiling, "_sources", lambda: lists.parent)
+    return lists
+
+
+def test_a_build_is_installed_whole(cli: Run, project: Path, tmp_path: Path) -> None:
+    ran = cli("config", "--build", "--to", tmp_path / "out", "--prefix")
+    assert (ran.status, ran.out) == (0, f"{tmp_path}/out\n")
+    names = sorted(path.name for path in (tmp_path / "out").rglob("*") if not path.is_dir())
+    assert names == ["libspecrt.so", "libspecrt.so.0.1.0", "libspecrt.so.1"]
+    assert (tmp_path / "out/lib/libspecrt.so").is_symlink()
+    assert (
+        "compile with `specrt config --to" in cli("config", "--build", "--to", tmp_path / "out").out
+    )
+
+
+def test_a_build_that_fails_shows_why_and_leaves_all_as_it_was(
+    cli: Run, project: Path, installed: Path, tmp_path: Path
+) -> None:
+    project.write_text(PROJECT.replace("RETURNED", "no_such_name"))
+    before = sorted(installed.rglob("*"))
+    ran = cli("config", "--build", "--to", installed)
+    assert (ran.status, ran.out) == (2, "")
+    assert "no_such_name" in ran.err
+    assert ran.err.endswith("as shown above; nothing was installed\n")
+    assert sorted(installed.rglob("*")) == before
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(
+    cli: Run, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "lib").write_text("a file")
+    ran = cli("config", "--build", "--to", tmp_path / "out")
+    assert (ran.status, ran.out) == (2, "")
+    assert f"{tmp_path}/out cannot be written to" in ran.err.splitlines()[-1]
+
+
+def test_the_wheel_carries_every_source() -> None:
+    """Else a folder that is added builds here, and nowhere else."""
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    root = REPOSITORY / "runtime" / "cpp"
+    carried = set()
+    for place, patterns in settings["tool"]["setuptools"]["data-files"].items():
+        for file in (file for pattern in patterns for file in REPOSITORY.glob(pattern)):
+            assert str(Path(place, file.name)) == f"share/specrt/cpp/{file.relative_to(root)}"
+            carried.add(file)
+    there = {f for f in root.rglob("*") if f.is_file() and f.name != ".clang-format"}
+    assert {str(f) for f in there - carried if "__pycache__" not in str(f)} == set()
