@@ -49,7 +49,7 @@ constexpr const char* kSigns[] = {
 std::string remedy(cudaError_t code) {
   if (std::find(std::begin(kLost), std::end(kLost), code) != std::end(kLost)) return kRemedy;
   if (code == cudaErrorInsufficientDriver || code == cudaErrorCallRequiresNewerDriver)
-    return "update the NVIDIA driver, or build with an older CUDA toolkit";
+    return "install the NVIDIA driver, or a newer one; `specrt doctor` tells what this machine has";
   if (code == cudaErrorNoDevice)
     return "run the bundle where there is an NVIDIA GPU, or build it for this machine with "
            "`specrt build RECIPE --backend ort-cpu`";
@@ -163,7 +163,9 @@ void Stream::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind 
 DeviceMemory::DeviceMemory(std::size_t bytes, const char* purpose, const Stream& stream) {
   if (bytes == 0) return;
   reserve(purpose, bytes, cudaMalloc(&memory_, bytes));
-  const cudaError_t code = cudaMemsetAsync(memory_, 0, bytes, stream.handle());
+  cudaError_t code = cudaMemsetAsync(memory_, 0, bytes, stream.handle());
+  // Waited for, so that what a failure gives back at once is not written any more.
+  if (code == cudaSuccess) code = cudaStreamSynchronize(stream.handle());
   if (code != cudaSuccess) {
     cudaFree(memory_);
     check(std::string("clear ") + purpose, code);

@@ -68,7 +68,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Memory of the device, cleared in stream order.
+// Memory of the device, cleared.
 class DeviceMemory {
  public:
   DeviceMemory() = default;

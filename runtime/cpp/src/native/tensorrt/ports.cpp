@@ -65,15 +65,20 @@ Output Ports::output() {
 }
 
 float* Ports::read() {
-  const std::size_t all = product({most_rows_, vocabulary_, kScoreBytes});
-  if (!copy_) copy_ = std::make_unique<HostMemory>(all, false);
-  auto* scores = reinterpret_cast<float*>(copy_->at());
-  if (copied_) return scores;
+  if (!copied_) bring();
+  return reinterpret_cast<float*>(copy_->at());
+}
+
+void Ports::bring() {
   const OnDevice here;
-  stream_.copy(scores, scores_.at(), rows_ * vocabulary_ * kScoreBytes, cudaMemcpyDeviceToHost);
+  if (!copy_) {
+    const std::size_t all = product({most_rows_, vocabulary_, kScoreBytes});
+    copy_ = std::make_unique<HostMemory>(all, false);
+  }
+  const std::size_t wanted = rows_ * vocabulary_ * kScoreBytes;
+  stream_.copy(copy_->at(), scores_.at(), wanted, cudaMemcpyDeviceToHost);
   stream_.wait();
   copied_ = true;
-  return scores;
 }
 
 }  // namespace specrt::native::tensorrt

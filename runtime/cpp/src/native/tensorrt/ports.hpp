@@ -17,8 +17,9 @@ class Ports final : public LateScores {
   Ports(const EngineRecord& record, std::size_t vocabulary, bool integrated, const Stream& stream);
 
   void bind(Context& context) const;
-  // Put one pass on the stream between the copies that feed it and that bring its results.
+  // Send the feed of one pass, before it is put on the stream.
   void feed(const Token* tokens, std::size_t width, std::size_t start, std::size_t rows);
+  // Bring its results, after.
   void fetch() const { results_.fetch(); }
   // The results of the pass that was waited for; they stay until the next feed.
   Output output();
@@ -26,6 +27,7 @@ class Ports final : public LateScores {
   float* read() override;
 
  private:
+  void bring();
   Token* fed(std::size_t offset) const { return reinterpret_cast<Token*>(feed_.host(offset)); }
 
   const Stream& stream_;
