@@ -24,7 +24,7 @@ std::string answer(specrt::Session& session, const std::string& conversation) {
 std::string summarise(specrt::Session& session, const std::string& conversation) {
   specrt::Params params;
   params.max_tokens(24).stop("\n");
-  return session.generate(conversation + "\n# In short:", params);
+  return "this" + session.generate(conversation + "\n\n# Summary: this", params);
 }
 
 void converse(const specrt::Generator& generator, int count, char** questions) {
@@ -32,16 +32,16 @@ void converse(const specrt::Generator& generator, int count, char** questions) {
   specrt::Session summaries = generator.session();
   std::string conversation;
   for (int i = 0; i < count; ++i) {
-    conversation += std::string(questions[i]) + "\n";
+    conversation += questions[i];
     auto summary = std::async(std::launch::async, summarise, std::ref(summaries), conversation);
     std::cout << "> " << questions[i] << '\n';
     try {
-      conversation += answer(answers, conversation) + "\n";
+      conversation += answer(answers, conversation) + "\n\n";
     } catch (...) {
       summaries.cancel();  // or leaving would wait for it
       throw;
     }
-    std::cout << "\n[in short:" << summary.get() << "]\n";
+    std::cout << "\n[in short: " << summary.get() << "]\n";
   }
 }
 

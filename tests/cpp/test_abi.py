@@ -64,7 +64,7 @@ def test_examples_find_the_package(moved: Path, tmp_path: Path) -> None:
     run_program(["cmake", "--build", build])
     assert "ab ab ab \n" in run_program([build / "complete", "any", "count 3"])
     said = run_program([build / "assistant", "any", "count 2", "forever and on"])
-    assert said.splitlines()[:3] == ["> count 2", "ab ab ", "[in short:ab ab ]"]
+    assert said.splitlines()[:3] == ["> count 2", "ab ab ", "[in short: thisab ab ]"]
 
 
 @pytest.mark.parametrize("program", ["complete", "assistant"])
