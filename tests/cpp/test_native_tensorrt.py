@@ -179,6 +179,7 @@ def test_passes_of_every_width_say_what_the_model_says(
     else:
         site.change(form=kind)
     site.machine["integrated"] = integrated
+    site.case["profiles"] = "of a target"
     assert site.check("passes") == ""
 
 

@@ -44,6 +44,9 @@ void enqueue(cudaStream_t stream, std::function<void()> work);
 // How many bytes this thread ever copied from the device.
 std::size_t bytes_fetched();
 
+// The profile of the pass that this thread last put on a stream.
+int& last_profile();
+
 // Counts what was made and not given back: memory, streams, runtimes, plans, contexts.
 struct Alive {
   Alive();

@@ -41,6 +41,9 @@ class Text {
     const native::Output output = engine_.forward(held_.data() + start, width, start, rows);
     const std::size_t small = doubles::bytes_fetched() - before;
     expect(small < rows * case_.vocabulary * sizeof(float) + 4096, "scores came unasked");
+    if (case_.json.find("profiles") != nullptr)
+      expect(doubles::last_profile() == profile_of(width, rows),
+             "profile of " + std::to_string(width));
     expect(output.rows == rows && output.vocabulary == case_.vocabulary, "sizes of the output");
     for (std::size_t r = 0; r < rows; ++r) hold(output, r, start + width - rows + r + 1, reads);
     const std::size_t copied = doubles::bytes_fetched() - before - small;
@@ -61,6 +64,15 @@ class Text {
     expect(output.row(row)[0] == -1, "an edit of " + which);
   }
 
+  // The profiles of a target: one of many sizes, one for one token, one for each gamma.
+  int profile_of(std::size_t width, std::size_t rows) const {
+    const std::vector<int>& gammas = case_.bundle.manifest.gammas;
+    for (std::size_t i = 0; i < gammas.size(); ++i)
+      if (width == rows && width == static_cast<std::size_t>(gammas[i]) + 1)
+        return static_cast<int>(i) + 2;
+    return width == 1 && rows == 1 ? 1 : 0;
+  }
+
   Id token() {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<Id>((state_ >> 33) % case_.vocabulary);
@@ -78,8 +90,10 @@ void generate(const Case& its, native::Model& model, Id seed) {
   const auto prefill = static_cast<std::size_t>(its.bundle.manifest.prefill);
   const std::size_t length = engine->max_length();
   Text text(its, *engine, seed);
-  text.pass(0, prefill, 1, false);
-  text.pass(prefill, prefill - 1, 1, true);
+  text.pass(0, prefill - 2, 1, true);
+  text.pass(prefill - 2, prefill, 1, false);  // wider than before, in the same profile
+  text.pass(5, prefill - 1, 2, true);
+  text.pass(6, prefill - 1, 4, true);  // and with more rows
   for (int turn = 0; turn < 3; ++turn) {
     for (const int gamma : its.bundle.manifest.gammas) {
       const auto width = static_cast<std::size_t>(gamma) + 1;

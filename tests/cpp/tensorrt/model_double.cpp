@@ -15,6 +15,11 @@ std::uint64_t mixed(std::uint64_t value) {
 
 }  // namespace
 
+int& last_profile() {
+  thread_local int profile = -1;
+  return profile;
+}
+
 std::vector<float> scores_after(const Id* tokens, std::size_t count, std::size_t vocabulary) {
   std::uint64_t state = 1;
   for (std::size_t i = 0; i < count; ++i)

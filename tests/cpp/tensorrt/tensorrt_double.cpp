@@ -62,6 +62,7 @@ class Context final : public IExecutionContext {
     if (at_.size() != plan_->tensors.size()) broken("not every tensor has an address");
     if (width_ == 0 || rows_ == 0) broken("a pass without shapes");
     if (scratch_bytes_ < plan_->spec.needs(profile_)) broken("too little working memory");
+    last_profile() = profile_;
     auto pass = std::make_shared<Pass>(plan_, at_, width_, rows_);
     enqueue(stream, [pass, scratch = scratch_, bytes = scratch_bytes_] {
       if (bytes != 0) std::memset(on_device(scratch, bytes), 0xA5, bytes);
