@@ -2,11 +2,10 @@
 #include <cstdio>
 
 #include "native/bundle.hpp"
+#include "native/check.hpp"
 #include "native/json.hpp"
 
 namespace specrt::checks {
-
-int check_bundle(const native::Json& vectors);
 
 namespace {
 
@@ -41,5 +40,7 @@ int check_bundle(const native::Json& vectors) {
   }
   return wrong;
 }
+
+static const Registered kRegistered("bundle", check_bundle);
 
 }  // namespace specrt::checks

@@ -5,7 +5,7 @@
 
 #include "native/json.hpp"
 
-namespace specrt::check {
+namespace specrt::checks {
 
 // Compare with the vectors of one file; return how many differ, after printing each.
 using Check = int (*)(const native::Json& vectors);
@@ -18,4 +18,4 @@ struct Registered {
 // Print what differs, and return 1.
 int differs(const std::string& what, const std::string& found, const std::string& expected);
 
-}  // namespace specrt::check
+}  // namespace specrt::checks

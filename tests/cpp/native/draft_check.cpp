@@ -2,6 +2,7 @@
 #include <limits>
 #include <optional>
 
+#include "native/check.hpp"
 #include "native/draft.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
@@ -210,5 +211,7 @@ int check_draft(const Json& vectors) {
   for (const Json& fields : vectors.at("cases").items()) wrong += check_session(fields);
   return wrong;
 }
+
+static const Registered kRegistered("draft", check_draft);
 
 }  // namespace specrt::checks

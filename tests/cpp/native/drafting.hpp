@@ -9,11 +9,6 @@
 
 namespace specrt::checks {
 
-int check_plan(const native::Json& vectors);
-int check_gamma(const native::Json& vectors);
-int check_ngram(const native::Json& vectors);
-int check_draft(const native::Json& vectors);
-
 native::Costs costs_of(const native::Json& fields);
 // Print what differs; return how much did, 0 or 1. Numbers are compared to the last bit.
 int equal(const std::string& what, double found, double expected);

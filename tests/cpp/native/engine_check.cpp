@@ -3,22 +3,16 @@
 #include <memory>
 
 #include "native/bundle.hpp"
+#include "native/check.hpp"
 #include "native/json.hpp"
 #include "native/measure.hpp"
 #include "native/sha256.hpp"
 
 namespace specrt::checks {
 
-int check_engine(const native::Json& vectors);
-
 namespace {
 
 using native::Json;
-
-int differs(const std::string& what, const std::string& found, const std::string& expected) {
-  std::printf("%s: %s, expected %s\n", what.c_str(), found.c_str(), expected.c_str());
-  return 1;
-}
 
 std::string hash_of(const void* data, std::size_t bytes) {
   native::Sha256 digest;
@@ -93,5 +87,7 @@ int check_engine(const Json& vectors) {
     wrong += differs("costs", std::to_string(costs.verify_ns.size()), std::to_string(built));
   return wrong;
 }
+
+static const Registered kRegistered("engine", check_engine);
 
 }  // namespace specrt::checks

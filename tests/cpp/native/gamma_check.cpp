@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "native/adaptive.hpp"
+#include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/gamma.hpp"
 #include "native/numbers.hpp"
@@ -84,5 +85,7 @@ int check_gamma(const Json& vectors) {
   }
   return wrong;
 }
+
+static const Registered kRegistered("gamma", check_gamma);
 
 }  // namespace specrt::checks

@@ -1,13 +1,9 @@
-// Texts that Python reads or refuses as JSON; and the checks of bundles and engines by name, which
-// cannot include check.hpp beside params.hpp.
+// Texts that Python reads or refuses as JSON.
 #include <stdexcept>
 
 #include "native/check.hpp"
 
 namespace specrt::checks {
-
-int check_bundle(const native::Json& vectors);
-int check_engine(const native::Json& vectors);
 
 namespace {
 
@@ -55,14 +51,13 @@ int check_json(const Json& vectors) {
     } catch (const std::runtime_error&) {
     }
     const std::string& expected = one.at("reads").text();
-    if (found != expected) wrong += check::differs(one.at("hex").text(), found, expected);
+    if (found != expected) wrong += differs(one.at("hex").text(), found, expected);
   }
   return wrong;
 }
 
 }  // namespace
 
-static const check::Registered kRegistered[] = {
-    {"json", check_json}, {"bundle", check_bundle}, {"engine", check_engine}};
+static const Registered kRegistered("json", check_json);
 
 }  // namespace specrt::checks

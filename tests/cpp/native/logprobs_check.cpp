@@ -1,3 +1,4 @@
+#include "native/check.hpp"
 #include "native/logprobs.hpp"
 #include "native/numbers.hpp"
 
@@ -35,5 +36,7 @@ int check_logprobs(const native::Json& vectors) {
   }
   return wrong;
 }
+
+static const Registered kRegistered("logprobs", check_logprobs);
 
 }  // namespace specrt::checks

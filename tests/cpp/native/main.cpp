@@ -6,7 +6,7 @@
 
 #include "native/check.hpp"
 
-namespace specrt::check {
+namespace specrt::checks {
 
 static std::map<std::string, Check>& checks() {
   static std::map<std::string, Check> known;
@@ -33,7 +33,7 @@ static int run(const char* name, const char* path) {
   return wrong == 0 ? 0 : 1;
 }
 
-}  // namespace specrt::check
+}  // namespace specrt::checks
 
 int main(int count, char** arguments) {
   if (count != 3) {
@@ -41,7 +41,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   try {
-    return specrt::check::run(arguments[1], arguments[2]);
+    return specrt::checks::run(arguments[1], arguments[2]);
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
     return 2;

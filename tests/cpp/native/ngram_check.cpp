@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/ngram.hpp"
 #include "native/numbers.hpp"
@@ -72,5 +73,7 @@ int check_ngram(const Json& vectors) {
   for (const Json& fields : vectors.at("drafts").items()) wrong += check_copies(fields);
   return wrong;
 }
+
+static const Registered kRegistered("ngram", check_ngram);
 
 }  // namespace specrt::checks

@@ -1,3 +1,4 @@
+#include "native/check.hpp"
 #include "native/numbers.hpp"
 
 namespace specrt::checks {
@@ -20,5 +21,7 @@ int check_noise(const native::Json& vectors) {
   }
   return wrong;
 }
+
+static const Registered kRegistered("noise", check_noise);
 
 }  // namespace specrt::checks

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "native/check.hpp"
 #include "native/json.hpp"
 #include "native/noise.hpp"
 #include "native/sampling.hpp"
@@ -26,16 +27,6 @@ native::Noise noise_of(const native::Json& fields);
 
 // Equal but for what rounding comes to.
 bool near(double found, double expected);
-
-// The checks of the parts that are functions of numbers; see check.hpp.
-int check_noise(const native::Json& vectors);
-int check_sampling(const native::Json& vectors);
-int check_rules(const native::Json& vectors);
-int check_verify(const native::Json& vectors);
-int check_logprobs(const native::Json& vectors);
-
-// Print what differs, and return 1.
-int differs(const std::string& what, const std::string& found, const std::string& expected);
 
 std::string shown(double number);
 std::string shown(const std::vector<Token>& ids);

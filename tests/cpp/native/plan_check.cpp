@@ -1,3 +1,4 @@
+#include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
 #include "native/plan.hpp"
@@ -56,5 +57,7 @@ int check_plan(const Json& vectors) {
   for (const Json& fields : vectors.at("between").items()) wrong += check_between(fields);
   return wrong;
 }
+
+static const Registered kRegistered("plan", check_plan);
 
 }  // namespace specrt::checks

@@ -3,6 +3,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "native/check.hpp"
 #include "native/numbers.hpp"
 #include "native/rules.hpp"
 
@@ -167,5 +168,7 @@ int check_rules(const Json& vectors) {
   for (const Json& vector : vectors.at("likeliest").items()) wrong += check_likeliest(vector);
   return wrong;
 }
+
+static const Registered kRegistered("rules", check_rules);
 
 }  // namespace specrt::checks

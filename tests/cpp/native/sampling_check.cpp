@@ -1,3 +1,4 @@
+#include "native/check.hpp"
 #include "native/numbers.hpp"
 
 namespace specrt::checks {
@@ -50,5 +51,7 @@ int check_sampling(const Json& vectors) {
   }
   return wrong;
 }
+
+static const Registered kRegistered("sampling", check_sampling);
 
 }  // namespace specrt::checks

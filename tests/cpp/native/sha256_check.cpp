@@ -17,7 +17,7 @@ int compare_blocks() {
   std::uint32_t one[8] = {1, 2, 3, 4, 5, 6, 7, 8}, two[8] = {1, 2, 3, 4, 5, 6, 7, 8};
   native::sha256_blocks(one, data.data(), 9);
   native::sha256_blocks_plain(two, data.data(), 9);
-  return std::equal(one, one + 8, two) ? 0 : check::differs("blocks", "two states", "one");
+  return std::equal(one, one + 8, two) ? 0 : differs("blocks", "two states", "one");
 }
 
 int check_sha256(const native::Json& vectors) {
@@ -26,13 +26,13 @@ int check_sha256(const native::Json& vectors) {
     const std::string& path = file.at("path").text();
     const std::string found = native::hash_file(path).sha256;
     const std::string& expected = file.at("sha256").text();
-    if (found != expected) wrong += check::differs(path, found, expected);
+    if (found != expected) wrong += differs(path, found, expected);
   }
   return wrong;
 }
 
 }  // namespace
 
-static const check::Registered kRegistered("sha256", check_sha256);
+static const Registered kRegistered("sha256", check_sha256);
 
 }  // namespace specrt::checks

@@ -2,7 +2,7 @@
 #include "native/stop_strings.hpp"
 #include "native/utf8.hpp"
 
-namespace specrt::check {
+namespace specrt::checks {
 
 namespace {
 
@@ -88,4 +88,4 @@ const Registered registered("text", text);
 
 }  // namespace
 
-}  // namespace specrt::check
+}  // namespace specrt::checks

@@ -1,3 +1,4 @@
+#include "native/check.hpp"
 #include "native/numbers.hpp"
 #include "native/verify.hpp"
 
@@ -69,5 +70,7 @@ int check_verify(const native::Json& vectors) {
   for (const Json& vector : vectors.at("draws").items()) wrong += check_draws(vector);
   return wrong;
 }
+
+static const Registered kRegistered("verify", check_verify);
 
 }  // namespace specrt::checks

@@ -12,9 +12,9 @@
  *
  * Threads: every function may be called from any thread. A session runs one call at a time: a
  * second one is answered with SPECRT_BUSY, but for `specrt_session_cancel` and
- * `specrt_session_close`, which never wait. Several sessions of one generator may run at once.
- * Parameters must not be changed while another thread uses them; a generation copies them when it
- * begins.
+ * `specrt_session_close`, which never wait for a pass. Several sessions of one generator may run at
+ * once. Parameters must not be changed while another thread uses them; a generation copies them
+ * when it begins.
  *
  * Memory: what a function gives out as a pointer belongs to the library. It stays as it is until
  * the next call on the same handle, its close included; the text of `specrt_last_error` until the
@@ -161,8 +161,10 @@ SPECRT_API specrt_status specrt_params_add_tokens(specrt_params* params, const c
 SPECRT_API specrt_status specrt_params_add_bias(specrt_params* params, int64_t token, double bias);
 
 /* A logits processor: edit the scores [vocabulary] of the token that follows `ids`, prompt and
- * drafted ones included. Minus infinity rules a token out. Called on the generating thread, for
- * each row looked at; returns 0, or anything else to end the generation with SPECRT_CALLBACK. */
+ * drafted ones included. Minus infinity rules a token out. Called for each row looked at, on the
+ * thread that runs its pass: native, the generating one; hosted, where sessions share passes, that
+ * of any session. Must not generate. Returns 0, or anything else to end the generation with
+ * SPECRT_CALLBACK. `specrt_session_close` waits for one that runs. */
 typedef int32_t (*specrt_processor)(void* user, const int64_t* ids, size_t count, float* scores,
                                     size_t vocabulary);
 SPECRT_API specrt_status specrt_params_add_processor(specrt_params* params,

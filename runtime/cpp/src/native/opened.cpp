@@ -41,7 +41,7 @@ std::string tokenizer_library(const OpenOptions& options) {
 Opened::Opened(const std::string& path, const OpenOptions& options)
     : threads(cores(options.threads)),
       prompt_cache(options.prompt_cache),
-      bundle(open_folder(path, threads)),
+      bundle(open_folder(path, threads, options)),
       models(open_models(bundle, options, threads)),
       tokenizer(path, tokenizer_library(options), bundle.manifest.bos_token_id) {
   check_vocabulary();
