@@ -61,6 +61,7 @@ test: $(VENV)/.test ## run the tests
 
 lint: $(VENV)/.test ## check formatting, style and types
 	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy
+	@find runtime/cpp tests/cpp examples/cpp benchmarks/embedding.c -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run -Werror
 
 check: lint test ## lint and test
 

@@ -1,6 +1,7 @@
 /* What an application that embeds specrt pays. See embedding.py.
  *
- *   embedding first LIBRARY BUNDLE ONNXRUNTIME ID...   from dlopen to the first token, in one process
+ *   embedding first LIBRARY BUNDLE ONNXRUNTIME ID...   from dlopen to the first token, in one
+ * process
  *
  * and, as a shared library, `rounds`: completions through the C interface. */
 #include <dlfcn.h>
@@ -95,10 +96,10 @@ int main(int given, char** arguments) {
     fprintf(stderr, "%s\n", ((teller)dlsym(library, "specrt_last_error"))());
     return 1;
   }
-  printf("{\"dlopen_ms\": %.1f, \"open_ms\": %.1f, \"first_token_ms\": %.1f,"
-         " \"rss_mib\": %.1f, \"peak_mib\": %.1f}\n",
-         loaded - began, opened - began, first - began, resident_mib("VmRSS"),
-         resident_mib("VmHWM"));
+  printf(
+      "{\"dlopen_ms\": %.1f, \"open_ms\": %.1f, \"first_token_ms\": %.1f,"
+      " \"rss_mib\": %.1f, \"peak_mib\": %.1f}\n",
+      loaded - began, opened - began, first - began, resident_mib("VmRSS"), resident_mib("VmHWM"));
   free(ids);
   return 0;
 }
