@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cpp.numbers import Row, Vector, plain
+from cpp.numeric import Row, Vector, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 from specrt.requested import rules_of

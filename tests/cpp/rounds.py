@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cpp.numbers import Row, Vector, known_numbers, plain
+from cpp.numeric import Row, Vector, known_numbers, plain
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.sampling import Distribution, process, residual

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cpp import edits, numbers, rounds
+from cpp import edits, numeric, rounds
 from cpp.conftest import BuildLibrary, run_check
 
 MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "noise": numbers.noise,
-    "sampling": numbers.sampling,
+    "noise": numeric.noise,
+    "sampling": numeric.sampling,
     "rules": edits.rules,
     "verify": rounds.verify,
-    "logprobs": numbers.logprobs,
+    "logprobs": numeric.logprobs,
 }
 
 
@@ -32,5 +32,5 @@ def test_native_numbers_are_python_s(
 
 def test_few_vectors_are_left_out() -> None:
     """Where rounding decides nothing can be compared; almost everywhere it does not."""
-    made = numbers.sampling()
+    made = numeric.sampling()
     assert made["left_out"] < 0.05 * len(made["cases"])

@@ -38,7 +38,7 @@ static std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// See `large` in tests/cpp/numbers.py.
+// See `large` in tests/cpp/numeric.py.
 static std::vector<float> made(const Json& fields) {
   const auto seed = static_cast<std::uint64_t>(fields.at("seed").integer());
   const auto ruled = static_cast<std::uint64_t>(fields.at("ruled").integer());

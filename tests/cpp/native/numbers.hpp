@@ -1,4 +1,4 @@
-// What the vectors of tests/cpp/numbers.py hold, read.
+// What the vectors of tests/cpp/numeric.py hold, read.
 #pragma once
 
 #include <string>
