@@ -1,5 +1,7 @@
 #include "native/utf8.hpp"
 
+#include <utility>
+
 namespace specrt::native {
 
 namespace {
@@ -11,17 +13,34 @@ constexpr const char* kReplacement = "\xEF\xBF\xBD";
 std::string Utf8Decoder::push(std::string_view bytes) {
   std::string text;
   text.reserve(bytes.size() + 4);
-  for (const char byte : bytes) {
-    take(static_cast<unsigned char>(byte), text);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(bytes[i]);
+    settle(text);
+    // Python does not say that this is no UTF-8, but half of a surrogate pair, before it is whole.
+    if (held_ == "\xED" && byte > high_ && byte < 0xC0 && i + 1 == bytes.size()) {
+      late_ = byte;
+    } else {
+      take(byte, text);
+    }
   }
   return text;
 }
 
 std::string Utf8Decoder::finish() {
-  const bool half = missing_ > 0;
+  std::string text;
+  settle(text);
+  text += missing_ > 0 ? kReplacement : "";
   held_.clear();
   missing_ = 0;
-  return half ? kReplacement : "";
+  return text;
+}
+
+// Look at the byte that was left for later.
+void Utf8Decoder::settle(std::string& text) {
+  const int byte = std::exchange(late_, -1);
+  if (byte >= 0) {
+    take(static_cast<unsigned char>(byte), text);
+  }
 }
 
 void Utf8Decoder::take(unsigned char byte, std::string& text) {
