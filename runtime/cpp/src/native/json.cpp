@@ -28,47 +28,37 @@ const char* name_of(Json::Kind kind) {
   return "nothing";
 }
 
-void expect(Json::Kind found, Json::Kind expected) {
-  if (found != expected)
-    throw std::runtime_error(std::string("found ") + name_of(found) + "; expected " +
-                             name_of(expected));
+[[noreturn]] void refuse(Json::Kind found, Json::Kind expected) {
+  throw std::runtime_error(std::string("found ") + name_of(found) + "; expected " +
+                           name_of(expected));
 }
 
 }  // namespace
 
-bool Json::boolean() const {
-  expect(kind_, Kind::kBoolean);
-  return boolean_;
+template <typename T>
+const T& Json::as() const {
+  if (const T* const value = std::get_if<T>(&value_)) return *value;
+  refuse(kind(), Json{T{}}.kind());
 }
 
-std::int64_t Json::integer() const {
-  expect(kind_, Kind::kInteger);
-  return integer_;
-}
+bool Json::boolean() const { return as<bool>(); }
+
+std::int64_t Json::integer() const { return as<std::int64_t>(); }
 
 double Json::number() const {
-  if (kind_ != Kind::kInteger) expect(kind_, Kind::kNumber);
-  return number_;
+  if (kind() == Kind::kInteger) return static_cast<double>(integer());
+  return as<double>();
 }
 
-const std::string& Json::text() const {
-  expect(kind_, Kind::kText);
-  return text_;
-}
+const std::string& Json::text() const { return as<std::string>(); }
 
-const std::vector<Json>& Json::items() const {
-  expect(kind_, Kind::kList);
-  return items_;
-}
+const std::vector<Json>& Json::items() const { return as<Items>(); }
 
-const std::map<std::string, Json>& Json::fields() const {
-  expect(kind_, Kind::kObject);
-  return fields_;
-}
+const std::map<std::string, Json>& Json::fields() const { return as<Fields>(); }
 
 const Json* Json::find(const std::string& name) const {
   const auto found = fields().find(name);
-  return found == fields_.end() ? nullptr : &found->second;
+  return found == fields().end() ? nullptr : &found->second;
 }
 
 const Json& Json::at(const std::string& name) const {

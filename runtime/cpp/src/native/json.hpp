@@ -5,6 +5,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace specrt::native {
@@ -18,8 +20,10 @@ class Json {
   // text, no more than 64 levels.
   static Json parse(std::string_view text);
 
-  Kind kind() const { return kind_; }
-  bool is_null() const { return kind_ == Kind::kNull; }
+  Json() = default;
+
+  Kind kind() const { return static_cast<Kind>(value_.index()); }
+  bool is_null() const { return kind() == Kind::kNull; }
   bool boolean() const;
   std::int64_t integer() const;  // a number without fraction or exponent
   double number() const;         // of integers, too
@@ -31,13 +35,15 @@ class Json {
 
  private:
   friend class JsonReader;
-  Kind kind_ = Kind::kNull;
-  bool boolean_ = false;
-  std::int64_t integer_ = 0;
-  double number_ = 0;
-  std::string text_;
-  std::vector<Json> items_;
-  std::map<std::string, Json> fields_;
+  using Items = std::vector<Json>;
+  using Fields = std::map<std::string, Json>;
+  template <typename T>
+  explicit Json(T value) : value_(std::move(value)) {}
+  template <typename T>
+  const T& as() const;
+
+  // In the order of the kinds. Vocabularies have hundreds of thousands of values.
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, Items, Fields> value_;
 };
 
 // A text as a JSON string, quotes included; bytes that are no UTF-8 become U+FFFD.

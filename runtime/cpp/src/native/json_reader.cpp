@@ -47,33 +47,25 @@ class JsonReader {
   Json read(int level) {
     if (level > kMostLevels) fail("more than " + std::to_string(kMostLevels) + " levels");
     skip_space();
-    Json value;
     switch (peek()) {
       case '{':
-        value.kind_ = Json::Kind::kObject;
-        read_fields(value.fields_, level);
-        break;
+        return read_fields(level);
       case '[':
-        value.kind_ = Json::Kind::kList;
-        read_items(value.items_, level);
-        break;
+        return read_items(level);
       case '"':
-        value.kind_ = Json::Kind::kText;
-        value.text_ = read_text();
-        break;
+        return Json(read_text());
       case 't':
+        read_word("true");
+        return Json(true);
       case 'f':
-        value.kind_ = Json::Kind::kBoolean;
-        value.boolean_ = peek() == 't';
-        read_word(value.boolean_ ? "true" : "false");
-        break;
+        read_word("false");
+        return Json(false);
       case 'n':
         read_word("null");
-        break;
+        return Json();
       default:
-        read_number(value);
+        return read_number();
     }
-    return value;
   }
 
   void read_word(std::string_view word) {
@@ -81,21 +73,24 @@ class JsonReader {
     at_ += word.size();
   }
 
-  void read_items(std::vector<Json>& items, int level) {
+  Json read_items(int level) {
+    std::vector<Json> items;
     ++at_;
     skip_space();
-    if (take(']')) return;
+    if (take(']')) return Json(std::move(items));
     do {
       items.push_back(read(level + 1));
       skip_space();
     } while (take(','));
     if (!take(']')) fail("expected , or ]");
+    return Json(std::move(items));
   }
 
-  void read_fields(std::map<std::string, Json>& fields, int level) {
+  Json read_fields(int level) {
+    std::map<std::string, Json> fields;
     ++at_;
     skip_space();
-    if (take('}')) return;
+    if (take('}')) return Json(std::move(fields));
     do {
       skip_space();
       if (peek() != '"') fail("expected the name of a field, in double quotes");
@@ -104,13 +99,15 @@ class JsonReader {
       skip_space();
       if (!take(':')) fail("expected :");
       Json value = read(level + 1);
-      if (!fields.emplace(name, std::move(value)).second) {
+      const auto [place, is_new] = fields.emplace(std::move(name), std::move(value));
+      if (!is_new) {
         at_ = begin;
-        fail("the field " + quoted(name) + " is there twice; expected one of a name");
+        fail("the field " + quoted(place->first) + " is there twice; expected one of a name");
       }
       skip_space();
     } while (take(','));
     if (!take('}')) fail("expected , or }");
+    return Json(std::move(fields));
   }
 
   std::string read_text() {
@@ -172,7 +169,7 @@ class JsonReader {
     return at_ > begin;
   }
 
-  void read_number(Json& value) {
+  Json read_number() {
     const std::size_t begin = at_;
     take('-');
     if (!take('0') && !skip_digits()) fail("expected a value");
@@ -183,15 +180,13 @@ class JsonReader {
       if (!skip_digits()) fail("expected a digit of the exponent");
     }
     const std::string_view written = text_.substr(begin, at_ - begin);
-    value.kind_ = at_ == whole ? Json::Kind::kInteger : Json::Kind::kNumber;
-    if (value.kind_ == Json::Kind::kInteger && to_integer(written, value.integer_)) {
-      value.number_ = static_cast<double>(value.integer_);
-      return;
-    }
-    value.kind_ = Json::Kind::kNumber;
+    std::int64_t integer = 0;
+    if (at_ == whole && to_integer(written, integer)) return Json(integer);
+    double number = 0;
     stream_.clear();
     stream_.str(std::string(written));
-    if (!(stream_ >> value.number_)) fail("a number too large to hold");
+    if (!(stream_ >> number)) fail("a number too large to hold");
+    return Json(number);
   }
 
   // Digits that fit; what does not is a number like those with a fraction.
