@@ -1,6 +1,8 @@
 // A completion as JSON.
 #include <algorithm>
-#include <cstdio>
+#include <limits>
+#include <locale>
+#include <sstream>
 
 #include "native/completion.hpp"
 #include "native/json.hpp"
@@ -13,10 +15,19 @@ namespace {
 // What JSON, which knows no infinity, says of a token that the model rules out.
 constexpr double kLeast = -9999.0;
 
-std::string number(double value, const char* format) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
+// A number with so many digits behind the point; with all of them that there are to a double where
+// none are said. The application's locale may write numbers with commas.
+std::string number(double value, int digits = 0) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  if (digits > 0) {
+    text.setf(std::ios::fixed);
+    text.precision(digits);
+  } else {
+    text.precision(std::numeric_limits<double>::max_digits10);
+  }
+  text << value;
+  return text.str();
 }
 
 double share(std::uint64_t part, std::uint64_t whole) {
@@ -35,8 +46,7 @@ std::string listed(const Items& items, const char* brackets, Write write) {
 
 std::string entry(const Ranked& told, const Tokenizer& tokenizer) {
   const auto one = [&](Token token, double logprob, std::size_t rank) {
-    return quoted(std::to_string(token)) +
-           ": {\"logprob\": " + number(std::max(logprob, kLeast), "%.17g") +
+    return quoted(std::to_string(token)) + ": {\"logprob\": " + number(std::max(logprob, kLeast)) +
            ", \"rank\": " + std::to_string(rank) +
            ", \"decoded_token\": " + quoted(tokenizer.decode({token})) + "}";
   };
@@ -63,9 +73,9 @@ std::string speculation(const Completion& done) {
          ", \"evaluated\": " + std::to_string(done.evaluated) +
          ", \"accepted\": " + std::to_string(done.accepted) +
          ", \"emitted\": " + std::to_string(done.emitted) +
-         ", \"acceptance_rate\": " + number(share(done.accepted, done.evaluated), "%.4f") +
-         ", \"draft_yield\": " + number(share(done.accepted, done.drafted), "%.4f") +
-         ", \"tokens_per_round\": " + number(share(done.emitted, done.rounds), "%.4f") +
+         ", \"acceptance_rate\": " + number(share(done.accepted, done.evaluated), 4) +
+         ", \"draft_yield\": " + number(share(done.accepted, done.drafted), 4) +
+         ", \"tokens_per_round\": " + number(share(done.emitted, done.rounds), 4) +
          ", \"sources\": " + listed(done.sources, "{}", source) + "}";
 }
 
@@ -88,9 +98,8 @@ std::string Completion::json(const Tokenizer& tokenizer) const {
       ", \"cached_tokens\": " + std::to_string(cached_tokens) +
       ", \"finish_reason\": " + or_null(finish_reason) +
       ", \"stop_reason\": " + stop_reason(*this) + ", \"seed\": " + std::to_string(seed) +
-      ", \"ttft_ms\": " + number(times.ttft_ms, "%.3f") +
-      ", \"itl_ms\": " + number(times.itl_ms, "%.3f") +
-      ", \"tokens_per_second\": " + number(times.tokens_per_second, "%.2f") +
+      ", \"ttft_ms\": " + number(times.ttft_ms, 3) + ", \"itl_ms\": " + number(times.itl_ms, 3) +
+      ", \"tokens_per_second\": " + number(times.tokens_per_second, 2) +
       ", \"speculation\": " + speculation(*this);
   if (wants_logprobs) {
     object += ", \"logprobs\": " + listed(logprobs, "[]", written);
