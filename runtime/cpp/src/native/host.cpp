@@ -1,4 +1,6 @@
 // The native implementation behind the C interface.
+#include <malloc.h>
+
 #include "native/bundle.hpp"
 #include "native/opened.hpp"
 #include "native/session.hpp"
@@ -11,6 +13,14 @@ class NativeHost : public Host {
  public:
   NativeHost(const std::string& path, const OpenOptions& options)
       : opened_(std::make_shared<native::Opened>(path, options)) {}
+  ~NativeHost() override {
+    opened_.reset();
+#ifdef __GLIBC__
+    malloc_trim(0);  // glibc keeps freed memory for the next who allocates
+#endif
+  }
+  NativeHost(const NativeHost&) = delete;
+  NativeHost& operator=(const NativeHost&) = delete;
 
   Info info() override { return opened_->info(); }
   std::unique_ptr<Seat> seat() override { return std::make_unique<native::Session>(opened_); }
