@@ -56,6 +56,12 @@ std::vector<std::string> places(const std::string& path) {
   return known;
 }
 
+// Whether an entry of the table points into a library.
+bool is_code(void* entry) {
+  Dl_info place;
+  return entry != nullptr && dladdr(entry, &place) != 0;
+}
+
 [[noreturn]] void refuse(const std::string& what) { throw Failure(SPECRT_ENGINE, what); }
 
 const OrtApiBase& open_base(const std::string& path, std::string& found) {
@@ -68,12 +74,13 @@ const OrtApiBase& open_base(const std::string& path, std::string& found) {
     }
     using GetBase = const OrtApiBase* (*)();
     const auto base = reinterpret_cast<GetBase>(dlsym(library, "OrtGetApiBase"));
-    if (base != nullptr) {
+    const OrtApiBase* const its = base == nullptr ? nullptr : base();
+    if (its != nullptr && its->GetApi != nullptr && its->GetVersionString != nullptr) {
       found = place;
-      return *base();
+      return *its;
     }
     dlclose(library);
-    if (reason.empty()) reason = place + " has no OrtGetApiBase";
+    if (reason.empty()) reason = place + " has no OrtGetApiBase of ONNX Runtime";
   }
   refuse("ONNX Runtime cannot be loaded (" + reason + "); " + kRemedy);
 }
@@ -90,7 +97,8 @@ std::string ort_reason(const OrtEntries& call, OrtStatus* status) {
 
 OrtLibrary::OrtLibrary(const std::string& path) {
   const OrtApiBase& base = open_base(path, path_);
-  version_ = base.GetVersionString();
+  const char* const version = base.GetVersionString();
+  version_ = version == nullptr ? "of unknown version" : version;
   const OrtApi* api = base.GetApi(kOrtApi);
   // Positions are what version 1 of the library promises to keep.
   if (api == nullptr || version_.compare(0, 2, "1.") != 0)
@@ -104,6 +112,11 @@ OrtLibrary::OrtLibrary(const std::string& path) {
 #endif
   SPECRT_ORT_ENTRIES(SPECRT_ORT_TAKE)
 #undef SPECRT_ORT_TAKE
+#define SPECRT_ORT_CHECK(position, name, result, parameters) \
+  if (!is_code(reinterpret_cast<void*>(call_.name)))         \
+    refuse(path_ + " says it is ONNX Runtime " + version_ + ", and has no " #name "; " + kRemedy);
+  SPECRT_ORT_ENTRIES(SPECRT_ORT_CHECK)
+#undef SPECRT_ORT_CHECK
 }
 
 const OrtLibrary& OrtLibrary::load(const std::string& path) {
