@@ -10,8 +10,8 @@ Output CachedTokens::feed(const Token* tokens, std::size_t count, std::size_t ro
     // The last chunk holds all rows asked for, so that they come from one pass.
     const std::size_t chunk = std::min(widest, count - rows);
     engine->forward(tokens, chunk, length, 1);
-    check_wanted();
     length += chunk;
+    check_wanted();
     tokens += chunk;
     count -= chunk;
   }

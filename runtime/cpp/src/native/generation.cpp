@@ -54,19 +54,30 @@ Generation::Generation(Session& session, std::vector<Token> prompt, const Params
   completion_.prompt_tokens = tokens_.size();
   completion_.wants_logprobs = params_.logprobs.has_value();
   drafter_ = drafter();
-  completion_.cached_tokens = session.take(tokens_, params_.prompt_logprobs.has_value());
-  session.target_.cancelled = &cancelled_;
-  if (session.draft_) {
-    session.draft_->cancelled = &cancelled_;
-  }
+  cached_ = session.take(tokens_, params_.prompt_logprobs.has_value());
   // The last token is never fed, so one more than fits the buffers can be committed.
   limit_ = std::min(tokens_.size() + static_cast<std::size_t>(params_.max_tokens),
                     session.target_engine_->max_length() + 1);
   rounds_ = std::make_unique<Speculation>(target_, *drafter_, tokens_, limit_,
                                           params_.prompt_logprobs.has_value());
+  session.target_.cancelled = &cancelled_;
+  if (session.draft_) {
+    session.draft_->cancelled = &cancelled_;
+  }
 }
 
-Generation::~Generation() { end(true); }
+Generation::~Generation() { let_go(true); }
+
+std::string Generation::json() {
+  note_cancelled();
+  return completion_.json(session_.opened_->tokenizer);
+}
+
+void Generation::note_cancelled() {
+  if (is_cancelled() && completion_.finish_reason.empty()) {
+    completion_.finish_reason = "cancelled";
+  }
+}
 
 std::unique_ptr<Drafter> Generation::drafter() {
   Drafting asked;
@@ -89,13 +100,14 @@ std::unique_ptr<Drafter> Generation::drafter() {
 bool Generation::next(Chunk& chunk) {
   try {
     while (chunks_.empty() && rounds_) {
-      if (cancelled_.load(std::memory_order_relaxed)) {
-        end(true);
-        return false;
-      }
-      deliver(rounds_->next());
+      session_.target_.check_wanted();
+      completion_.cached_tokens = cached_;
+      Round round = rounds_->next();
+      session_.target_.check_wanted();  // what a pass brought meanwhile is nobody's
+      deliver(std::move(round));
     }
   } catch (const Cancelled&) {
+    note_cancelled();
     end(true);
     return false;
   } catch (...) {
@@ -127,7 +139,8 @@ void Generation::deliver(Round round) {
   }
 }
 
-void Generation::end(bool sound) {
+// Leave the session to the next generation.
+void Generation::let_go(bool sound) noexcept {
   if (!rounds_) {
     return;
   }
@@ -136,7 +149,11 @@ void Generation::end(bool sound) {
   if (session_.draft_) {
     session_.draft_->cancelled = nullptr;
   }
-  session_.release(tokens_, sound);
+  session_.release(std::move(tokens_), sound);
+}
+
+void Generation::end(bool sound) {
+  let_go(sound);
   if (completion_.fallback.empty()) {
     completion_.fallback =
         session_.drafters_

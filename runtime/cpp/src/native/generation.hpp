@@ -24,17 +24,21 @@ class Generation : public Run {
   bool next(Chunk& chunk) override;
   void cancel() noexcept override { cancelled_.store(true, std::memory_order_relaxed); }
   Stats stats() override { return completion_.stats(); }
-  std::string json() override { return completion_.json(session_.opened_->tokenizer); }
+  std::string json() override;
 
  private:
   void deliver(Round round);
   void end(bool sound);
+  void let_go(bool sound) noexcept;
+  void note_cancelled();
+  bool is_cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   std::unique_ptr<Drafter> drafter();
 
   Session& session_;
   const Params params_;
-  std::vector<Token> tokens_;
-  std::size_t limit_ = 0;  // tokens at which it ends, whatever they say
+  std::vector<Token> tokens_;  // until it is over
+  std::size_t limit_ = 0;      // tokens at which it ends, whatever they say
+  std::size_t cached_ = 0;     // tokens of the prompt that are not read again
   Completion completion_;
   Noise noise_;
   std::unique_ptr<Rules> rules_;

@@ -43,7 +43,8 @@ Opened::Opened(const std::string& path, const OpenOptions& options)
       prompt_cache(options.prompt_cache),
       bundle(open_folder(path, threads, options)),
       models(open_models(bundle, options, threads)),
-      tokenizer(path, tokenizer_library(options), bundle.manifest.bos_token_id) {
+      tokenizer(path, tokenizer_library(options), bundle.manifest.bos_token_id,
+                static_cast<std::size_t>(bundle.manifest.target.geometry.vocab_size)) {
   check_vocabulary();
   if (bundle.tuning) {
     costs_ = bundle.tuning->costs;
@@ -111,10 +112,10 @@ std::string Opened::drafter_of(const Params& params) const {
   return params.drafter;
 }
 
-Costs Opened::costs(Engine& target, Engine* draft, bool& measured) {
+Costs Opened::costs(Engine& target, Engine* draft, const std::function<void()>& begin) {
   const std::lock_guard<std::mutex> lock(pricing_);
   if (!costs_) {
-    measured = true;
+    begin();
     costs_ = measure_costs(target, draft, bundle.manifest);
   }
   return *costs_;

@@ -1,6 +1,7 @@
 // An open bundle: what its sessions share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,9 +22,9 @@ class Opened {
   int gamma_of(const Params& params) const;
   std::string drafter_of(const Params& params) const;
 
-  // What passes cost here: as tuned, else measured with the engines given, once. Sets `measured`
-  // where the engines were used for that.
-  Costs costs(Engine& target, Engine* draft, bool& measured);
+  // What passes cost here: as tuned, else measured with the engines given, once. `begin` is called
+  // before that, which overwrites their KV buffers.
+  Costs costs(Engine& target, Engine* draft, const std::function<void()>& begin);
 
   Info info() const;
 

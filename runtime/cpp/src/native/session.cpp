@@ -1,6 +1,7 @@
 #include "native/session.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "native/generation.hpp"
 
@@ -13,12 +14,7 @@ Session::Session(std::shared_ptr<Opened> opened)
       target_(*target_engine_),
       draft_(draft_engine_ ? std::make_unique<CachedTokens>(*draft_engine_) : nullptr),
       drafters_(opened_->bundle.manifest.gammas, [this] {
-        bool measured = false;
-        Costs costs = opened_->costs(*target_engine_, draft_engine_.get(), measured);
-        if (measured) {
-          held_.clear();
-        }
-        return costs;
+        return opened_->costs(*target_engine_, draft_engine_.get(), [this] { held_.clear(); });
       }) {}
 
 std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
@@ -61,9 +57,9 @@ std::size_t Session::take(const std::vector<Token>& prompt, bool fresh) {
   return target_.length;
 }
 
-void Session::release(const std::vector<Token>& tokens, bool sound) {
+void Session::release(std::vector<Token> tokens, bool sound) noexcept {
   if (sound) {
-    held_ = tokens;
+    held_ = std::move(tokens);
   } else {
     held_.clear();
   }

@@ -23,7 +23,7 @@ class Session : public Seat {
   // Take up a text, with what the buffers hold of it; how much of it that is.
   std::size_t take(const std::vector<Token>& prompt, bool fresh);
   // Keep what the buffers hold of a text that is over; `sound` where no pass failed.
-  void release(const std::vector<Token>& tokens, bool sound);
+  void release(std::vector<Token> tokens, bool sound) noexcept;
 
   std::shared_ptr<Opened> opened_;
   std::unique_ptr<Engine> target_engine_;

@@ -12,7 +12,7 @@ namespace specrt::native {
 
 namespace {
 
-constexpr std::int64_t kMostTokens = 1 << 24;
+constexpr std::int64_t kMostTokens = 1 << 30;
 
 // The byte that each code point of a byte-level vocabulary stands for, -1 for others: printable
 // bytes stand for themselves, the others for the code points from 256 on, in order (Radford et al.
@@ -71,8 +71,8 @@ std::string contents(const std::string& path) {
 }  // namespace
 
 Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
-                     std::optional<Token> bos)
-    : bos_(bos) {
+                     std::optional<Token> bos, std::size_t scored)
+    : bos_(bos), scored_(scored) {
   const std::string path = bundle + "/tokenizer.json";
   try {
     read(Json::parse(contents(path)));
@@ -103,8 +103,14 @@ void Tokenizer::read(const Json& file) {
     for (const auto& [name, token] : vocabulary.fields()) {
       add(token.integer(), name, false);
     }
-  } else {  // of unigram models: a list of pairs
-    size_ = vocabulary.items().size();
+  } else {  // of unigram models: pairs of a name and a score
+    Token token = 0;
+    for (const Json& pair : vocabulary.items()) {
+      if (pair.items().empty()) {
+        throw std::runtime_error("a token of its vocabulary has no name; expected one");
+      }
+      add(token++, pair.items()[0].text(), false);
+    }
   }
   const Json* const processor = file.find("post_processor");
   if (processor != nullptr && !processor->is_null()) {
@@ -153,7 +159,7 @@ void Tokenizer::add(Token token, const std::string& name, bool special) {
   if (special) {
     special_.insert(token);
   }
-  if (joins_bytes_) {
+  if (joins_bytes_ && at < scored_) {
     bytes_.resize(std::max(bytes_.size(), at + 1));
     bytes_[at] = special ? "" : token_bytes(name);
   }
@@ -206,8 +212,9 @@ std::string Tokenizer::decode(const std::vector<Token>& ids) const {
     return "";
   }
   std::vector<Token> kept;
-  std::copy_if(ids.begin(), ids.end(), std::back_inserter(kept),
-               [this](Token token) { return special_.count(token) == 0; });
+  std::copy_if(ids.begin(), ids.end(), std::back_inserter(kept), [this](Token token) {
+    return token >= 0 && static_cast<std::size_t>(token) < size_ && special_.count(token) == 0;
+  });
   return kept.empty() ? "" : library_->decode(kept);
 }
 

@@ -18,9 +18,11 @@ namespace specrt::native {
 // from tokenizer.json, others by the library. Any thread.
 class Tokenizer {
  public:
-  // `library` may be empty: then there is no `encode`. Throws Failure(SPECRT_BUNDLE) for what is no
-  // tokenizer. What keeps the library from being used is told in `notice`.
-  Tokenizer(const std::string& bundle, const std::string& library, std::optional<Token> bos);
+  // `library` may be empty: then there is no `encode`. The model scores ids below `scored`; there
+  // is no text of others. Throws Failure(SPECRT_BUNDLE) for what is no tokenizer. What keeps the
+  // library from being used is told in `notice`.
+  Tokenizer(const std::string& bundle, const std::string& library, std::optional<Token> bos,
+            std::size_t scored);
 
   bool encodes() const { return library_ != nullptr; }
   bool decodes() const { return joins_bytes_ || encodes(); }
@@ -43,6 +45,7 @@ class Tokenizer {
   std::vector<Token> ids_of(const std::string& text) const;
 
   std::optional<Token> bos_;
+  std::size_t scored_;
   bool joins_bytes_ = false;
   bool falls_back_to_bytes_ = false;
   std::size_t size_ = 0;
