@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import specrt
 from cpp import vectors
 from cpp.conftest import BuildLibrary, Library, onnxruntime_library, run_program
 from specrt import Generator
 from specrt.prompts import read_prompts
+from specrt_export.build import build
+from specrt_export.recipe import read_recipe
+
+Made = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +25,36 @@ def prompts(code_prompts: Path) -> list[str]:
     return [prompt.text for prompt in read_prompts(code_prompts)][:6]
 
 
-def replay(library: Library, bundle: Path, cases: Path, *options: Path) -> str:
-    return run_program([library.program("replay"), bundle, cases, *options])
+SMALL = """
+name = "small"
+
+[target]
+checkpoint = "{codelet}/checkpoint/draft"
+graph = "{codelet}/portable/draft.onnx"
+
+[draft]
+checkpoint = "{codelet}/checkpoint/draft"
+graph = "{codelet}/portable/draft.onnx"
+precision = "{draft}"
+
+[engine]
+max_length = 96
+prefill = 32
+gammas = [1, 2, 4]
+precision = "{target}"
+batch = {batch}
+
+[quality]
+calibration = "{codelet}/calibration.jsonl"
+"""
+
+
+def replay(library: Library, bundle: Path, made: Made, *options: Path, caches: bool = True) -> str:
+    """Replay cases in one session that held nothing; returns what was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        cases = Path(folder) / "cases.json"
+        cases.write_text(json.dumps({"cases": made, "prompt_cache": caches}))
+        return run_program([library.program("replay"), bundle, cases, *options])
 
 
 @pytest.mark.parametrize("implementation", ["hosted", "native"])
@@ -29,18 +64,41 @@ def test_what_python_generates_is_generated(
     codelet: Path,
     generator: Generator,
     prompts: list[str],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if implementation == "hosted":
         # The interpreter inside keeps what it once allocated; that is no leak of ours.
         monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
     made = vectors.cases(generator, prompts, texts=implementation == "hosted")
-    cases = tmp_path / "cases.json"
-    cases.write_text(json.dumps({"cases": made}))
-    said = replay(built_library(implementation, sanitize=True), codelet, cases)
+    if implementation == "native":
+        made += vectors.edges(generator, generator.tokenizer.encode(prompts[0]))
+    said = replay(built_library(implementation, sanitize=True), codelet, made)
     assert f"{implementation}" in said
     assert f"{len(made)} cases, 0 differ" in said
+
+
+@pytest.mark.parametrize(("target", "draft", "batch"), [("int8", "fp16", 1), ("int4", "int8", 4)])
+def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
+    built_library: BuildLibrary,
+    engines: Path,
+    prompts: list[str],
+    tmp_path: Path,
+    target: str,
+    draft: str,
+    batch: int,
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        SMALL.format(codelet=engines / "codelet", target=target, draft=draft, batch=batch)
+    )
+    build(read_recipe(recipe), tmp_path / "small")
+    caches = batch == 1  # the rows of a generator, and sessions, keep texts in ways of their own
+    with specrt.open(tmp_path / "small", threads=1, prompt_cache=caches) as opened:
+        short = [opened.tokenizer.decode(opened.tokenizer.encode(one)[:25]) for one in prompts]
+        made = vectors.cases(opened, short, texts=False, every=3)
+        made += vectors.edges(opened, opened.tokenizer.encode(short[0]))
+    said = replay(built_library("native", sanitize=True), tmp_path / "small", made, caches=caches)
+    assert "0 differ" in said
 
 
 def test_a_wrong_token_is_told(
@@ -48,15 +106,13 @@ def test_a_wrong_token_is_told(
     codelet: Path,
     generator: Generator,
     prompts: list[str],
-    tmp_path: Path,
 ) -> None:
     """The replay can fail."""
     (first, *_) = vectors.cases(generator, prompts, texts=False)
     first["ids"] = [*first["ids"][:-1], first["ids"][-1] ^ 1]
-    cases = tmp_path / "cases.json"
-    cases.write_text(json.dumps({"cases": [first]}))
-    with pytest.raises(AssertionError, match="1 differ"):
-        replay(built_library("native", sanitize=True), codelet, cases)
+    first["told"]["token_ids"] = first["ids"]
+    with pytest.raises(AssertionError, match="2 differ"):
+        replay(built_library("native", sanitize=True), codelet, [first])
 
 
 def test_prompts_may_be_text_where_a_library_reads_tokenizers(
@@ -64,15 +120,12 @@ def test_prompts_may_be_text_where_a_library_reads_tokenizers(
     codelet: Path,
     generator: Generator,
     prompts: list[str],
-    tmp_path: Path,
 ) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
     made = vectors.cases(
         generator, [*prompts, "x = '日本'  \n\té 😀", "a\r\n"], texts=True, every=3
     )
-    cases = tmp_path / "cases.json"
-    cases.write_text(json.dumps({"cases": made}))
     library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
     # Not sanitized: the other library's memory is its own.
-    said = replay(built_library("native"), codelet, cases, onnxruntime_library(), library)
+    said = replay(built_library("native"), codelet, made, onnxruntime_library(), library)
     assert "0 differ" in said

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import specrt
 from specrt import Generator
+from specrt.errors import RequestError
 from specrt.models import AUTO
+from specrt.processors import Callback
+from specrt.rules import Row
 
 Options = Mapping[str, Any]
 
@@ -37,6 +41,7 @@ ENDS: tuple[Options, ...] = (
 TOLD: tuple[Options, ...] = (
     {"logprobs": 3, "prompt_logprobs": 2},
     {"logprobs": 0, "prompt_logprobs": 0, "temperature": 0.9, "seed": 11},
+    {"logprobs": 2, "repetition_penalty": 1.3, "temperature": 0.7, "seed": 12, "stop": ["="]},
 )
 DRAFTERS = ("model", "ngram", "cascade", "none")
 
@@ -73,28 +78,108 @@ def cases(
     return made
 
 
-def _outcome(generator: Generator, prompt: list[int], asked: Options) -> dict[str, Any]:
+def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
+    """Return requests at limits: of the context, of lists, and such as end before their time.
+
+    They follow those of `cases`. `prompt` is to be a third of the context or less.
+    """
+    context = generator.models.target.max_length
+    full = (prompt * context)[:context]
+    short, gammas = prompt[:-3], generator.models.gammas
+    made = [_case(generator, full, {"max_tokens": 5, "gamma": gamma}) for gamma in (gammas[-1], 0)]
+    made += [
+        _case(generator, full[: context - left], {"max_tokens": most, "gamma": gammas[-1], **more})
+        for left in (1, 2, 5)
+        for most, more in ((2**62, {}), (2**63 - 1, {"temperature": 0.8, "seed": 4}))
+    ]
+    made += [
+        {"prompt": [*full, 1], "params": {}, "refused": "SPECRT_CAPACITY"},
+        {"prompt": [-1], "params": {}, "refused": "SPECRT_INVALID_ARGUMENT"},
+        {"prompt": prompt, "params": {"gamma": 77}, "refused": "SPECRT_INVALID_ARGUMENT"},
+    ]
+    told: Options = {"gamma": gammas[-1], "prompt_logprobs": 1, "logprobs": 2, "max_tokens": 7}
+    made += [_case(generator, ids, told) for ids in (prompt[:1], prompt[:2], prompt, prompt)]
+    asked: Options = {"gamma": gammas[-1], "max_tokens": 30, "drafter": "ngram"}
+    plain = _case(generator, prompt, asked)
+    made.append(plain)
+    end = plain["ids"][len(plain["ids"]) // 2]
+    made += [
+        _case(generator, prompt, {**asked, **more})
+        for more in (
+            {"stop_token_ids": [end], "min_tokens": 25},
+            {"stop_token_ids": [end], "logprobs": 1, "repetition_penalty": 1.1},
+            {"stop_token_ids": [end], "ignore_eos": True, "stop": ["\ufffd", "zq"]},
+        )
+    ]
+    for after in (0, 1, 3):
+        made.append(_case(generator, prompt, asked, cancel_after=after))
+        made.append(_case(generator, short, {**asked, "drafter": "cascade"}))
+        made.append(_case(generator, prompt, asked, fail_at=len(prompt) + 2 * after))
+        made.append(_case(generator, [*prompt, end], asked))
+    return made
+
+
+def _case(generator: Generator, prompt: list[int], asked: Options, **broken: int) -> dict[str, Any]:
+    """Return a request and what came of it; `broken` ends it before its time."""
+    outcome = _outcome(generator, prompt, asked, **broken)
+    return {"prompt": prompt, "params": asked, **broken, **outcome}
+
+
+def _outcome(
+    generator: Generator,
+    prompt: list[int],
+    asked: Options,
+    cancel_after: int | None = None,
+    fail_at: int | None = None,
+) -> dict[str, Any]:
     options = {k: v for k, v in asked.items() if k not in ("gamma", "drafter")}
+    if fail_at is not None:
+        options["logits_processors"] = [_failing(fail_at)]
     stream = generator.stream(
         prompt,
         specrt.SamplingParams.of(**options),
         gamma=asked["gamma"],
         drafter=asked.get("drafter"),
     )
-    done, lines = stream.completion, ""
-    for chunk in stream:
-        counts = done.speculation
-        lines += (
-            f"{' '.join(map(str, chunk.token_ids))} ({chunk.accepted}) after {counts.rounds} "
-            f"rounds {counts.drafted} {counts.evaluated} {counts.accepted}\n"
-        )
+    done, lines, ended = stream.completion, "", ""
+    try:
+        for number in count():
+            if number == cancel_after:
+                stream.cancel()
+                ended = "SPECRT_CANCELLED"
+            chunk = next(stream, None)
+            if chunk is None:
+                break
+            counts = done.speculation
+            lines += (
+                f"{' '.join(map(str, chunk.token_ids))} ({chunk.accepted}) after {counts.rounds} "
+                f"rounds {counts.drafted} {counts.evaluated} {counts.accepted}\n"
+            )
+    except RequestError:
+        ended = "SPECRT_CALLBACK"
     told = done.to_json()
+    auto = asked["gamma"] == AUTO
     return {
         "ids": done.token_ids,
         "text": done.text,
-        "finish_reason": done.finish_reason,
+        "finish_reason": done.finish_reason or "error",
         "cached_tokens": done.cached_tokens,
         # How far auto drafts depends on what passes take.
-        "rounds": None if asked["gamma"] == AUTO else lines,
-        **({"told": told} if done.logprobs is not None else {}),
+        "rounds": None if auto else lines + ended,
+        "told": {
+            **told,
+            "seed": asked.get("seed"),  # else drawn
+            "speculation": None if auto else told["speculation"],
+        },
     }
+
+
+def _failing(most: int) -> Callback:
+    """Return a processor that refuses to go on once a text has so many tokens."""
+
+    def fail(tokens: Sequence[int], scores: Row) -> Row:
+        if len(tokens) >= most:
+            raise ValueError("enough")
+        return scores
+
+    return fail

@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "native/json.hpp"
+#include "replay/compare.hpp"
 #include "specrt/specrt.h"
 
+using specrt::checks::compare;
+using specrt::checks::differs;
 using specrt::native::Json;
 
 namespace {
@@ -54,15 +57,15 @@ void set(specrt_params* params, const std::string& name, const Json& value) {
   }
 }
 
-void begin(specrt_session* session, const Json& prompt, specrt_params* params) {
+specrt_status begin(specrt_session* session, const Json& prompt, specrt_params* params) {
   if (prompt.kind() == Json::Kind::kText) {
-    return require(specrt_begin(session, prompt.text().data(), prompt.text().size(), params));
+    return specrt_begin(session, prompt.text().data(), prompt.text().size(), params);
   }
   std::vector<std::int64_t> ids;
   for (const Json& id : prompt.items()) {
     ids.push_back(id.integer());
   }
-  require(specrt_begin_ids(session, ids.data(), ids.size(), params));
+  return specrt_begin_ids(session, ids.data(), ids.size(), params);
 }
 
 std::string listed(const std::vector<std::int64_t>& numbers) {
@@ -81,11 +84,24 @@ std::string listed(const Json& numbers) {
   return listed(found);
 }
 
-// One line for each chunk: its tokens, how many of them were drafted, and the counts so far.
-std::string read(specrt_session* session, std::string& text) {
+// Refuses to go on once a text has so many tokens.
+int32_t fail_at(void* most, const std::int64_t*, std::size_t count, float*, std::size_t) {
+  return count < *static_cast<std::size_t*>(most) ? 0 : 1;
+}
+
+// One line for each chunk: its tokens, how many of them were drafted, and the counts so far. The
+// last says how the generation ended, where that is not well.
+std::string read(specrt_session* session, std::int64_t cancel_after, std::string& text) {
   std::string lines;
-  for (const specrt_chunk* chunk = nullptr;;) {
-    require(specrt_next(session, &chunk));
+  for (std::int64_t chunks = 0;; ++chunks) {
+    if (chunks == cancel_after) {
+      require(specrt_session_cancel(session));
+    }
+    const specrt_chunk* chunk = nullptr;
+    const specrt_status status = specrt_next(session, &chunk);
+    if (status != SPECRT_OK) {
+      return lines + specrt_status_name(status);
+    }
     if (chunk == nullptr) {
       return lines;
     }
@@ -100,74 +116,50 @@ std::string read(specrt_session* session, std::string& text) {
   }
 }
 
-int differs(std::size_t number, const std::string& what, const std::string& found,
-            const std::string& expected) {
-  if (found == expected) {
-    return 0;
-  }
-  std::printf("case %zu, %s:\n%s\nexpected:\n%s\n", number, what.c_str(), found.c_str(),
-              expected.c_str());
-  return 1;
-}
-
-// Log-probabilities of the same tokens, within what exp and log of two libraries differ.
-int compare(std::size_t number, const std::string& name, const std::vector<Json>& found,
-            const std::vector<Json>& expected) {
-  int wrong = differs(number, name, std::to_string(found.size()), std::to_string(expected.size()));
-  for (std::size_t i = 0; i < expected.size() && i < found.size(); ++i) {
-    if (expected[i].is_null() || found[i].is_null()) {
-      wrong += expected[i].is_null() == found[i].is_null() ? 0 : 1;
-      continue;
-    }
-    for (const auto& [token, entry] : expected[i].fields()) {
-      const Json& own = found[i].at(token);
-      const double apart = own.at("logprob").number() - entry.at("logprob").number();
-      wrong +=
-          differs(number, name, apart < 1e-9 && apart > -1e-9 ? "" : std::to_string(apart), "");
-      wrong += differs(number, name + " rank", std::to_string(own.at("rank").integer()),
-                       std::to_string(entry.at("rank").integer()));
-      wrong += differs(number, name + " piece", own.at("decoded_token").text(),
-                       entry.at("decoded_token").text());
-    }
-  }
-  return wrong;
-}
-
-int replay(specrt_session* session, const Json& one, std::size_t number) {
-  specrt_params* params = nullptr;
-  require(specrt_params_create(&params));
-  for (const auto& [name, value] : one.at("params").fields()) {
-    set(params, name, value);
-  }
-  begin(session, one.at("prompt"), params);
-  require(specrt_params_close(params));
+// What came of a generation that was begun.
+int came_of(specrt_session* session, const Json& one, const std::string& place) {
+  const Json* const after = one.find("cancel_after");
   std::string text;
-  const std::string lines = read(session, text);
+  const std::string lines = read(session, after == nullptr ? -1 : after->integer(), text);
   specrt_stats stats{};
   stats.size = sizeof stats;
   require(specrt_session_stats(session, &stats));
   const std::int64_t* ids = nullptr;
   std::size_t count = 0;
   require(specrt_session_ids(session, &ids, &count));
-  int wrong = differs(number, "ids", listed({ids, ids + count}), listed(one.at("ids")));
-  wrong += differs(number, "text", text, one.at("text").text());
-  wrong += differs(number, "finish reason", stats.finish_reason, one.at("finish_reason").text());
-  wrong += differs(number, "cached tokens", std::to_string(stats.cached_tokens),
+  int wrong = differs(place + ", ids", listed({ids, ids + count}), listed(one.at("ids")));
+  wrong += differs(place + ", text", text, one.at("text").text());
+  wrong += differs(place + ", finish reason", stats.finish_reason, one.at("finish_reason").text());
+  wrong += differs(place + ", cached tokens", std::to_string(stats.cached_tokens),
                    std::to_string(one.at("cached_tokens").integer()));
   if (!one.at("rounds").is_null()) {  // auto goes by the clock
-    wrong += differs(number, "rounds", lines, one.at("rounds").text());
+    wrong += differs(place + ", rounds", lines, one.at("rounds").text());
   }
   const char* json = nullptr;
   std::size_t bytes = 0;
   require(specrt_session_json(session, &json, &bytes));
-  const Json told = Json::parse({json, bytes});
-  wrong += differs(number, "text in JSON", told.at("text").text(), text);
-  if (const Json* const expected = one.find("told"); expected != nullptr) {
-    for (const char* name : {"logprobs", "prompt_logprobs"}) {
-      wrong += compare(number, name, told.at(name).items(), expected->at(name).items());
-    }
+  return wrong + compare(place, Json::parse({json, bytes}), one.at("told"));
+}
+
+int replay(specrt_session* session, const Json& one, std::size_t number) {
+  const std::string place = "case " + std::to_string(number);
+  specrt_params* params = nullptr;
+  require(specrt_params_create(&params));
+  for (const auto& [name, value] : one.at("params").fields()) {
+    set(params, name, value);
   }
-  return wrong;
+  std::size_t most = 0;
+  if (const Json* const tokens = one.find("fail_at"); tokens != nullptr) {
+    most = static_cast<std::size_t>(tokens->integer());
+    require(specrt_params_add_processor(params, fail_at, &most));
+  }
+  const specrt_status status = begin(session, one.at("prompt"), params);
+  require(specrt_params_close(params));
+  if (const Json* const refused = one.find("refused"); refused != nullptr) {
+    return differs(place, specrt_status_name(status), refused->text());
+  }
+  require(status);
+  return came_of(session, one, place);
 }
 
 int run(int count, char** arguments) {
@@ -175,6 +167,7 @@ int run(int count, char** arguments) {
   const Json vectors = Json::parse(std::string{std::istreambuf_iterator<char>(file), {}});
   specrt_open_options options{};
   options.size = sizeof options;
+  options.no_prompt_cache = vectors.at("prompt_cache").boolean() ? 0 : 1;
   options.onnxruntime = count > 3 ? arguments[3] : nullptr;
   options.tokenizer = count > 4 ? arguments[4] : nullptr;
   specrt_generator* generator = nullptr;
