@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 from specrt.completion import Chunk, Completion
@@ -15,24 +16,25 @@ class AsyncStream(AsyncIterator[Chunk]):
     """An asynchronous iterator of chunks; `completion` is as `Stream.completion` is.
 
     A thread runs the passes while somebody waits, and a few rounds ahead of who reads. Its row is
-    free at once when the task that reads is cancelled or times out, when the loop over it is left,
-    and on `aclose`; an `async with` closes it.
+    free at once when the task that waits for a chunk is cancelled or times out, on `aclose`, and
+    when nothing refers to the stream any more, as where a loop over one without a name is left.
+    One that has a name is best read within `async with`, which closes it however it is left.
     """
 
     def __init__(self, request: Request, worker: Worker) -> None:
         self.completion = request.completion
         self._request = request
         self._worker = worker
-        self._read = False
+        self._reading = threading.Lock()
+        """Held by who reads; nobody waits for it."""
 
     async def __anext__(self) -> Chunk:
         """Return the next chunk.
 
         Raises: RequestError, EngineError: what ended it before its time, once.
         """
-        if self._read:
+        if not self._reading.acquire(blocking=False):
             raise RequestError("another task reads this stream; a stream has one reader at a time")
-        self._read = True
         try:
             chunk = await self._next()
         except asyncio.CancelledError:
@@ -42,7 +44,7 @@ class AsyncStream(AsyncIterator[Chunk]):
             self._request.drop()
             raise
         finally:
-            self._read = False
+            self._reading.release()
         if chunk is None:
             raise StopAsyncIteration
         return chunk

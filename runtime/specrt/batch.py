@@ -5,20 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from specrt.completion import Chunk
-from specrt.costs import Costs
-from specrt.drafters import Drafters, Manner
-from specrt.engine import PackedEngine
 from specrt.errors import RequestError
 from specrt.lockstep import INTERRUPTS, Event, Lockstep, Runner
 from specrt.models import Models
 from specrt.request import Request
 from specrt.row import Row
 from specrt.rows import Rows
-from specrt.speculate import Rounds, speculate
-from specrt.target import EngineTarget
+from specrt.supplies import Supplies
 from specrt.turn import Turn
 
 
@@ -34,19 +29,16 @@ class Batch:
     """
 
     def __init__(self, models: Models, *, keeps: bool = True) -> None:
-        engines = [e for e in (models.target, models.draft) if e is not None]
-        self._models = models
-        self._rows = Rows(engines, keeps=keeps)
+        self._engines = [e for e in (models.target, models.draft) if e is not None]
+        self._rows = Rows(self._engines, keeps=keeps)
         self._lockstep = Lockstep(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[Runner, Row] = {}
-        self._costs: Costs | None = None
-        self._drafters: list[Drafters] = []
-        """Those that no request uses, with what their policies learned."""
-        self.turn = Turn()
-        self._closing = threading.Lock()
-        self.load = 0
+        self._supplies = Supplies(models, len(self._rows), lambda: self._load)
+        self._load = 0
         """How many rows take part in a step."""
+        self.turn = Turn()
+        self._closing = threading.RLock()
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -76,8 +68,10 @@ class Batch:
         while not request.cancelled:
             over = request.over  # asked first: another thread may deliver and end it meanwhile
             if chunks:
-                with suppress(IndexError):  # another reader was faster
+                try:
                     return chunks.popleft()
+                except IndexError:  # another reader was faster
+                    continue
             if request.error is not None:
                 raise request.error
             if over:
@@ -127,8 +121,8 @@ class Batch:
                 self.turn.close(self._clear)
                 join()
             finally:
-                for engine in (self._models.target, self._models.draft):
-                    if engine is not None:
+                if self.turn.closed:  # else a pass may run: it was interrupted while it waited
+                    for engine in self._engines:
                         engine.close()
 
     def _clear(self) -> None:
@@ -136,8 +130,8 @@ class Batch:
         for runner in list(self._running):
             self._end(runner)
         while self._waiting:
-            self._drop(self._waiting.popleft())
-        self._drafters.clear()
+            self._supplies.take_back(self._waiting.popleft())
+        self._supplies.clear()
 
     def _step(self) -> None:
         """Run a round of every row whose reader keeps up."""
@@ -145,7 +139,7 @@ class Batch:
         if self._waiting:
             self._admit()
         active = [r for r, row in self._running.items() if not _request(row).paused]
-        self.load = len(active)
+        self._load = len(active)
         try:
             for event in self._lockstep.step(active):
                 self._heed(event)
@@ -164,7 +158,7 @@ class Batch:
         """Give rows to those that wait, the first of them first."""
         for request in list(self._waiting):
             if request.cancelled:
-                self._drop(request)
+                self._supplies.take_back(request)
             elif request.paused or self._rows.expected(request):
                 continue
             else:
@@ -173,15 +167,15 @@ class Batch:
                         return
                 except Exception as error:  # of engines that are measured or copied
                     request.fail(error)
-                    self._drop(request)
+                    self._supplies.take_back(request)
             self._waiting.remove(request)
 
     def _seat(self, request: Request) -> bool:
         """Give a request a row; return whether there was one."""
         row = self._free_row(request)
-        if row is None or (self._unpriced(request) and not self._price()):
+        if row is None or (self._supplies.unpriced(request) and not self._price()):
             return False
-        rounds = self._rounds(request) if request.rounds is None else request.rounds
+        rounds = self._supplies.rounds(request) if request.rounds is None else request.rounds
         try:
             self._rows.take(row, request)
             if request.rounds is None:
@@ -203,22 +197,6 @@ class Batch:
         idle = (r for r, row in running if _request(row).paused and r.asked is None)
         runner = next(idle, None)
         return None if runner is None else self._pause(runner)
-
-    def _rounds(self, request: Request) -> Rounds:
-        """Return the rounds of a request, drafted with what the policies of others learned."""
-        drafters = self._drafters.pop() if self._drafters else self._new_drafters()
-        request.drafters = drafters
-        counts, params, rules = request.completion.speculation, request.params, request.rules
-        drafter = drafters.make(
-            counts.drafter, counts.gamma, params, request.noise, rules, request.caches
-        )
-        judge = EngineTarget(request.caches[0], params, request.noise, rules)
-        return speculate(judge, drafter, request.tokens, request.limit)
-
-    def _new_drafters(self) -> Drafters:
-        if not isinstance(self._models.target, PackedEngine):
-            return Drafters(self._models, self._measured)
-        return Drafters(self._models, self._measured, lambda: self.load)
 
     def _heed(self, event: Event) -> None:
         """Deliver what a row came to."""
@@ -245,24 +223,10 @@ class Batch:
         """Let a row go whose request is over."""
         row = self._running[runner]
         try:
-            self._drop(_request(row))
+            self._supplies.take_back(_request(row))
         finally:
             row.release()
             del self._running[runner]
-
-    def _drop(self, request: Request) -> None:
-        """Let go of what a request that is over has used."""
-        if request.rounds is not None:
-            request.rounds.close()
-        drafters, request.drafters = request.drafters, None
-        if drafters is not None:
-            counts = request.completion.speculation
-            manner = Manner.of(request.params, request.rules)
-            found = drafters.fallback(counts.drafter, counts.gamma, manner)
-            counts.fallback = found or counts.fallback
-            if len(self._drafters) < len(self._rows):
-                self._drafters.append(drafters)
-        request.rounds = request.rules = None
 
     def _pause(self, runner: Runner) -> Row:
         """Take a row from a request that waits for its reader."""
@@ -271,26 +235,14 @@ class Batch:
         row.release()
         return row
 
-    def _unpriced(self, request: Request) -> bool:
-        """Tell whether what passes cost must be known, and is not."""
-        counts = request.completion.speculation
-        return self._costs is None and Drafters.weighs(counts.drafter, counts.gamma)
-
     def _price(self) -> bool:
         """Measure what passes cost, which overwrites all buffers; not while a pass is pending."""
         if any(runner.asked for runner in self._running):
             return False
         for row in self._rows:
             row.lose()
-        self._measured()
+        self._supplies.measured()
         return True
-
-    def _measured(self) -> Costs:
-        """Return what passes cost here, measured when first asked for."""
-        if self._costs is None:
-            assert self._models.measure is not None, "nothing was given to measure costs with"
-            self._costs = self._models.measure(self._models)
-        return self._costs
 
 
 def _request(row: Row) -> Request:

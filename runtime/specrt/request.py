@@ -119,8 +119,11 @@ class Request:
         self.cancelled = True
 
     def fail(self, error: BaseException) -> None:
-        """End before its time."""
+        """End before its time; one that is over stays as it ended."""
         if not isinstance(error, Exception):  # a library panicked: that ends nobody's program
             error = RequestError(f"the completion failed: {one_line(str(error))}")
-        self.error = error
+        with self.lock:
+            if self.over:
+                return
+            self.error = error
         self.tell()

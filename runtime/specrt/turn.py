@@ -13,55 +13,77 @@ T = TypeVar("T")
 
 
 class Turn:
-    """One thread runs passes at a time, and none from within a pass."""
+    """One thread runs passes at a time, and none from within a pass.
+
+    Who had a turn and wants the next one is behind all who wait: a lock alone goes to who asks
+    while nobody is awake yet, which is the thread that has just let it go, every time.
+
+    A signal's handler may run between any two steps here, and want a turn itself or raise: so the
+    locks can be taken again by the thread that has them, and know whose they are.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._line = threading.RLock()
+        """Held by the one who has the next turn."""
+        self._lock = threading.RLock()
+        """Held by the one who has this turn."""
         self._thread: int | None = None
-        self._closed = False
-        self._idle_ns = 0
-        self._left_ns = perf_counter_ns()
+        self.closed = False
+        """Whether nobody has a turn any more, nor will have one."""
+        self._clock: tuple[int | None, int] = (perf_counter_ns(), 0)
+        """When the last turn ended, None in a turn; and how long nobody had one until then."""
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Do what nobody else may do meanwhile.
+    def run(self, work: Callable[[], T], *, refuses: bool = True) -> T:
+        """Do what nobody else may do meanwhile; `refuses` tells whether closing ends that.
 
         Raises: RequestError from within a pass, and after closing.
         """
         self.require_apart()
-        with self._lock:  # of C: Ctrl-C finds it open or in a `with`, never between
-            if self._closed:
-                raise _closed()
+        try:
+            with self._line:
+                self._lock.acquire()
             try:
                 self._thread = threading.get_ident()
-                self._idle_ns += perf_counter_ns() - self._left_ns
+                if refuses and self.closed:
+                    raise _closed()
+                left, idle = self._clock
+                if left is not None:
+                    self._clock = None, idle + perf_counter_ns() - left
                 return work()
             finally:
                 self._thread = None
-                self._left_ns = perf_counter_ns()
+                self._clock = perf_counter_ns(), self._clock[1]
+        finally:
+            try:  # noqa: SIM105 - a call here could be interrupted, and leave it locked
+                self._lock.release()
+            except RuntimeError:  # not his: he was interrupted while he waited
+                pass
 
     def now_ns(self) -> int:
         """Return the time, of which none passes while nobody has a turn."""
-        now = self._left_ns if self._thread is None else perf_counter_ns()
-        return now - self._idle_ns
+        left, idle = self._clock
+        return (perf_counter_ns() if left is None else left) - idle
 
     def require_apart(self) -> None:
         """Refuse calls from within a pass, which would wait for themselves."""
-        if self._thread == threading.get_ident() and self._lock.locked():
+        if self._thread == threading.get_ident():
             raise RequestError("a logits processor cannot use the generator that runs it")
 
     def require_open(self) -> None:
         """Refuse calls after closing, and from within a pass."""
         self.require_apart()
-        if self._closed:
+        if self.closed:
             raise _closed()
 
     def close(self, last: Callable[[], object]) -> None:
         """Let nobody have a turn any more, after the one that is running; do something last."""
-        self.require_apart()
-        with self._lock:
-            if not self._closed:
-                self._closed = True
+
+        def end() -> None:
+            if not self.closed:
+                self.closed = True
                 last()
+
+        self.run(end, refuses=False)
 
 
 def _closed() -> RequestError:

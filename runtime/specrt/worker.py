@@ -21,6 +21,8 @@ class Worker:
         """Held while the two below are looked at, never during a pass."""
         self._requests: list[Request] = []
         self._thread: threading.Thread | None = None
+        self._last: threading.Thread | None = None
+        """The same, and still known while it ends, so that it can be waited for."""
 
     def run(self, request: Request) -> None:
         """Run a request; returns at once. What comes of it, `request.heard` hears.
@@ -32,12 +34,12 @@ class Worker:
             if request not in self._requests:
                 self._requests.append(request)
             if self._thread is None:
-                self._thread = self._started()
+                self._thread = self._last = self._started()
 
     def join(self) -> None:
         """Wait for the thread to end, once the batch is closed."""
-        thread = self._thread
-        if thread is not None:
+        thread = self._last
+        if thread not in (None, threading.current_thread()):
             thread.join()
 
     def _started(self) -> threading.Thread:
@@ -51,12 +53,13 @@ class Worker:
         return thread
 
     def _work(self) -> None:
-        try:
-            while requests := self._needy():
+        while requests := self._needy():
+            try:
                 self._batch.advance(requests)
-        except BaseException as error:  # the generator was closed, or an engine broke in its step
-            for request in self._given_up():
-                request.fail(error)
+            except BaseException as error:  # the generator was closed, or a step was broken off
+                if not any(request.over for request in requests):  # it concerns no one of them
+                    for request in requests:
+                        request.fail(error)
 
     def _needy(self) -> list[Request]:
         """Return what is to be run; the thread ends when that is nothing."""
@@ -65,8 +68,3 @@ class Worker:
             if not self._requests:
                 self._thread = None
             return list(self._requests)
-
-    def _given_up(self) -> list[Request]:
-        with self._lock:
-            given, self._requests, self._thread = self._requests, [], None
-            return given

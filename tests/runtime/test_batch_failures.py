@@ -148,16 +148,16 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     batch: Any = made._batch
-    honest = batch._rounds
+    honest = batch._supplies.rounds
 
     def failing(request: Request) -> Any:
         raise EngineError("no rounds")
 
-    batch._rounds = failing
+    batch._supplies.rounds = failing
     for _ in range(2):
         with pytest.raises(EngineError, match="no rounds"):
             made.generate([1], SOME)
-    batch._rounds = honest
+    batch._supplies.rounds = honest
     with no_more_steps(made, 200):
         assert made.generate([1], SOME).finish_reason == "length"
 
