@@ -34,9 +34,9 @@ class Batch:
         self._lockstep = Lockstep(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[Runner, Row] = {}
-        self._supplies = Supplies(models, len(self._rows), lambda: self._load)
-        self._load = 0
+        load = self._load = [0]
         """How many rows take part in a step."""
+        self._supplies = Supplies(models, len(self._rows), lambda: load[0])
         self.turn = Turn()
         self._closing = threading.RLock()
 
@@ -139,7 +139,7 @@ class Batch:
         if self._waiting:
             self._admit()
         active = [r for r, row in self._running.items() if not _request(row).paused]
-        self._load = len(active)
+        self._load[0] = len(active)
         try:
             for event in self._lockstep.step(active):
                 self._heed(event)
@@ -241,7 +241,7 @@ class Batch:
             return False
         for row in self._rows:
             row.lose()
-        self._supplies.measured()
+        self._supplies.measure()
         return True
 
 

@@ -13,6 +13,29 @@ from specrt.speculate import Rounds, speculate
 from specrt.target import EngineTarget
 
 
+class Prices:
+    """What passes cost here, measured when first asked for.
+
+    Knows no drafter: they know it, and a circle would keep engines that nobody refers to open.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._costs: Costs | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether they were measured."""
+        return self._costs is not None
+
+    def costs(self) -> Costs:
+        """Return the costs of passes; measuring them overwrites all buffers."""
+        if self._costs is None:
+            assert self._models.measure is not None, "nothing was given to measure costs with"
+            self._costs = self._models.measure(self._models)
+        return self._costs
+
+
 class Supplies:
     """Lends drafters to requests: what the policies of one learned serves the next.
 
@@ -23,7 +46,7 @@ class Supplies:
         self._models = models
         self._rows = rows
         self._load = load
-        self._costs: Costs | None = None
+        self._prices = Prices(models)
         self._drafters: list[Drafters] = []
         """Those that no request uses, with what their policies learned."""
 
@@ -55,14 +78,11 @@ class Supplies:
     def unpriced(self, request: Request) -> bool:
         """Tell whether what passes cost must be known for it, and is not."""
         counts = request.completion.speculation
-        return self._costs is None and Drafters.weighs(counts.drafter, counts.gamma)
+        return not self._prices.known and Drafters.weighs(counts.drafter, counts.gamma)
 
-    def measured(self) -> Costs:
-        """Return what passes cost here, measured when first asked for: that overwrites buffers."""
-        if self._costs is None:
-            assert self._models.measure is not None, "nothing was given to measure costs with"
-            self._costs = self._models.measure(self._models)
-        return self._costs
+    def measure(self) -> None:
+        """Measure what passes cost, which overwrites all buffers."""
+        self._prices.costs()
 
     def clear(self) -> None:
         """Let go of all drafters, which refer to the engines."""
@@ -70,4 +90,4 @@ class Supplies:
 
     def _new_drafters(self) -> Drafters:
         several = isinstance(self._models.target, PackedEngine)
-        return Drafters(self._models, self.measured, self._load if several else None)
+        return Drafters(self._models, self._prices.costs, self._load if several else None)

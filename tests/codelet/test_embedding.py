@@ -70,6 +70,26 @@ def test_closing_gives_all_memory_back(codelet: Path) -> None:
         assert opened - closed > 0.9 * weights, cycles
 
 
+DROPPED = """
+import gc, sys, weakref
+import specrt
+from specrt import SamplingParams
+
+gc.disable()
+generator = specrt.open(sys.argv[1], threads=1)
+stream = generator.stream("import ", SamplingParams(max_tokens=99), gamma="auto")
+next(stream)
+generator.generate("def f(", SamplingParams(max_tokens=9), gamma=2)
+engines = [weakref.ref(generator.models.target), weakref.ref(generator.models.draft)]
+del generator, stream
+print([engine() for engine in engines])
+"""
+
+
+def test_a_generator_that_nobody_refers_to_is_gone_with_its_engines(codelet: Path) -> None:
+    assert ran("-c", DROPPED, codelet) == "[None, None]\n"
+
+
 UNTOUCHED = """
 import asyncio, json, logging, os, signal, sys, threading, warnings
 
