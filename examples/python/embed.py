@@ -1,6 +1,8 @@
 """Use specrt inside an application: open a bundle once, and share it between threads.
 
 python examples/python/embed.py [BUNDLE]
+
+Without BUNDLE it reads engines/build/codelet.
 """
 
 import sys
@@ -8,35 +10,38 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import specrt
-from specrt import SpecrtError
+from specrt import Completion, Generator, SamplingParams, SpecrtError
 
 BUNDLE = Path(__file__).parents[2] / "engines" / "build" / "codelet"
 PROMPTS = ["def fibonacci(n):\n", "class Stack:\n", "import os\n", "for line in lines:\n"]
 
 
-def answer(generator: specrt.Generator, prompt: str) -> specrt.Completion:
-    """Complete a prompt in whichever thread asks; completions share the rows of the engines."""
-    stream = generator.stream(prompt, specrt.SamplingParams(max_tokens=48))
-    for chunk in stream:
-        if "\n\n\n" in chunk.text:  # enough: the row is free for the next at once
-            stream.cancel()
-    return stream.completion
+def answer(generator: Generator, prompt: str) -> Completion:
+    """Complete a prompt, and stop at the first empty line.
+
+    Any thread may call this: the completions share the engines, and wait for one another where
+    these have fewer rows than there are threads.
+    """
+    stream = generator.stream(prompt, SamplingParams(max_tokens=48))
+    for _chunk in stream:  # a chunk for each round of draft and verification
+        if "\n\n" in stream.completion.text:
+            stream.cancel()  # the loop ends here, and another thread has the row
+    return stream.completion  # `generator.generate(...)` returns the same without a loop
 
 
 def main(bundle: Path) -> int:
-    """Answer all prompts, in four threads over one generator, and give everything back."""
+    """Answer all prompts in four threads."""
     try:
-        # What `open` returns closes itself: engines, memory, threads.
+        # Behind the `with`, engines and memory are given back.
         with specrt.open(bundle) as generator, ThreadPoolExecutor(4) as pool:
             tasks = [pool.submit(answer, generator, prompt) for prompt in PROMPTS]
             for prompt, task in zip(PROMPTS, tasks, strict=True):
                 done = task.result()
-                counts = f"{len(done.token_ids)} tokens, {done.speculation.tokens_per_round:.1f}"
-                print(f"{prompt.strip()!r}: {counts} a round, {done.finish_reason}")
-    except SpecrtError as error:  # no bundle, or one for another machine, a pass that failed
+                rate = done.speculation.tokens_per_round
+                print(f"{prompt + done.text}\n[{done.finish_reason}; {rate:.1f} tokens a round]\n")
+    except SpecrtError as error:  # no bundle, or not for this machine; the message says what to do
         print(error, file=sys.stderr)
         return 1
-    print("closed")
     return 0
 
 

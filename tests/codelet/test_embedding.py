@@ -233,11 +233,12 @@ def test_a_program_is_checked_against_the_types_of_the_package(
 
 def test_the_example_with_threads_shares_one_generator(codelet: Path) -> None:
     said = ran(EXAMPLES / "embed.py", codelet)
-    assert said.count(" a round, ") == 4
-    assert said.endswith("closed\n")
+    assert said.count(" tokens a round]\n") == 4
+    assert "[cancelled; " in said
+    assert "[length; " in said
 
 
 def test_the_example_for_asyncio_cancels_one_of_two(codelet: Path) -> None:
     said = ran(EXAMPLES / "async_app.py", codelet)
-    assert "\n[first: length, " in said
-    assert "\n[second: cancelled, " in said
+    assert "\n[short: length, 48 tokens]" in said
+    assert "\n[endless: cancelled, " in said
