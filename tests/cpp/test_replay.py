@@ -126,6 +126,7 @@ def test_prompts_may_be_text_where_a_library_reads_tokenizers(
         generator, [*prompts, "x = '日本'  \n\té 😀", "a\r\n"], texts=True, every=3
     )
     library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
-    # Not sanitized: the other library's memory is its own.
-    said = replay(built_library("native"), codelet, made, onnxruntime_library(), library)
+    said = replay(
+        built_library("native", sanitize=True), codelet, made, onnxruntime_library(), library
+    )
     assert "0 differ" in said
