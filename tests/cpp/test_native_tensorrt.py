@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime" / "cpp"
 BESIDE = ("json", "json_reader", "json_utf8", "manifest_check", "manifest_fields")
 OPTIONS = (
-    "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror",
+    "-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-pthread",
 )  # fmt: skip
 FLAVOURS = {"tensorrt": "-DSTAND_IN_ALIASES", "rtx": "-DSTAND_IN_RTX"}
