@@ -58,4 +58,8 @@ if(TENSORRT_ROOT)
   target_include_directories(specrt_native SYSTEM PRIVATE ${SPECRT_TENSORRT_INCLUDE})
   target_link_libraries(specrt_native PUBLIC ${SPECRT_TENSORRT_LIBRARY} CUDA::cudart)
   target_compile_definitions(specrt_native PRIVATE SPECRT_WITH_TENSORRT)
+  if(UNIX AND NOT APPLE)
+    # TensorRT keeps the logger it was given first, which therefore stays with the process.
+    target_link_options(specrt_native INTERFACE -Wl,-z,nodelete)
+  endif()
 endif()
