@@ -55,8 +55,10 @@ class Rehearsal {
     }
   }
 
-  // Time so many rounds, after one that is not counted.
-  std::vector<Timed> burst(int gamma, int rounds) {
+  // Time so many rounds, after one that is not counted. They draft less where there is no room.
+  std::vector<Timed> burst(int most, int rounds) {
+    const auto room = static_cast<int>(std::min<std::size_t>(length_ - context_ - 1, 1 << 30));
+    const int gamma = std::min(most, room);
     tokens_.assign(1, vocabulary_ / 2);
     held_ = 0;
     std::vector<Timed> timed;
