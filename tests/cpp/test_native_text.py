@@ -8,7 +8,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cpp.conftest import BuildLibrary, run_check
+from specrt import Generator
 from specrt.text import StopStrings
 
 BYTES = (0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC2, 0xC3, 0xA9, 0xE0, 0xA0, 0x9F, 0xED, 0xEF, 0xBB, 0xF0,
@@ -66,3 +69,29 @@ def test_text_is_the_python_runtimes(built_library: BuildLibrary, tmp_path: Path
         )
     )
     run_check(built_library("native", sanitize=True), "text", vectors)
+
+
+ODD = (
+    "a", "b", " ", "  ", "\n", "\t", "\r\n", "é", "e\u0301", "日", "😀", "👩\u200d👧", "def ",
+    "x=", "_", "1", "23", "'s", "'LL", "\u00a0", "\u3000", "\u200b", "\ufb01", "ß", "\ufeff",
+    "\x7f", "\x02", "\u0627", "ह", "…", "<", ">", "</", "\u2028", "Ⅷ", "²", "<|endoftext|>",
+)  # fmt: skip
+
+
+def test_texts_are_encoded_as_in_python(
+    built_library: BuildLibrary, codelet: Path, generator: Generator, tmp_path: Path
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
+    chance = random.Random(3)
+    texts = ["".join(chance.choices(ODD, k=chance.randrange(1, 14))) for _ in range(2000)]
+    vectors = tmp_path / "encode.json"
+    vectors.write_text(
+        json.dumps(
+            {
+                "bundle": str(codelet),
+                "tokenizer": str(Path(genai.__file__).parent / "libonnxruntime-genai.so"),
+                "texts": [{"text": t, "ids": generator.tokenizer.encode(t)} for t in texts],
+            }
+        )
+    )
+    run_check(built_library("native", sanitize=True), "encode", vectors)

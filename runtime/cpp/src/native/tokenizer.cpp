@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "failure.hpp"
+#include "native/digits.hpp"
 #include "native/utf8.hpp"
 
 namespace specrt::native {
@@ -49,16 +50,17 @@ std::string token_bytes(const std::string& name) {
   return bytes;
 }
 
-// Whether a decoder, or one that it is made of, falls back to bytes.
-bool has_fallback(const Json& decoder) {
-  if (decoder.kind() == Json::Kind::kObject) {
-    for (const auto& [name, value] : decoder.fields()) {
-      if ((name == "type" && value.text() == "ByteFallback") || has_fallback(value)) {
+// Whether a part of a tokenizer, or one that it is made of, is of a type.
+bool has_type(const Json& part, const char* type) {
+  if (part.kind() == Json::Kind::kObject) {
+    for (const auto& [name, value] : part.fields()) {
+      if ((name == "type" && value.text() == type) || has_type(value, type)) {
         return true;
       }
     }
-  } else if (decoder.kind() == Json::Kind::kList) {
-    return std::any_of(decoder.items().begin(), decoder.items().end(), has_fallback);
+  } else if (part.kind() == Json::Kind::kList) {
+    return std::any_of(part.items().begin(), part.items().end(),
+                       [type](const Json& item) { return has_type(item, type); });
   }
   return false;
 }
@@ -96,7 +98,10 @@ void Tokenizer::read(const Json& file) {
   const Json* const decoder = file.find("decoder");
   if (decoder != nullptr && !decoder->is_null()) {
     joins_bytes_ = decoder->at("type").text() == "ByteLevel";
-    falls_back_to_bytes_ = has_fallback(*decoder);
+    falls_back_to_bytes_ = has_type(*decoder, "ByteFallback");
+  }
+  if (const Json* const parted = file.find("pre_tokenizer")) {
+    parts_digits_ = has_type(*parted, "Digits");
   }
   const Json& vocabulary = file.at("model").at("vocab");
   if (vocabulary.kind() == Json::Kind::kObject) {
@@ -177,7 +182,13 @@ std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
                   "the text holds a zero byte, which the tokenizer library cannot read; leave it "
                   "out, or give token ids");
   }
-  return library_->encode(text);
+  std::vector<Token> ids;
+  for (const std::string& part : parts_digits_ ? before_digits(text) : std::vector{text}) {
+    const std::vector<Token> own = library_->encode(part);
+    const std::size_t added = std::min(library_adds_, own.size());
+    ids.insert(ids.end(), own.begin() + static_cast<std::ptrdiff_t>(added), own.end());
+  }
+  return ids;
 }
 
 std::vector<Token> Tokenizer::encode(const std::string& text, bool special) const {
@@ -185,8 +196,6 @@ std::vector<Token> Tokenizer::encode(const std::string& text, bool special) cons
     throw Failure(SPECRT_INVALID_ARGUMENT, "the text is not valid UTF-8; expected UTF-8");
   }
   std::vector<Token> ids = ids_of(text);
-  ids.erase(ids.begin(),
-            ids.begin() + static_cast<std::ptrdiff_t>(std::min(library_adds_, ids.size())));
   if (special) {
     ids.insert(ids.begin(), before_.begin(), before_.end());
     ids.insert(ids.end(), behind_.begin(), behind_.end());

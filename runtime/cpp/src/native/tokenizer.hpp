@@ -48,6 +48,7 @@ class Tokenizer {
   std::size_t scored_;
   bool joins_bytes_ = false;
   bool falls_back_to_bytes_ = false;
+  bool parts_digits_ = false;
   std::size_t size_ = 0;
   std::unordered_set<Token> special_;
   std::vector<std::string> bytes_;  // of byte-level tokens
