@@ -28,6 +28,12 @@ def test_sessions_run_on_threads_of_their_own(built_library: BuildLibrary, vecto
     run_check(built_library("native", sanitize=True), "threads", vectors)
 
 
+def test_what_was_read_of_a_cancelled_prompt_counts(
+    built_library: BuildLibrary, vectors: Path
+) -> None:
+    run_check(built_library("native", sanitize=True), "cancel", vectors)
+
+
 def test_closing_gives_memory_back(built_library: BuildLibrary, vectors: Path) -> None:
     # Not sanitized: what is freed is kept for a while then.
     run_check(built_library("native"), "memory", vectors)

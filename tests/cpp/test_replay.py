@@ -13,6 +13,7 @@ import specrt
 from cpp import vectors
 from cpp.conftest import BuildLibrary, Library, onnxruntime_library, run_program
 from specrt import Generator
+from specrt.models import DRAFTERS
 from specrt.prompts import read_prompts
 from specrt_export.build import build
 from specrt_export.recipe import read_recipe
@@ -38,8 +39,8 @@ graph = "{codelet}/portable/draft.onnx"
 precision = "{draft}"
 
 [engine]
-max_length = 96
-prefill = 32
+max_length = {length}
+prefill = 5
 gammas = [1, 2, 4]
 precision = "{target}"
 batch = {batch}
@@ -77,6 +78,14 @@ def test_what_python_generates_is_generated(
     assert f"{len(made)} cases, 0 differ" in said
 
 
+def built(folder: Path, engines: Path, **options: Any) -> Path:
+    """Build a small bundle of codelet's draft, as both models."""
+    recipe = folder / "recipe.toml"
+    recipe.write_text(SMALL.format(codelet=engines / "codelet", **options))
+    build(read_recipe(recipe), folder / "small")
+    return folder / "small"
+
+
 @pytest.mark.parametrize(("target", "draft", "batch"), [("int8", "fp16", 1), ("int4", "int8", 4)])
 def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
     built_library: BuildLibrary,
@@ -87,18 +96,24 @@ def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
     draft: str,
     batch: int,
 ) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        SMALL.format(codelet=engines / "codelet", target=target, draft=draft, batch=batch)
-    )
-    build(read_recipe(recipe), tmp_path / "small")
+    small = built(tmp_path, engines, target=target, draft=draft, batch=batch, length=96)
     caches = batch == 1  # the rows of a generator, and sessions, keep texts in ways of their own
-    with specrt.open(tmp_path / "small", threads=1, prompt_cache=caches) as opened:
+    with specrt.open(small, threads=1, prompt_cache=caches) as opened:
         short = [opened.tokenizer.decode(opened.tokenizer.encode(one)[:25]) for one in prompts]
         made = vectors.cases(opened, short, texts=False, every=3)
         made += vectors.edges(opened, opened.tokenizer.encode(short[0]))
-    said = replay(built_library("native", sanitize=True), tmp_path / "small", made, caches=caches)
+    said = replay(built_library("native", sanitize=True), small, made, caches=caches)
     assert "0 differ" in said
+
+
+def test_costs_are_measured_where_there_is_hardly_room(
+    built_library: BuildLibrary, engines: Path, tmp_path: Path
+) -> None:
+    """Four positions, one of five kept free for partners, and a gamma of four."""
+    small = built(tmp_path, engines, target="int8", draft="int8", batch=1, length=5)
+    with specrt.open(small, threads=1) as opened:
+        made = [vectors.case(opened, [5, 6], {"gamma": "auto", "drafter": d}) for d in DRAFTERS]
+    assert "0 differ" in replay(built_library("native", sanitize=True), small, made)
 
 
 def test_a_wrong_token_is_told(

@@ -86,9 +86,9 @@ def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
     context = generator.models.target.max_length
     full = (prompt * context)[:context]
     short, gammas = prompt[:-3], generator.models.gammas
-    made = [_case(generator, full, {"max_tokens": 5, "gamma": gamma}) for gamma in (gammas[-1], 0)]
+    made = [case(generator, full, {"max_tokens": 5, "gamma": gamma}) for gamma in (gammas[-1], 0)]
     made += [
-        _case(generator, full[: context - left], {"max_tokens": most, "gamma": gammas[-1], **more})
+        case(generator, full[: context - left], {"max_tokens": most, "gamma": gammas[-1], **more})
         for left in (1, 2, 5)
         for most, more in ((2**62, {}), (2**63 - 1, {"temperature": 0.8, "seed": 4}))
     ]
@@ -98,13 +98,13 @@ def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
         {"prompt": prompt, "params": {"gamma": 77}, "refused": "SPECRT_INVALID_ARGUMENT"},
     ]
     told: Options = {"gamma": gammas[-1], "prompt_logprobs": 1, "logprobs": 2, "max_tokens": 7}
-    made += [_case(generator, ids, told) for ids in (prompt[:1], prompt[:2], prompt, prompt)]
+    made += [case(generator, ids, told) for ids in (prompt[:1], prompt[:2], prompt, prompt)]
     asked: Options = {"gamma": gammas[-1], "max_tokens": 30, "drafter": "ngram"}
-    plain = _case(generator, prompt, asked)
+    plain = case(generator, prompt, asked)
     made.append(plain)
     end = plain["ids"][len(plain["ids"]) // 2]
     made += [
-        _case(generator, prompt, {**asked, **more})
+        case(generator, prompt, {**asked, **more})
         for more in (
             {"stop_token_ids": [end], "min_tokens": 25},
             {"stop_token_ids": [end], "logprobs": 1, "repetition_penalty": 1.1},
@@ -112,14 +112,14 @@ def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
         )
     ]
     for after in (0, 1, 3):
-        made.append(_case(generator, prompt, asked, cancel_after=after))
-        made.append(_case(generator, short, {**asked, "drafter": "cascade"}))
-        made.append(_case(generator, prompt, asked, fail_at=len(prompt) + 2 * after))
-        made.append(_case(generator, [*prompt, end], asked))
+        made.append(case(generator, prompt, asked, cancel_after=after))
+        made.append(case(generator, short, {**asked, "drafter": "cascade"}))
+        made.append(case(generator, prompt, asked, fail_at=len(prompt) + 2 * after))
+        made.append(case(generator, [*prompt, end], asked))
     return made
 
 
-def _case(generator: Generator, prompt: list[int], asked: Options, **broken: int) -> dict[str, Any]:
+def case(generator: Generator, prompt: list[int], asked: Options, **broken: int) -> dict[str, Any]:
     """Return a request and what came of it; `broken` ends it before its time."""
     outcome = _outcome(generator, prompt, asked, **broken)
     return {"prompt": prompt, "params": asked, **broken, **outcome}
