@@ -43,6 +43,11 @@ TOLD: tuple[Options, ...] = (
     {"logprobs": 0, "prompt_logprobs": 0, "temperature": 0.9, "seed": 11},
     {"logprobs": 2, "repetition_penalty": 1.3, "temperature": 0.7, "seed": 12, "stop": ["="]},
 )
+WORDS: tuple[Options, ...] = (
+    {"gamma": 3, "bad_words": ["self", "return", "(x", " 1"], "temperature": 0.9, "seed": 13},
+    {"gamma": 2, "bad_words": ["def", "\n    "], "drafter": "ngram"},
+)
+"""What takes a tokenizer."""
 DRAFTERS = ("model", "ngram", "cascade", "none")
 
 
@@ -69,7 +74,8 @@ def cases(
     """
     generator.forget()
     made = []
-    for number, asked in enumerate([*requests(generator.models.gammas)][::every]):
+    wanted = [*[*requests(generator.models.gammas)][::every], *(WORDS if texts else ())]
+    for number, asked in enumerate(wanted):
         prompt = prompts[number // 2 % len(prompts)]
         ids = generator.tokenizer.encode(prompt)
         given: str | list[int] = prompt if texts else ids
