@@ -191,7 +191,7 @@ def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
 def test_a_bench_counts_the_time_of_a_launch_once(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("bench.clock", "turn", "generate"):
+    for module in ("bench.clock", "turn", "asking"):
         name = f"specrt.{module}.perf_counter_ns"
         monkeypatch.setattr(name, clock)
     pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
