@@ -52,6 +52,9 @@ class Asking:
 
         Raises: RequestError, CapacityError.
         """
+        given: object = params
+        if not isinstance(given, SamplingParams | None):
+            raise RequestError(f"params is {given!r}; expected SamplingParams")
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")

@@ -87,4 +87,4 @@ class Turn:
 
 
 def _closed() -> RequestError:
-    return RequestError("this generator was closed; load the bundle again")
+    return RequestError("this generator was closed; open the bundle again")

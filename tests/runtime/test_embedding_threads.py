@@ -20,7 +20,7 @@ from specrt.generate import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 
-CLOSED = "this generator was closed; load the bundle again"
+CLOSED = "this generator was closed; open the bundle again"
 Act = tuple[str, int]
 ACTS = st.tuples(
     st.sampled_from(["read", "read", "read", "generate", "many", "cancel", "drop", "forget"]),

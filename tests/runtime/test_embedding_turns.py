@@ -123,7 +123,7 @@ def test_a_signals_handler_may_close_while_its_thread_waits_to(
     made.close()
     sent.join()
     reader.join(30)
-    assert [str(error) for error in ended] == ["this generator was closed; load the bundle again"]
+    assert [str(error) for error in ended] == ["this generator was closed; open the bundle again"]
 
 
 def test_a_signals_handler_may_generate_while_its_thread_waits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,3 +216,9 @@ def test_closing_closes_both_engines(target: TableEngine, tokenizer: Tokenizer) 
     with generator(target, draft, tokenizer):
         before = (target.closed, draft.closed)
     assert (before, (target.closed, draft.closed)) == ((False, False), (True, True))
+
+
+@pytest.mark.parametrize("params", [5, {"max_tokens": 5}, "greedy"])
+def test_what_are_no_params_are_refused(made: Generator, params: Any) -> None:
+    with pytest.raises(RequestError, match="expected SamplingParams"):
+        made.stream([1, 2], params)

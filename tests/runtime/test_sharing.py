@@ -36,7 +36,7 @@ def test_a_closed_generator_says_so(made: Generator) -> None:
     next(begun)
     made.close()
     for stream in (never_begun, begun):
-        with pytest.raises(RequestError, match="was closed; load the bundle again"):
+        with pytest.raises(RequestError, match="was closed; open the bundle again"):
             next(stream)
     with pytest.raises(RequestError, match="was closed"):
         made.generate("a", PARAMS)
