@@ -31,6 +31,7 @@ class Wanted:
     onnxruntime: Path | None = None
     """A folder or a library; that of the installed wheel when None."""
     tokenizer: Path | None = None
+    """A library; that of the installed wheel of ONNX Runtime GenAI, if there is one, when None."""
 
 
 def compile_library(wanted: Wanted) -> None:
@@ -63,24 +64,31 @@ def _definitions(wanted: Wanted) -> dict[str, str]:
     }
     if not wanted.native:
         return {**told, "SPECRT_PYTHON": sys.executable}
-    library = (wanted.onnxruntime or _wheel()).absolute()
-    told[f"SPECRT_ONNXRUNTIME_{'ROOT' if library.is_dir() else 'LIBRARY'}"] = str(library)
-    if wanted.tokenizer is not None:
-        told["SPECRT_TOKENIZER_LIBRARY"] = str(wanted.tokenizer.absolute())
-    return told
-
-
-def _wheel() -> Path:
-    """Return the library of the installed ONNX Runtime, which is not imported."""
-    spec = find_spec("onnxruntime")
-    folders = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
-    found = [lib for folder in folders for lib in sorted(folder.glob("capi/libonnxruntime.so*"))]
-    if not found:
+    library = wanted.onnxruntime or _of_wheel("onnxruntime", "capi/libonnxruntime.so*")
+    if library is None:
         raise BuildError(
             "there is no libonnxruntime in this Python; name one with --onnxruntime, or install "
             "it with `pip install onnxruntime`"
         )
-    return found[0]
+    kind = "ROOT" if library.is_dir() else "LIBRARY"
+    told[f"SPECRT_ONNXRUNTIME_{kind}"] = str(library.absolute())
+    tokenizer = wanted.tokenizer or _of_wheel("onnxruntime_genai", "libonnxruntime-genai.so")
+    if tokenizer is None:
+        print(
+            "no tokenizer library: prompts will have to be token ids. For texts `pip install "
+            "--no-deps onnxruntime-genai` and build again, or name a library with --tokenizer",
+            file=sys.stderr,
+        )
+    else:
+        told["SPECRT_TOKENIZER_LIBRARY"] = str(tokenizer.absolute())
+    return told
+
+
+def _of_wheel(package: str, pattern: str) -> Path | None:
+    """Return a library of an installed package, which is not imported."""
+    spec = find_spec(package)
+    folders = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    return next((lib for folder in folders for lib in sorted(folder.glob(pattern))), None)
 
 
 def _tool(name: str, remedy: str) -> str:

@@ -32,7 +32,8 @@ LIBRARY = "libspecrt.so"
 )  # fmt: skip
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Library that reads tokenizer.json for --native; without it prompts are token ids.",
+    help="Library that reads tokenizer.json for --native; default: that of the wheel "
+    "onnxruntime-genai. Without one prompts are token ids.",
 )  # fmt: skip
 def command(
     cflags: bool, libs: bool, cmake_dir: bool, prefix: bool, version: bool, build: bool,
@@ -53,7 +54,8 @@ def command(
         compile_library(Wanted(where, native, onnxruntime, tokenizer))
     if not asked:
         flags = f"specrt config{_to(where)} --cflags --libs"
-        print(f"installed {_find(where).library}; compile with `{flags}`")
+        kind = "native" if native else "hosted"
+        print(f"installed {_find(where).library}, {kind}; compile with `{flags}`")
         return
     found = _find(where)
     told = (

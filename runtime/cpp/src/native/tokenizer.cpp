@@ -172,10 +172,12 @@ void Tokenizer::add(Token token, const std::string& name, bool special) {
 
 std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
   if (library_ == nullptr) {
-    throw Failure(SPECRT_UNSUPPORTED,
-                  "text was given, and this library reads token ids only: open with the path of a "
-                  "tokenizer library (libonnxruntime-genai), or give token ids" +
-                      (notice_.empty() ? "" : " (" + notice_ + ")"));
+    throw Failure(
+        SPECRT_UNSUPPORTED,
+        "text was given, and no tokenizer library is known: give token ids, build with "
+        "`specrt config --build --native --tokenizer FILE`, or open with `tokenizer` set; "
+        "FILE is libonnxruntime-genai.so, of the package onnxruntime-genai" +
+            (notice_.empty() ? "" : " (" + notice_ + ")"));
   }
   if (text.find('\0') != std::string::npos) {
     throw Failure(SPECRT_UNSUPPORTED,
