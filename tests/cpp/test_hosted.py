@@ -17,7 +17,7 @@ from cpp.conftest import BuildLibrary, Library, run_program
 from specrt import Generator, SamplingParams
 
 PROMPT = "def area(radius):\n"
-SOURCE = REPOSITORY / "tests" / "cpp" / "hosted" / "stream.cpp"
+SOURCES = sorted((REPOSITORY / "tests" / "cpp" / "hosted").glob("*.cpp"))
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def hosted(built_library: BuildLibrary) -> Library:
 def program(
     request: pytest.FixtureRequest, built_library: BuildLibrary, tmp_path_factory: Any
 ) -> Path:
-    """The program of hosted/stream.cpp, which links no Python."""
+    """The program of the folder hosted, which links no Python."""
     library = built_library("hosted", request.param)
     made: Path = tmp_path_factory.mktemp("hosted") / "stream"
     flags = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
@@ -39,7 +39,7 @@ def program(
     place = library.path.parent
     link = [f"-L{place}", f"-Wl,-rpath,{place}", "-lspecrt"]
     include = f"-I{library.prefix / 'include'}"
-    run_program([*compiler.split(), *flags, str(SOURCE), "-o", str(made), include, *link])
+    run_program([*compiler.split(), *flags, *SOURCES, "-o", str(made), include, *link])
     return made
 
 
@@ -101,6 +101,16 @@ def test_processors_decide_stop_and_throw(program: Path, codelet: Path) -> None:
     assert json.loads(line)["token_ids"] == [65] * 6
     assert stopped.startswith("SPECRT_CALLBACK|a logits processor returned 3")
     assert threw == "SPECRT_CALLBACK|a logits processor threw: no scores today"
+
+
+def test_a_processor_may_end_its_own_session_in_the_turn_of_another(
+    program: Path, codelet: Path
+) -> None:
+    assert run(program, codelet, "closing_processor") == ["2"]
+
+
+def test_no_processor_runs_once_its_generation_has_ended(program: Path, codelet: Path) -> None:
+    assert run(program, codelet, "returning") == ["0"]
 
 
 def test_a_fork_is_told_and_its_parent_goes_on(

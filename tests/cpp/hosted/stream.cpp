@@ -12,52 +12,11 @@
 #include <string>
 #include <thread>
 
-#include "specrt/specrt.h"
+#include "common.hpp"
+
+using namespace hosted;
 
 namespace {
-
-const char* bundle = nullptr;
-const char* python = nullptr;
-
-constexpr char kPrompt[] = "def area(radius):\n";
-
-void expect(specrt_status status, specrt_status expected = SPECRT_OK) {
-  if (status == expected) return;
-  std::printf("%s: %s, expected %s\n", specrt_status_name(status), specrt_last_error(),
-              specrt_status_name(expected));
-  std::exit(1);
-}
-
-specrt_generator* open_one(specrt_status expected = SPECRT_OK) {
-  specrt_open_options options{};
-  options.size = sizeof options;
-  options.threads = 1;
-  options.python = python;
-  specrt_generator* generator = nullptr;
-  expect(specrt_open(bundle, &options, &generator), expected);
-  return generator;
-}
-
-specrt_params* params_of(int64_t tokens, double temperature) {
-  specrt_params* params = nullptr;
-  expect(specrt_params_create(&params));
-  expect(specrt_params_set_integer(params, "max_tokens", tokens));
-  expect(specrt_params_set_integer(params, "gamma", 2));
-  expect(specrt_params_set_integer(params, "seed", 7));
-  expect(specrt_params_set_number(params, "temperature", temperature));
-  return params;
-}
-
-void begin(specrt_session* session, specrt_params* params) {
-  expect(specrt_begin(session, kPrompt, std::strlen(kPrompt), params));
-}
-
-void print_json(specrt_session* session) {
-  const char* json = nullptr;
-  size_t bytes = 0;
-  expect(specrt_session_json(session, &json, &bytes));
-  std::printf("%s\n", json);
-}
 
 // Stream greedy and sampled text; the chunks together must be the text.
 void stream(specrt_generator* generator) {
@@ -217,5 +176,9 @@ int main(int count, char** arguments) {
   if (name == "processors") processors();
   if (name == "forked") forked();
   if (name == "opening") opening();
+  if (name == "closing_processor") closing_processor();
+  if (name == "returning") returning();
+  if (name == "threads") threads();
+  if (name == "memory") memory();
   return 0;
 }

@@ -23,7 +23,7 @@ class Generator : public Object {
   // Give a session a handle, unless this generator was closed meanwhile.
   Handle admit(std::shared_ptr<Session> session);
   void forget(Handle session);
-  // Close every session; those that run end with SPECRT_CLOSED. Never waits.
+  // Close every session; those that run end with SPECRT_CLOSED. Waits for no pass.
   void close();
 
  private:

@@ -1,6 +1,8 @@
 // Functions of the application, which may throw, stop a generation, or call the library again.
 #pragma once
 
+#include <cstdint>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,21 +17,25 @@ class CallbackError {
  public:
   void set(const std::string& message);
   std::optional<std::string> get() const;
-  void clear();
 
  private:
   mutable std::mutex mutex_;
   std::optional<std::string> message_;
 };
 
-// A logits processor that never throws: what it threw or returned is kept instead.
-struct GuardedProcessor {
-  Processor processor;
-  CallbackError* error;
-
-  static std::int32_t run(void* self, const std::int64_t* ids, std::size_t count, float* scores,
-                          std::size_t vocabulary);
-};
+// What a function of the application returns; 1, and an error, where it throws.
+template <typename Function>
+std::int32_t guarded_call(const char* what, CallbackError& error, Function function) {
+  const Outside outside;
+  try {
+    return function();
+  } catch (const std::exception& thrown) {
+    error.set(std::string(what) + " threw: " + thrown.what());
+  } catch (...) {
+    error.set(std::string(what) + " threw something that is no std::exception");
+  }
+  return 1;
+}
 
 // Tell of a chunk; sets the error where the callback threw.
 std::int32_t tell(specrt_callback callback, void* user, const specrt_chunk& chunk,

@@ -81,7 +81,7 @@ void Session::begin(const Prompt& prompt, const Params& params) {
   if (ids != nullptr) require_tokens(generator_->info(), *ids);
   reserve();
   outcome_ = {};
-  thrown_.clear();
+  thrown_ = std::make_shared<CallbackError>();
   text_.clear();
   ids_.clear();
   json_.clear();
@@ -89,12 +89,12 @@ void Session::begin(const Prompt& prompt, const Params& params) {
     Params own = params;
     processors_.clear();
     for (Processor& processor : own.processors) {
-      processors_.push_back(
-          std::make_unique<GuardedProcessor>(GuardedProcessor{processor, &thrown_}));
-      processor = {&GuardedProcessor::run, processors_.back().get()};
+      processors_.emplace_back(new ProcessorGuard(processor, thrown_));
+      processor = processors_.back()->guarded();
     }
     start(seat_->begin(prompt, own));
   } catch (...) {
+    disarm();
     const std::lock_guard<std::mutex> lock(mutex_);
     active_ = false;
     if (closed_) throw closed();
@@ -125,8 +125,15 @@ void Session::settle() noexcept {
   }
 }
 
+// The application's processors are not called after the end, nor run at it: a cancelled run ends
+// while another session's pass may be in one.
+void Session::disarm() noexcept {
+  for (const HeldProcessor& processor : processors_) processor->disarm();
+}
+
 // Take the end of the run as that of the generation.
 void Session::finish() {
+  disarm();
   const std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   outcome_.ended = true;
@@ -140,6 +147,7 @@ void Session::finish() {
 }
 
 void Session::fail(specrt_status status, const std::string& message) {
+  disarm();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     active_ = false;
@@ -162,7 +170,7 @@ bool Session::step() {
   try {
     more = run_->next(chunk_);
   } catch (const std::exception& error) {
-    if (const auto thrown = thrown_.get()) fail(SPECRT_CALLBACK, *thrown);
+    if (const auto thrown = thrown_->get()) fail(SPECRT_CALLBACK, *thrown);
     const auto* failure = dynamic_cast<const Failure*>(&error);
     const specrt_status status = failure == nullptr ? SPECRT_INTERNAL : failure->status();
     if (stopped() && (status == SPECRT_CANCELLED || status == SPECRT_CLOSED)) return false;
@@ -170,7 +178,7 @@ bool Session::step() {
   } catch (...) {
     fail(SPECRT_INTERNAL, "something was thrown that is no std::exception");
   }
-  if (const auto thrown = thrown_.get()) fail(SPECRT_CALLBACK, *thrown);
+  if (const auto thrown = thrown_->get()) fail(SPECRT_CALLBACK, *thrown);
   return more;
 }
 
@@ -190,9 +198,9 @@ const specrt_chunk* Session::next() {
 
 void Session::read(specrt_callback callback, void* user) {
   while (const specrt_chunk* chunk = next()) {
-    if (callback == nullptr || tell(callback, user, *chunk, thrown_) == 0) continue;
+    if (callback == nullptr || tell(callback, user, *chunk, *thrown_) == 0) continue;
     cancel();
-    if (const auto thrown = thrown_.get()) {
+    if (const auto thrown = thrown_->get()) {
       settle();
       fail(SPECRT_CALLBACK, *thrown);
     }

@@ -11,6 +11,7 @@
 #include "abi/generator.hpp"
 #include "abi/handles.hpp"
 #include "abi/outside.hpp"
+#include "abi/processor_guard.hpp"
 #include "implementation.hpp"
 
 namespace specrt::abi {
@@ -62,13 +63,14 @@ class Session : public Object {
   bool stopped();
   bool step();
   void settle() noexcept;
+  void disarm() noexcept;
   void finish();
   [[noreturn]] void fail(specrt_status status, const std::string& message);
   void tell_outcome() const;
 
   // Declared in this order so that a run goes before its seat, and that before its bundle.
   const std::shared_ptr<Generator> generator_;
-  std::vector<std::unique_ptr<GuardedProcessor>> processors_;
+  std::vector<HeldProcessor> processors_;
   std::unique_ptr<Seat> seat_;
   std::unique_ptr<Run> run_;  // kept after its end, for statistics
 
@@ -82,7 +84,7 @@ class Session : public Object {
   bool closed_ = false;
 
   // Of the generation, for who has the turn.
-  CallbackError thrown_;
+  std::shared_ptr<CallbackError> thrown_ = std::make_shared<CallbackError>();
   Outcome outcome_;
   Chunk chunk_;
   specrt_chunk view_{};

@@ -22,14 +22,13 @@ class HostedSeat : public Seat {
   explicit HostedSeat(PyObject* host) : host_(host) {}
 
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override {
-    Guards guards(params.processors);
-    const std::string asked = request_json(params, guards.json());
+    const std::string asked = request_json(params);
     const auto* text = std::get_if<std::string>(&prompt);
     Gil gil;
     Object given = bytes_of(text ? std::string_view(*text) : packed(std::get<1>(prompt)));
     Object is_text = integer_of(text != nullptr), request = bytes_of(asked);
     const Reply reply = call(host_, "begin", {&given, &is_text, &request});
-    return std::make_unique<HostedRun>(reply.object(1), std::move(guards));
+    return std::make_unique<HostedRun>(reply.object(1));
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "hosted/request.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <locale>
 #include <sstream>
 
@@ -36,6 +37,16 @@ std::string written(double value) {
   text.precision(17);
   text << value;
   return text.str();
+}
+
+template <typename Pointer>
+std::string address(Pointer pointer) {
+  return std::to_string(reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+std::string written(const Processor& processor) {
+  return '[' + address(processor.function) + ',' + address(processor.user) + ',' +
+         address(processor.hold) + ']';
 }
 
 template <typename Value>
@@ -100,9 +111,9 @@ std::string params_json(const Params& p) {
 
 }  // namespace
 
-std::string request_json(const Params& params, const std::string& processors) {
+std::string request_json(const Params& params) {
   ObjectText made;
-  made.add_json("params", params_json(params)).add_json("processors", processors);
+  made.add_json("params", params_json(params)).add("processors", params.processors);
   if (params.gamma) made.add("gamma", static_cast<std::int64_t>(*params.gamma));
   if (!params.drafter.empty()) made.add("drafter", params.drafter);
   return made.text();

@@ -7,7 +7,7 @@
 
 namespace specrt::hosted {
 
-// `processors` is JSON already.
-std::string request_json(const Params& params, const std::string& processors);
+// Processors are told by address: [function, user, hold] each.
+std::string request_json(const Params& params);
 
 }  // namespace specrt::hosted

@@ -15,9 +15,8 @@ std::vector<Token> ids_of(std::string_view packed) {
 
 }  // namespace
 
-HostedRun::HostedRun(const Object& run, Guards guards)
-    : guards_(std::move(guards)),
-      next_(attribute(run.get(), "next")),
+HostedRun::HostedRun(const Object& run)
+    : next_(attribute(run.get(), "next")),
       cancel_(attribute(run.get(), "cancel")),
       stats_(attribute(run.get(), "stats")),
       json_(attribute(run.get(), "json")) {}
@@ -26,19 +25,12 @@ HostedRun::~HostedRun() { cancel(); }
 
 bool HostedRun::next(Chunk& chunk) {
   Gil gil;
-  try {
-    const Reply reply = call(next_.get());
-    if (reply.size() == 1) return false;
-    chunk.text = reply.bytes(1);
-    chunk.ids = ids_of(reply.bytes(2));
-    chunk.accepted = static_cast<std::size_t>(reply.integer(3));
-    return true;
-  } catch (const Failure& failure) {
-    const std::string thrown =
-        failure.status() == SPECRT_CALLBACK ? guards_.error() : std::string();
-    if (thrown.empty()) throw;
-    throw Failure(SPECRT_CALLBACK, thrown);
-  }
+  const Reply reply = call(next_.get());
+  if (reply.size() == 1) return false;
+  chunk.text = reply.bytes(1);
+  chunk.ids = ids_of(reply.bytes(2));
+  chunk.accepted = static_cast<std::size_t>(reply.integer(3));
+  return true;
 }
 
 void HostedRun::cancel() noexcept {

@@ -3,7 +3,6 @@
 
 #include <memory>
 
-#include "hosted/guard.hpp"
 #include "hosted/object.hpp"
 #include "implementation.hpp"
 
@@ -12,7 +11,7 @@ namespace specrt::hosted {
 class HostedRun : public Run {
  public:
   // With the Gil held; `run` is a `specrt.embedded.Run`.
-  HostedRun(const Object& run, Guards guards);
+  explicit HostedRun(const Object& run);
   ~HostedRun() override;
 
   bool next(Chunk& chunk) override;
@@ -21,7 +20,6 @@ class HostedRun : public Run {
   std::string json() override;
 
  private:
-  Guards guards_;  // let go of last: Python may be in one of them
   Kept next_;
   Kept cancel_;
   Kept stats_;

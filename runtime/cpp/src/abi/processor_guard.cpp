@@ -1,0 +1,50 @@
+#include "abi/processor_guard.hpp"
+
+#include <string>
+
+namespace specrt::abi {
+
+namespace {
+
+// An owner for as long as a call runs.
+class Holding {
+ public:
+  explicit Holding(ProcessorGuard* guard) : guard_(guard) { ProcessorGuard::hold(guard_, 1); }
+  ~Holding() { ProcessorGuard::hold(guard_, -1); }
+  Holding(const Holding&) = delete;
+  Holding& operator=(const Holding&) = delete;
+
+ private:
+  ProcessorGuard* guard_;
+};
+
+}  // namespace
+
+void ProcessorGuard::disarm() noexcept {
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  processor_.function = nullptr;
+}
+
+std::int32_t ProcessorGuard::run(void* self, const std::int64_t* ids, std::size_t count,
+                                 float* scores, std::size_t vocabulary) noexcept {
+  auto* const guard = static_cast<ProcessorGuard*>(self);
+  const Holding held(guard);
+  const std::lock_guard<std::recursive_mutex> lock(guard->mutex_);
+  const Processor processor = guard->processor_;
+  if (processor.function == nullptr) return 1;  // nobody waits for the text any more
+  const std::int32_t returned = guarded_call("a logits processor", *guard->error_, [&] {
+    return processor.function(processor.user, ids, count, scores, vocabulary);
+  });
+  if (returned != 0) {  // where it threw, that came first
+    guard->error_->set("a logits processor returned " + std::to_string(returned) +
+                       "; expected 0 to go on");
+  }
+  return returned;
+}
+
+void ProcessorGuard::hold(void* self, std::int32_t by) noexcept {
+  auto* const guard = static_cast<ProcessorGuard*>(self);
+  if (guard->owners_.fetch_add(by) + by == 0) delete guard;
+}
+
+}  // namespace specrt::abi

@@ -1,0 +1,51 @@
+// A logits processor of the application, as implementations call it.
+//
+// It may be called on the thread of another session, whose pass runs both, while its own session
+// ends: so whoever calls it can own it too, and its end waits for a call that runs.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "abi/outside.hpp"
+#include "params.hpp"
+
+namespace specrt::abi {
+
+class ProcessorGuard {
+ public:
+  // What it throws or returns goes to `error`.
+  ProcessorGuard(const Processor& processor, std::shared_ptr<CallbackError> error)
+      : processor_(processor), error_(std::move(error)) {}
+
+  // What an implementation is given in place of the processor.
+  Processor guarded() { return {&run, this, &hold}; }
+
+  // Call the application no more; waits for a call that runs on another thread.
+  void disarm() noexcept;
+
+  // Called as a specrt_processor; never throws.
+  static std::int32_t run(void* self, const std::int64_t* ids, std::size_t count, float* scores,
+                          std::size_t vocabulary) noexcept;
+  static void hold(void* self, std::int32_t by) noexcept;  // by one owner more, or less
+
+ private:
+  std::recursive_mutex mutex_;  // a processor may close its own session
+  Processor processor_;
+  const std::shared_ptr<CallbackError> error_;
+  std::atomic<std::int32_t> owners_{1};
+};
+
+struct LetGo {
+  void operator()(ProcessorGuard* guard) const noexcept {
+    guard->disarm();
+    ProcessorGuard::hold(guard, -1);
+  }
+};
+
+using HeldProcessor = std::unique_ptr<ProcessorGuard, LetGo>;
+
+}  // namespace specrt::abi
