@@ -97,6 +97,19 @@ class Host {
 
 std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& options);
 
+// Lets go of a lock of the implementation that the calling thread holds already, for as long as the
+// library is at work: what a call waits for may need it.
+class LetGoOfLock {
+ public:
+  LetGoOfLock() noexcept;
+  ~LetGoOfLock();
+  LetGoOfLock(const LetGoOfLock&) = delete;
+  LetGoOfLock& operator=(const LetGoOfLock&) = delete;
+
+ private:
+  void* held_ = nullptr;
+};
+
 // What `specrt_version` adds to the release, such as "hosted".
 std::string implementation_name();
 

@@ -85,6 +85,10 @@ std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& op
   return std::make_unique<fake::FakeHost>(path);
 }
 
+// No lock is here.
+LetGoOfLock::LetGoOfLock() noexcept = default;
+LetGoOfLock::~LetGoOfLock() = default;
+
 std::string implementation_name() { return "fake"; }
 
 void shut_down() {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "failure.hpp"
+#include "implementation.hpp"
 
 namespace specrt::abi {
 
@@ -15,6 +15,9 @@ class Call {
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
+
+ private:
+  const LetGoOfLock lock_;
 };
 
 // The same thread runs code of the application in the middle of a call.

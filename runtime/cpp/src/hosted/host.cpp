@@ -1,6 +1,7 @@
 // A bundle opened by the Python runtime in this process.
 #include <cstring>
 
+#include "hosted/gil.hpp"
 #include "hosted/interpreter.hpp"
 #include "hosted/object.hpp"
 #include "hosted/request.hpp"

@@ -72,12 +72,4 @@ void Interpreter::require(const std::string& python) {
   start(found, lock);
 }
 
-Gil::Gil() {
-  Interpreter& interpreter = Interpreter::get();
-  interpreter.check();
-  before_ = interpreter.api().PyGILState_Ensure();
-}
-
-Gil::~Gil() { Interpreter::get().api().PyGILState_Release(before_); }
-
 }  // namespace specrt::hosted

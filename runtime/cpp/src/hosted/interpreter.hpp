@@ -29,6 +29,9 @@ class Interpreter {
   // Throws Failure where it is not usable.
   void check() const;
 
+  // Whether it is the application's, and ends when that says so.
+  bool found() const noexcept { return state_ == State::kFound; }
+
   const PythonApi& api() const noexcept { return api_; }
 
  private:
@@ -49,18 +52,6 @@ class Interpreter {
   std::string problem_;
   std::atomic<State> state_{State::kNone};
   std::atomic<int> process_{0};
-};
-
-// Python's lock, held while this lives. Throws Failure where no interpreter can be entered.
-class Gil {
- public:
-  Gil();
-  ~Gil();
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-
- private:
-  int before_;
 };
 
 }  // namespace specrt::hosted

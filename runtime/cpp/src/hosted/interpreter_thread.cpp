@@ -49,6 +49,9 @@ void Interpreter::start(const Python& python, std::unique_lock<std::mutex>& lock
 
 void Interpreter::live(const std::string& program) {
   std::string problem = initialise(program);
+  // Python ends once the thread has ended that imported this first: so that is this thread, and not
+  // one of the application, which may wait for the end.
+  if (problem.empty()) api_.Py_DecRef(api_.PyImport_ImportModule("threading"));
   PyThreadState* own = problem.empty() ? api_.PyEval_SaveThread() : nullptr;
   std::unique_lock<std::mutex> lock(mutex_);
   up_ = problem.empty();

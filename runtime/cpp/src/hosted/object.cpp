@@ -1,6 +1,7 @@
 #include "hosted/object.hpp"
 
 #include "failure.hpp"
+#include "hosted/gil.hpp"
 #include "hosted/interpreter.hpp"
 
 namespace specrt::hosted {

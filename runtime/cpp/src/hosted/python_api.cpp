@@ -34,6 +34,9 @@ PythonApi look_up(void* library) {
 #undef SPECRT_NEED
 #undef SPECRT_FIND
   need(library, "PyExc_KeyboardInterrupt", api.PyExc_KeyboardInterrupt);
+  need(library, "PyThreadState_DeleteCurrent", api.PyThreadState_DeleteCurrent);
+  find(library, "PyThreadState_GetUnchecked", api.current_state);  // of 3.13 and later
+  if (api.current_state == nullptr) need(library, "_PyThreadState_UncheckedGet", api.current_state);
   return api;
 }
 

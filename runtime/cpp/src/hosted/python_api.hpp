@@ -1,6 +1,7 @@
 // The functions of Python's C interface that are used, looked up while the program runs.
 //
-// All but those that start an interpreter are of the stable ABI of Python 3.10, so that one build
+// All but those that start an interpreter, and two about threads that every release exports, are of
+// the stable ABI of Python 3.10, so that one build
 // serves every later Python, and neither headers nor libpython are needed to compile it.
 #pragma once
 
@@ -19,6 +20,9 @@ struct PyInitConfig;
   _(int, Py_FinalizeEx, ())                                               \
   _(int, PyGILState_Ensure, ())                                           \
   _(void, PyGILState_Release, (int))                                      \
+  _(PyThreadState*, PyGILState_GetThisThreadState, ())                    \
+  _(void, PyThreadState_Clear, (PyThreadState*))                          \
+  _(void, PyThreadState_Delete, (PyThreadState*))                         \
   _(PyThreadState*, PyEval_SaveThread, ())                                \
   _(void, PyEval_RestoreThread, (PyThreadState*))                         \
   _(void, Py_DecRef, (PyObject*))                                         \
@@ -62,6 +66,8 @@ struct PythonApi {
   SPECRT_PYTHON_STARTERS(SPECRT_MEMBER)
 #undef SPECRT_MEMBER
   PyObject** PyExc_KeyboardInterrupt = nullptr;
+  void (*PyThreadState_DeleteCurrent)() = nullptr;
+  PyThreadState* (*current_state)() = nullptr;  // who holds the lock, if this thread does
 };
 
 // Look everything up in a library that dlopen gave, or RTLD_DEFAULT. Throws Failure for a Python

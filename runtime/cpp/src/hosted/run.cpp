@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "hosted/gil.hpp"
 #include "hosted/interpreter.hpp"
 
 namespace specrt::hosted {
