@@ -17,9 +17,10 @@
  * when it begins.
  *
  * Memory: what a function gives out as a pointer belongs to the library. It stays as it is until
- * the next call on the same handle, its close included; the text of `specrt_last_error` until the
- * next call of the same thread. What the application passes in is copied before a function returns,
- * but for `user` pointers. Texts are UTF-8 and end with a zero that their length does not count.
+ * the next call on the same handle, its close included; the text of `specrt_last_error` until
+ * another call of the same thread fails. What the application passes in is copied before a function
+ * returns, but for `user` pointers. Texts are UTF-8 and end with a zero that their length does not
+ * count.
  */
 #ifndef SPECRT_SPECRT_H
 #define SPECRT_SPECRT_H
@@ -89,7 +90,8 @@ typedef struct specrt_open_options {
   size_t size;
   int32_t threads;         /* cores for the pair; 0: every one this process may use */
   int32_t owns_process;    /* nothing else here uses the engine library: share one pool */
-  uint64_t memory_bytes;   /* the most weights and KV buffers may take; 0: what is available */
+  uint64_t memory_bytes;   /* the draft stays closed where both models with full KV buffers take
+                              more; 0: what is available */
   int32_t no_prompt_cache; /* read every prompt from its beginning */
   const char* python;      /* hosted: the interpreter that has specrt; NULL: as configured */
   const char* onnxruntime; /* native: path of libonnxruntime; NULL: as configured */
