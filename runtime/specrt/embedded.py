@@ -7,13 +7,14 @@ a status of `specrt.h` and a message.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -28,7 +29,7 @@ from specrt.message import one_line
 from specrt.models import AUTO, Gamma
 from specrt.params import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when what crosses the boundary changes: the C++ side holds this module to it."""
 
 INVALID_ARGUMENT, CALLBACK, INTERNAL = 1, 9, 10
@@ -71,13 +72,17 @@ def _failure(error: Exception) -> Told:
 
 @_told
 def open_bundle(
-    path: bytes, python: bytes, threads: int, owns_process: int, memory_bytes: int, cache: int
-) -> Told:
+    path: bytes, python: bytes, threads: int, owns_process: int, memory_bytes: int, cache: int,
+    at_exit: int = 0,
+) -> Told:  # fmt: skip
     """Open a bundle; 0 leaves threads and memory to the runtime.
 
-    `python` is the interpreter that was asked for, empty for any.
+    `python` is the interpreter that was asked for, empty for any. `at_exit` is the address of what
+    ends the library, for an interpreter that ends by itself.
     """
     _check_interpreter(os.fsdecode(python))
+    if at_exit:
+        _before_python_ends(at_exit)
     folder = Path(os.fsdecode(path))
     generator = load(
         folder,
@@ -87,6 +92,12 @@ def open_bundle(
         prompt_cache=bool(cache),
     )
     return (Host(generator, folder),)
+
+
+@cache
+def _before_python_ends(address: int) -> None:
+    """Let nothing generate while this interpreter ends: Python stops its threads where they are."""
+    atexit.register(ctypes.CFUNCTYPE(ctypes.c_int32)(address))
 
 
 def _check_interpreter(asked: str) -> None:

@@ -25,25 +25,37 @@ def hosted(built_library: BuildLibrary) -> Library:
     return built_library("hosted")
 
 
+@pytest.fixture(scope="session")
+def hosted_program(hosted: Library, tmp_path_factory: Any) -> Path:
+    return compiled(hosted, False, tmp_path_factory.mktemp("hosted"))
+
+
 @pytest.fixture(scope="session", params=[False, True], ids=["plain", "sanitized"])
 def program(
     request: pytest.FixtureRequest, built_library: BuildLibrary, tmp_path_factory: Any
 ) -> Path:
-    """The program of the folder hosted, which links no Python."""
-    library = built_library("hosted", request.param)
-    made: Path = tmp_path_factory.mktemp("hosted") / "stream"
+    if not request.param:
+        plain: Path = request.getfixturevalue("hosted_program")
+        return plain
+    return compiled(built_library("hosted", True), True, tmp_path_factory.mktemp("sanitized"))
+
+
+def compiled(library: Library, sanitized: bool, folder: Path) -> Path:
+    """Compile the program of the folder hosted, which links no Python."""
     flags = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    if request.param:
+    if sanitized:
         flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "clang++"))))
-    place = library.path.parent
+    made, place = folder / "stream", library.path.parent
     link = [f"-L{place}", f"-Wl,-rpath,{place}", "-lspecrt"]
     include = f"-I{library.prefix / 'include'}"
-    run_program([*compiler.split(), *flags, *SOURCES, "-o", str(made), include, *link])
+    run_program([*compiler.split(), *flags, *SOURCES, "-o", made, include, *link])
     return made
 
 
-def run(program: Path, bundle: Path, case: str, *more: str | Path) -> list[str]:
+def run(
+    program: Path, bundle: Path, case: str, *more: str | Path, environment: Any = None
+) -> list[str]:
     """Run a case of the program; CPython keeps memory at its end, which is no leak of ours."""
     done = subprocess.run(
         [program, bundle, case, *more],
@@ -51,7 +63,7 @@ def run(program: Path, bundle: Path, case: str, *more: str | Path) -> list[str]:
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", **(environment or {})},
     )
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout.splitlines()
@@ -153,6 +165,22 @@ def test_interpreters_that_will_not_do_are_refused(
         assert line.startswith(said)
 
 
+def test_an_interpreter_that_cannot_start_leaves_the_application_running(
+    program: Path, codelet: Path
+) -> None:
+    (line,) = run(program, codelet, "opening", environment={"PYTHONHOME": "/no/such"})
+    assert line.startswith(f"SPECRT_ENGINE|the Python at {sys.executable} does not start with ")
+    assert "PYTHONHOME=/no/such; expected an interpreter that runs" in line
+
+
+def test_memory_goes_back(hosted_program: Path, codelet: Path) -> None:
+    (kib,) = run(hosted_program, codelet, "threads")  # what Python keeps of one is 20 KiB and more
+    assert int(kib) < 2048
+    generations, cycles = map(int, run(hosted_program, codelet, "memory")[0].split())
+    assert generations < 2048
+    assert cycles < 8192
+
+
 EMBEDDED = """
 import ctypes, json, os, signal, sys, threading
 library, bundle, python = sys.argv[1:]
@@ -208,6 +236,43 @@ def test_a_python_application_hosts_it_and_outlives_it(
     first, second, after = embedded(hosted, codelet, python)
     assert [facts(first), facts(second)] == [expected[0]] * 2
     assert after == "6"
+
+
+LOCKED = """
+import ctypes, os, sys, threading
+way, library, bundle = sys.argv[1:]
+lib = ctypes.CDLL(library)
+asked = ctypes.PyDLL(library) if way == "locked" else lib
+session, params, generator = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert asked.specrt_open(os.fsencode(bundle), None, ctypes.byref(generator)) == 0
+assert asked.specrt_session_create(generator, ctypes.byref(session)) == 0
+assert asked.specrt_params_create(ctypes.byref(params)) == 0
+assert asked.specrt_params_set_integer(params, b"max_tokens", ctypes.c_int64(1500)) == 0
+assert asked.specrt_params_set_integer(params, b"ignore_eos", ctypes.c_int64(1)) == 0
+begun = threading.Event()
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+def heard(user, chunk):
+    begun.set()
+    return 0
+def generate():
+    status = lib.specrt_generate(session, b"def", ctypes.c_size_t(3), params, heard, None)
+    print(status, flush=True)
+thread = threading.Thread(target=generate, daemon=way == "daemon")
+thread.start()
+begun.wait()
+if way == "locked":
+    assert asked.specrt_shutdown() == 0
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["locked", "daemon"])
+def test_python_that_holds_its_lock_or_ends_stops_what_runs(
+    hosted: Library, codelet: Path, way: str
+) -> None:
+    """By ctypes.PyDLL, which keeps the lock in a call; and with a thread that nobody waits for."""
+    said = run_program([sys.executable, "-c", LOCKED, way, hosted.path, codelet], timeout=60)
+    assert said in ("2\n", "") if way == "daemon" else said == "2\n"
 
 
 def test_a_second_interpreter_is_refused(hosted: Library, codelet: Path) -> None:

@@ -89,9 +89,20 @@ void forget_ended(const PythonApi& api) {
   api.PyThreadState_DeleteCurrent();  // lets go of the lock as well
 }
 
+// Python takes the thread that first imports `threading` for the main one, and waits at its end for
+// the state with which it did: so that is none that stays.
+void import_threading(const PythonApi& api) {
+  const int before = api.PyGILState_Ensure();
+  PyObject* const module = api.PyImport_ImportModule("threading");
+  if (module == nullptr) api.PyErr_Clear();
+  if (module != nullptr) api.Py_DecRef(module);
+  api.PyGILState_Release(before);
+}
+
 // Make Python know this thread until it ends: to do so on every call takes as long as the call.
 void introduce(const PythonApi& api) {
   forget_ended(api);
+  import_threading(api);
   auto own = std::make_unique<Own>();
   const pthread_key_t key = own_key();
   api.PyGILState_Ensure();  // never taken back, so that the state stays

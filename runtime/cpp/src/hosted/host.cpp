@@ -12,7 +12,7 @@ namespace specrt {
 namespace hosted {
 namespace {
 
-constexpr std::int64_t kProtocol = 1;  // that of specrt/embedded.py
+constexpr std::int64_t kProtocol = 2;  // that of specrt/embedded.py
 
 std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
@@ -119,8 +119,10 @@ std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& op
   Object threads = integer_of(options.threads), owns = integer_of(options.owns_process);
   Object memory = integer_of_unsigned(options.memory_bytes),
          cache = integer_of(options.prompt_cache);
-  const Reply reply =
-      call(runtime.get(), "open_bundle", {&place, &python, &threads, &owns, &memory, &cache});
+  const bool found = Interpreter::get().found();
+  Object at_exit = integer_of(found ? reinterpret_cast<std::intptr_t>(&specrt_shutdown) : 0);
+  const Reply reply = call(runtime.get(), "open_bundle",
+                           {&place, &python, &threads, &owns, &memory, &cache, &at_exit});
   return std::make_unique<HostedHost>(reply.object(1));
 }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "failure.hpp"
@@ -64,15 +65,30 @@ class FileActions {
   posix_spawn_file_actions_t actions_;
 };
 
-// Run the interpreter once; what it printed.
+// So that no module is taken from where the application happens to run.
+constexpr char kElsewhere[] = "import sys; sys.path = [path for path in sys.path if path]\n";
+
+// What of the environment decides how Python starts.
+std::string environment() {
+  std::string text;
+  for (const char* name : {"PYTHONHOME", "PYTHONPATH"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr)
+      text += (text.empty() ? " with " : ", ") + std::string(name) + "=" + value;
+  }
+  return text;
+}
+
+// Run the interpreter once, as it will run here; the library that it names. Python ends the process
+// where it cannot start, such as for a wrong PYTHONHOME: so it is tried in another one.
 std::string ask(std::string interpreter) {
   Pipe pipe;
   FileActions actions;
   posix_spawn_file_actions_adddup2(actions.get(), pipe.writer(), STDOUT_FILENO);
   posix_spawn_file_actions_addopen(actions.get(), STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  std::string isolated = "-I", command = "-c", question = kQuestion;
-  char* const arguments[] = {interpreter.data(), isolated.data(), command.data(), question.data(),
-                             nullptr};
+  posix_spawn_file_actions_addopen(actions.get(), STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  std::string command = "-c", question = std::string(kElsewhere) + kQuestion;
+  char* const arguments[] = {interpreter.data(), command.data(), question.data(), nullptr};
   pid_t child = 0;
   const int problem =
       posix_spawn(&child, interpreter.c_str(), actions.get(), nullptr, arguments, environ);
@@ -85,14 +101,19 @@ std::string ask(std::string interpreter) {
   std::string said = pipe.read_all();
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
+  if (said.find('\n') == std::string::npos) {
+    throw Failure(SPECRT_ENGINE, "the Python at " + interpreter + " does not start" +
+                                     environment() + "; expected an interpreter that runs: `" +
+                                     interpreter + " -c pass` says what is wrong");
+  }
   return said.substr(0, said.find('\n'));
 }
 
 }  // namespace
 
 Python find_python(const std::string& interpreter) {
-  const bool configured = interpreter.empty() || interpreter == kPython;
-  Python found{configured ? kPython : interpreter, configured ? kLibrary : ask(interpreter)};
+  const std::string asked = interpreter.empty() ? kPython : interpreter;
+  Python found{asked, ask(asked)};
   if (found.library.empty()) {
     throw Failure(SPECRT_ENGINE,
                   "the Python at " + found.interpreter +

@@ -11,7 +11,7 @@ struct Python {
 };
 
 // The interpreter at this path, asked for its library; the configured one where it is empty.
-// Throws Failure where there is none, or no shared library of it.
+// Throws Failure where there is none, where it does not start, or has no shared library.
 Python find_python(const std::string& interpreter);
 
 }  // namespace specrt::hosted
