@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
 from typing import Any
 
 from specrt.models import Gamma
@@ -18,40 +18,37 @@ class SpeculationStats:
     drafter: str = ""
     fallback: str | None = None
     """Why speculation went off, where a limit was crossed."""
-    log: list[Round] = field(default_factory=list)
-    """Every round, as it was; adding one is all that happens while tokens are awaited."""
-    emitted: int = 0
+    log: list[Round] = field(default_factory=list, init=False)
+    """Every round, as it was; `add` keeps it and the counts together."""
+    drafted: int = field(default=0, init=False)
+    """Tokens proposed."""
+    evaluated: int = field(default=0, init=False)
+    """Drafted tokens examined, up to and including the first rejection of each round."""
+    accepted: int = field(default=0, init=False)
+    """Drafted tokens kept."""
+    emitted: int = field(default=0, init=False)
     """Tokens delivered: those of the rounds, less what was cut off at an end."""
 
     def add(self, round_: Round, emitted: int) -> None:
         """Count one round, of whose tokens `emitted` were delivered."""
         self.log.append(round_)
+        self.drafted += round_.drafted
+        self.evaluated += round_.evaluated
+        self.accepted += round_.accepted
         self.emitted += emitted
 
     def merge(self, other: SpeculationStats) -> None:
         """Add the rounds of another completion at the same gamma."""
         self.log.extend(other.log)
+        self.drafted += other.drafted
+        self.evaluated += other.evaluated
+        self.accepted += other.accepted
         self.emitted += other.emitted
 
     @property
     def rounds(self) -> int:
         """Drafts verified; of plain decoding, tokens decoded."""
         return len(self.log)
-
-    @property
-    def drafted(self) -> int:
-        """Tokens proposed."""
-        return sum(r.drafted for r in self.log)
-
-    @property
-    def evaluated(self) -> int:
-        """Drafted tokens examined, up to and including the first rejection of each round."""
-        return sum(r.evaluated for r in self.log)
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens kept."""
-        return sum(r.accepted for r in self.log)
 
     @property
     def evaluated_at(self) -> list[int]:
@@ -122,6 +119,9 @@ class Timings:
     began_ns: int
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """(time, tokens delivered) per round, the prefill first."""
+    _known: tuple[int, list[float]] = field(default=(0, []), init=False, repr=False, compare=False)
+    """How many arrivals were looked at, and their gaps in order; replaced as a whole, so that
+    several threads may ask."""
 
     @property
     def ttft_ms(self) -> float:
@@ -131,10 +131,11 @@ class Timings:
     @property
     def itl_ms(self) -> float:
         """Median gap between deliveries, each gap shared by the tokens that came with it."""
-        gaps: list[float] = []
-        for (before, _), (now, count) in zip(self.arrivals, self.arrivals[1:], strict=False):
-            gaps.extend([(now - before) / count / 1e6] * count)
-        return median(gaps) if gaps else 0.0
+        gaps = self._gaps()
+        middle = len(gaps) // 2
+        if not gaps:
+            return 0.0
+        return gaps[middle] if len(gaps) % 2 else (gaps[middle - 1] + gaps[middle]) / 2
 
     @property
     def tokens_per_second(self) -> float:
@@ -142,7 +143,25 @@ class Timings:
 
         The draft reads the prompt after the first delivery, so that is part of it.
         """
-        if len(self.arrivals) < 2:
+        tokens = len(self._gaps())
+        if not tokens:
             return 0.0
-        tokens = sum(count for _, count in self.arrivals[1:])
         return tokens / ((self.arrivals[-1][0] - self.arrivals[0][0]) / 1e9)
+
+    def _gaps(self) -> list[float]:
+        """Return the gap of each token after the first delivery, in milliseconds, least first.
+
+        Only what arrived since the last call is looked at: who asks each round pays for a round.
+        """
+        seen, gaps = self._known
+        there = len(self.arrivals)
+        if seen < there:
+            arrivals = self.arrivals[max(0, seen - 1) : there]
+            more = [
+                (now - before) / count / 1e6
+                for (before, _), (now, count) in pairwise(arrivals)
+                for _ in range(count)
+            ]
+            gaps = sorted(gaps + more)
+            self._known = (there, gaps)
+        return gaps
