@@ -275,6 +275,58 @@ def test_python_that_holds_its_lock_or_ends_stops_what_runs(
     assert said in ("2\n", "") if way == "daemon" else said == "2\n"
 
 
+UNLOADED = """
+import _ctypes, ctypes, os, sys, threading
+def use():
+    library, generator = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
+    assert library.specrt_open(os.fsencode(sys.argv[2]), None, ctypes.byref(generator)) == 0
+    assert library.specrt_generator_close(generator) == 0
+    _ctypes.dlclose(library._handle)
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+print("left")
+"""
+
+
+def test_an_application_may_let_go_of_the_library(hosted: Library, codelet: Path) -> None:
+    said = run_program([sys.executable, "-c", UNLOADED, hosted.path, codelet])
+    assert said == "left\n"
+
+
+INTERRUPTED = """
+import ctypes, os, signal, sys, threading
+library, session, params = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p(), ctypes.c_void_p()
+generator = ctypes.c_void_p()
+assert library.specrt_open(os.fsencode(sys.argv[2]), None, ctypes.byref(generator)) == 0
+assert library.specrt_session_create(generator, ctypes.byref(session)) == 0
+assert library.specrt_params_create(ctypes.byref(params)) == 0
+assert library.specrt_params_set_integer(params, b"ignore_eos", ctypes.c_int64(1)) == 0
+def generate(tokens, callback=None):
+    library.specrt_params_set_integer(params, b"max_tokens", ctypes.c_int64(tokens))
+    return library.specrt_generate(session, b"def", ctypes.c_size_t(3), params, callback, None)
+begun = threading.Event()
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+def heard(user, chunk):
+    begun.set()
+    return 0
+def interrupt():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    generate(1500, heard)
+    threading.Event().wait(10)
+except KeyboardInterrupt:
+    print("interrupted", generate(3))
+"""
+
+
+def test_an_interrupt_reaches_the_python_that_generates(hosted: Library, codelet: Path) -> None:
+    said = run_program([sys.executable, "-c", INTERRUPTED, hosted.path, codelet])
+    assert said.endswith("interrupted 0\n")
+
+
 def test_a_second_interpreter_is_refused(hosted: Library, codelet: Path) -> None:
     (line,) = embedded(hosted, codelet, "/usr/bin/python-of-another")
     assert line.startswith("1 python is '/usr/bin/python-of-another', and this process runs")

@@ -25,3 +25,7 @@ configure_file("${CMAKE_CURRENT_SOURCE_DIR}/src/hosted/configured.hpp.in"
 target_include_directories(specrt_hosted PRIVATE "${specrt_configured}")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
   "${CMAKE_CURRENT_LIST_DIR}/libpython.py")
+# Python calls it, and threads tell it of their end: it stays when an application lets go of it.
+if(UNIX AND NOT APPLE)
+  target_link_options(specrt_hosted INTERFACE -Wl,-z,nodelete)
+endif()

@@ -34,6 +34,8 @@ CHECK_CASE(opening) {
   SAYS("no memory is left");
   GIVES(SPECRT_INTERNAL, specrt_open("bug", nullptr, &generator));
   GIVES(SPECRT_INVALID_ARGUMENT, specrt_open("b\xFFg", nullptr, &generator));
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_open("", nullptr, &generator));
+  SAYS("bundle is ''; expected the path");
   specrt_open_options options{};
   options.size = sizeof options;
   options.threads = -1;

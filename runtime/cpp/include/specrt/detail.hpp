@@ -73,7 +73,7 @@ class Hook {
     std::exception_ptr thrown;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      thrown = thrown_;
+      thrown = std::exchange(thrown_, nullptr);  // told once
     }
     if (thrown) std::rethrow_exception(thrown);
   }

@@ -53,6 +53,7 @@ specrt_status specrt_open(const char* bundle, const specrt_open_options* options
     require(generator, "generator");
     *generator = nullptr;
     const std::string path = checked_text("bundle", bundle);
+    if (path.empty()) invalid("bundle is ''; expected the path of a folder");
     const specrt::OpenOptions chosen = options_of(options);
     auto opened = std::make_shared<Generator>(specrt::open_bundle(path, chosen));
     const Handle handle = handles().add(Kind::kGenerator, std::move(opened));

@@ -20,7 +20,8 @@ inline std::size_t checked_size(const void* given, const char* name, std::size_t
   std::memcpy(&size, given, sizeof size);
   if (size < least || size > kLargestStruct) {
     invalid(std::string(name) + "->size is " + std::to_string(size) + "; expected " +
-            std::to_string(least) + " or more: set it to sizeof(" + name + ")");
+            std::to_string(least) + " to " + std::to_string(kLargestStruct) +
+            ": set it to sizeof(" + name + ")");
   }
   return size;
 }

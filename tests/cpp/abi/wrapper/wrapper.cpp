@@ -93,6 +93,15 @@ void throws(specrt::Session& session) {
   THAT(thrown<Own>([&] {
          for (const specrt::Chunk& chunk : session.stream("process", params)) (void)chunk;
        }) == "scores");
+  // What is thrown is of this generation, not of one before it.
+  int asked = 0;
+  specrt::Params two;
+  two.processor([&](specrt::Tokens, float*, std::size_t) {
+    if (++asked == 1) throw Own("first");
+  });
+  two.processor([](specrt::Tokens, float*, std::size_t) { throw Own("second"); });
+  THAT(thrown<Own>([&] { session.generate("process", two); }) == "first");
+  THAT(thrown<Own>([&] { session.generate("process", two); }) == "second");
   THAT(thrown<specrt::Error>([] { specrt::Generator("missing"); }) == "no bundle is at missing");
   THAT(status_of([] { specrt::Params().top_p(2); }) == SPECRT_INVALID_ARGUMENT);
   THAT(status_of([] { specrt::Params().set("max_tokns", 2); }) == SPECRT_INVALID_ARGUMENT);
