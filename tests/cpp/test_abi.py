@@ -24,8 +24,15 @@ def test_the_interface_under_sanitizers(built_library: BuildLibrary, sanitize: S
         run_program([program, name])
 
 
-@pytest.mark.parametrize("sanitize", [True, "thread"])
-@pytest.mark.parametrize("program", ["header_check", "wrapper_check_17", "wrapper_check_20"])
+@pytest.mark.parametrize(
+    ("sanitize", "program"),
+    [
+        (True, "header_check"),
+        (True, "wrapper_check_17"),
+        (True, "wrapper_check_20"),
+        ("thread", "wrapper_check_17"),
+    ],
+)
 def test_headers_of_c_and_cpp(
     built_library: BuildLibrary, sanitize: Sanitize, program: str
 ) -> None:
@@ -57,28 +64,36 @@ def moved(built_library: BuildLibrary, tmp_path: Path) -> Path:
     return place
 
 
-def test_examples_find_the_package(moved: Path, tmp_path: Path) -> None:
-    build = tmp_path / "build"
-    said = run_program(["cmake", "-S", EXAMPLES, "-B", build, f"-DCMAKE_PREFIX_PATH={moved}"])
+@pytest.fixture(scope="module")
+def examples(built_library: BuildLibrary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, built against an installed tree at another place than it was installed to."""
+    place, build = tmp_path_factory.mktemp("examples") / "moved", tmp_path_factory.mktemp("build")
+    shutil.copytree(built_library("fake").prefix, place, symlinks=True)
+    said = run_program(["cmake", "-S", EXAMPLES, "-B", build, f"-DCMAKE_PREFIX_PATH={place}"])
     assert "specrt 0.1.0, fake" in said
     run_program(["cmake", "--build", build])
-    assert "ab ab ab \n" in run_program([build / "complete", "any", "count 3"])
-    said = run_program([build / "assistant", "any", "count 2", "forever and on"])
+    return build
+
+
+def test_examples_stream(examples: Path) -> None:
+    assert "ab ab ab \n" in run_program([examples / "complete", "any", "count 3"])
+    said = run_program([examples / "assistant", "any", "count 2", "forever and on"])
     assert said.splitlines()[:3] == ["> count 2", "ab ab ", "[in short: thisab ab ]"]
 
 
 @pytest.mark.parametrize("program", ["complete", "assistant"])
-def test_examples_say_what_went_wrong(moved: Path, tmp_path: Path, program: str) -> None:
-    build = tmp_path / "build"
-    run_program(["cmake", "-S", EXAMPLES, "-B", build, f"-DCMAKE_PREFIX_PATH={moved}"])
-    run_program(["cmake", "--build", build, "--target", program])
+def test_examples_say_what_went_wrong(examples: Path, program: str) -> None:
     for arguments, status, said in (
         (["missing", "a"], 1, "no bundle is at missing\n"),
         (["any", "fail"], 1, "the pass failed\n"),
         ([], 2, f"usage: {program} BUNDLE"),
     ):
         done = subprocess.run(
-            [build / program, *arguments], capture_output=True, text=True, timeout=60, check=False
+            [examples / program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == status, done
         assert said in done.stderr
