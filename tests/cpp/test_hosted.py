@@ -174,7 +174,7 @@ def test_an_interpreter_that_cannot_start_leaves_the_application_running(
 
 
 def test_memory_goes_back(hosted_program: Path, codelet: Path) -> None:
-    (kib,) = run(hosted_program, codelet, "threads")  # what Python keeps of one is 20 KiB and more
+    (kib,) = run(hosted_program, codelet, "threads")  # kept for each, they take 12 MiB
     assert int(kib) < 2048
     generations, cycles = map(int, run(hosted_program, codelet, "memory")[0].split())
     assert generations < 2048

@@ -101,12 +101,17 @@ void returning() {
 void threads() {
   specrt_generator* generator = open_one();
   specrt_session* session = made(generator);
-  const auto many = [&](int count) {
-    for (int i = 0; i < count; ++i) std::thread([&] { complete(session, 2); }).join();
+  const auto decode = [generator] {
+    const int64_t id = 5;
+    size_t bytes = 0;
+    expect(specrt_decode(generator, &id, 1, nullptr, 0, &bytes));
   };
-  many(20);
+  const auto many = [&](int count) {
+    for (int i = 0; i < count; ++i) std::thread(decode).join();
+  };
+  many(100);
   const long before = resident_kib();
-  many(300);
+  many(3000);
   std::printf("%ld\n", resident_kib() - before);
   std::thread([&] { complete(session, 2); }).join();
   expect(specrt_shutdown());
