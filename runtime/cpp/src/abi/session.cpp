@@ -24,7 +24,7 @@ Session::Turn::Turn(Session& session) : session_(session) {
 }
 
 Session::Session(std::shared_ptr<Generator> generator)
-    : generator_(std::move(generator)), seat_(generator_->host().seat()) {}
+    : generator_(std::move(generator)), slot_(generator_->host().slot()) {}
 
 Session::~Session() = default;
 
@@ -92,7 +92,7 @@ void Session::begin(const Prompt& prompt, const Params& params) {
       processors_.emplace_back(new ProcessorGuard(processor, thrown_));
       processor = processors_.back()->guarded();
     }
-    start(seat_->begin(prompt, own));
+    start(slot_->begin(prompt, own));
   } catch (...) {
     disarm();
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -68,10 +68,10 @@ class Session : public Object {
   [[noreturn]] void fail(specrt_status status, const std::string& message);
   void tell_outcome() const;
 
-  // Declared in this order so that a run goes before its seat, and that before its bundle.
+  // Declared in this order so that a run goes before its slot, and that before its bundle.
   const std::shared_ptr<Generator> generator_;
   std::vector<HeldProcessor> processors_;
-  std::unique_ptr<Seat> seat_;
+  std::unique_ptr<Slot> slot_;
   std::unique_ptr<Run> run_;  // kept after its end, for statistics
 
   std::atomic<bool> busy_{false};

@@ -127,7 +127,7 @@ Gil::~Gil() { Interpreter::get().api().PyGILState_Release(before_); }
 namespace specrt {
 
 // A caller may hold Python's lock, such as through ctypes.PyDLL: other threads need it to go on.
-LetGoOfLock::LetGoOfLock() noexcept {
+LockRelease::LockRelease() noexcept {
   using namespace hosted;
   const Interpreter& interpreter = Interpreter::get();
   if (!interpreter.usable()) return;
@@ -136,7 +136,7 @@ LetGoOfLock::LetGoOfLock() noexcept {
   if (own != nullptr && api.current_state() == own) held_ = api.PyEval_SaveThread();
 }
 
-LetGoOfLock::~LetGoOfLock() {
+LockRelease::~LockRelease() {
   if (held_ == nullptr) return;
   const hosted::PythonApi& api = hosted::Interpreter::get().api();
   api.PyEval_RestoreThread(static_cast<hosted::PyThreadState*>(held_));

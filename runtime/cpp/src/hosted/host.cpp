@@ -18,9 +18,9 @@ std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
 }
 
-class HostedSeat : public Seat {
+class HostedSlot : public Slot {
  public:
-  explicit HostedSeat(PyObject* host) : host_(host) {}
+  explicit HostedSlot(PyObject* host) : host_(host) {}
 
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override {
     const std::string asked = request_json(params);
@@ -66,7 +66,7 @@ class HostedHost : public Host {
     return info;
   }
 
-  std::unique_ptr<Seat> seat() override { return std::make_unique<HostedSeat>(host_.get()); }
+  std::unique_ptr<Slot> slot() override { return std::make_unique<HostedSlot>(host_.get()); }
 
   std::vector<Token> encode(const std::string& text) override {
     Gil gil;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "implementation.hpp"
-#include "native/logprobs.hpp"
-#include "native/round.hpp"
+#include "native/sampling/distribution.hpp"
+#include "native/speculation/round.hpp"
 
 namespace specrt::native {
 

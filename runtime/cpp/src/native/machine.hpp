@@ -15,7 +15,7 @@ struct Machine {
   std::string accelerator;
   std::string library;
 
-  // In which way another machine differs, this one first.
+  // In which context_of another machine differs, this one first.
   std::optional<std::string> difference(const Machine& other) const;
 };
 

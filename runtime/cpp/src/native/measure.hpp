@@ -1,9 +1,9 @@
 // What passes cost here, for a bundle that was not tuned.
 #pragma once
 
-#include "native/bundle.hpp"
-#include "native/costs.hpp"
-#include "native/engine.hpp"
+#include "native/bundle/bundle.hpp"
+#include "native/engine/protocol.hpp"
+#include "native/speculation/costs.hpp"
 
 namespace specrt::native {
 
