@@ -9,9 +9,10 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 import pytest
 
@@ -21,9 +22,24 @@ SOURCES = REPOSITORY / "runtime" / "cpp"
 CHECKS = REPOSITORY / "tests" / "cpp"
 CACHE = REPOSITORY / "build" / "tests-cpp"
 """Ignored by git. A folder for each way to build, with the hashes of what it was built from."""
-TOOLS = {"cmake": ("cmake",), "g++": ("c++", "g++", "clang++"), "make": ("make", "ninja")}
+TOOLS = {
+    "cmake": ("cmake",),
+    "g++": ("c++", "g++", "clang++"),
+    "make": ("make", "ninja"),
+    "pkg-config": ("pkg-config",),
+}
 """Debian packages, and the programs of which one is enough."""
-INSTRUMENTED = {"SPECRT_SANITIZE": "ON"}
+TARGETS = {
+    ("native", "ON"): ("all",),
+    ("native", "thread"): ("abi_check", "wrapper_check_17"),
+    ("native", "OFF"): ("native_check",),
+    ("hosted", "ON"): ("install",),
+    ("hosted", "OFF"): ("install", "replay"),
+}
+"""What is built of an implementation under a sanitizer."""
+
+Sanitize = bool | Literal["thread"]
+"""True: AddressSanitizer and UBSan; "thread": ThreadSanitizer."""
 
 
 @dataclass(frozen=True)
@@ -48,58 +64,47 @@ class Library:
         return self.build / "tests" / name
 
 
-Build = Callable[..., Library]
+class BuildLibrary(Protocol):
+    """Builds an implementation (hosted or native), or finds it built."""
+
+    def __call__(self, implementation: str, sanitize: Sanitize = False) -> Library: ...
 
 
 @pytest.fixture(scope="session")
-def build_library() -> Build:
-    """Build an implementation with options of CMake and some targets, unless that was done."""
+def built_library() -> BuildLibrary:
+    """Build the library, unless its sources and flags are those of the last build."""
     missing = [name for name, programs in TOOLS.items() if not any(map(shutil.which, programs))]
-    if "CXX" in os.environ and "g++" in missing:
-        missing.remove("g++")
-    if missing:
-        pytest.fail(
-            f"the C and C++ tests need {', '.join(missing)}: apt-get install cmake g++ make",
-            pytrace=False,
-        )
+    if missing and not (missing == ["g++"] and "CXX" in os.environ):
+        pytest.fail(f"the C and C++ tests need the Debian packages {', '.join(TOOLS)}; "
+                    f"missing here: {', '.join(missing)}", pytrace=False)  # fmt: skip
 
-    def build(implementation: str, *targets: str, **more: str) -> Library:
+    def build(implementation: str, sanitize: Sanitize = False) -> Library:
+        sanitizer = sanitize if isinstance(sanitize, str) else ("ON" if sanitize else "OFF")
+        targets = TARGETS[implementation, sanitizer]
         options = {
             "CMAKE_BUILD_TYPE": "None",
             "CMAKE_CXX_FLAGS": "-O1 -g1",
             "SPECRT_IMPLEMENTATION": implementation,
+            "SPECRT_SANITIZE": sanitizer,
             "SPECRT_TESTS": "ON",
             "SPECRT_WERROR": "ON",
-            **more,
         }
         if implementation == "hosted":
             options["SPECRT_PYTHON"] = sys.executable
         else:
             options["SPECRT_ONNXRUNTIME_LIBRARY"] = str(onnxruntime_library())
-        flags = [SOURCES, _compiler(), options, targets]
-        key = hashlib.sha256(json.dumps(flags, default=str).encode()).hexdigest()[:12]
-        folder = CACHE / f"{implementation}-{key}"
+        flags = [str(SOURCES), _compiler(), options, targets]
+        key = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+        folder = CACHE / f"{implementation}-{sanitizer.lower()}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
+        options["CMAKE_INSTALL_PREFIX"] = str(folder / "installed")
         with locked(folder / "lock"):
-            failure = _build(folder, {**options, "CMAKE_INSTALL_PREFIX": str(folder / "installed")},
-                             targets)  # fmt: skip
+            failure = _build(folder, options, targets)
         if failure:
             pytest.fail(f"libspecrt ({folder.name}) cannot be built:\n{failure}", pytrace=False)
         return Library(implementation, folder)
 
     return build
-
-
-@pytest.fixture(scope="session")
-def sanitized(build_library: Build) -> Library:
-    """The native library and all programs, under AddressSanitizer and UBSan."""
-    return build_library("native", "all", **INSTRUMENTED)
-
-
-@pytest.fixture(scope="session")
-def hosted(build_library: Build) -> Library:
-    """The library that hosts Python, installed as for an application."""
-    return build_library("hosted", "install")
 
 
 def run_program(
