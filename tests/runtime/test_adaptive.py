@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from runtime import traces
 from runtime.traces import COSTS, LARGEST, Text
-from specrt import adaptive
-from specrt.adaptive import AutoGamma
-from specrt.costs import Costs
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.round import Round
+from specrt.speculation import gamma as adaptive
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import AutoGamma, FixedGamma, GammaPolicy, Weight
+from specrt.speculation.round import Round
 
 STEADY = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 INT8 = COSTS["206 M int8"]
@@ -160,7 +159,7 @@ def test_a_plain_step_is_timed_now_and_then_while_drafting_pays() -> None:
 
 
 def test_without_probing_it_never_comes_back() -> None:
-    with patch("specrt.probing.PROBING", 1e-9):
+    with patch("specrt.speculation.gamma.PROBING", 1e-9):
         worse = [
             rate(AutoGamma(costs, LARGEST), text, costs) < traces.best_fixed(text, costs)
             for costs in COSTS.values()
@@ -180,7 +179,7 @@ def test_without_costs_it_drafts_too_much() -> None:
 def test_without_forgetting_it_gains_less_on_texts_that_alternate(name: str) -> None:
     text, costs = alternating(0.9, 0.05), COSTS[name]
     whole = rate(AutoGamma(costs, LARGEST), text, costs)
-    with patch.multiple("specrt.acceptance", CHANGE=1e-12, EVER=1e-12):
+    with patch.multiple("specrt.speculation.acceptance", CHANGE=1e-12, EVER=1e-12):
         assert rate(AutoGamma(costs, LARGEST), text, costs) < 0.98 * whole
 
 

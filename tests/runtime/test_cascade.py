@@ -18,17 +18,14 @@ from runtime.test_verify import (
     surprise,
 )
 from runtime.toy import Run, TableEngine, near, plain
-from specrt import target as target_module
-from specrt.cascade import CascadeDrafter
-from specrt.draft import ModelDrafter, NoDrafter
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import Asking, alone
-from specrt.round import Round
-from specrt.target import CachedTokens
-from specrt.verify import NOTHING, Proposal
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.drafters import CascadeDrafter, ModelDrafter, NoDrafter
+from specrt.speculation.gamma import FixedGamma, GammaPolicy, Weight
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.round import NOTHING, Asking, Proposal, Round, alone
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams()

@@ -1,5 +1,5 @@
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.round import Round
+from specrt.speculation.gamma import FixedGamma, GammaPolicy, Weight
+from specrt.speculation.round import Round
 
 
 def test_a_fixed_gamma_stays_whatever_comes() -> None:

@@ -26,18 +26,24 @@ from runtime.test_verify import (
     surprise,
 )
 from runtime.toy import Call, Run, TableEngine, plain
-from specrt import target as target_module
-from specrt.draft import Drafter
 from specrt.errors import RequestError
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import Asking, alone
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
-from specrt.verify import NOTHING, Proposal
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.gamma import FixedGamma, GammaPolicy, Weight
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.round import (
+    NOTHING,
+    Asking,
+    Drafter,
+    Proposal,
+    Round,
+    alone,
+    played,
+    speculate,
+)
+from specrt.speculation.target import EngineTarget
 
 PROMPT = [3, 1, 4, 1, 5]
 WARM = SamplingParams(temperature=1.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.plan import NEVER, Plan, Prices, landings, plan
+from specrt.speculation.costs import NEVER, Plan, Prices, landings, plan
 
 STEPS = st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6)
 

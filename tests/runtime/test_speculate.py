@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from runtime.toy import Call, TableEngine, generator, near, plain, run
+from specrt.completion import SpeculationStats
 from specrt.errors import CapacityError, EngineError
-from specrt.gamma import Weight
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.round import Round
-from specrt.stats import SpeculationStats
-from specrt.target import CachedTokens
+from specrt.speculation.gamma import Weight
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import Round, alone
 from specrt.text import Tokenizer
 
 GAMMAS = range(9)

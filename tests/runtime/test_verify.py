@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from runtime.toy import TableEngine, near, run
-from specrt import target as target_module
-from specrt.gamma import Weight
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.round import Round
-from specrt.sampling import Distribution, process, residual
-from specrt.verify import Proposal, Verdict, match, rejection
+from specrt.sampling.distribution import Distribution, process, residual
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.gamma import Weight
+from specrt.speculation.round import Proposal, Round, Verdict
+from specrt.speculation.target import match, rejection
 
 ALPHA = 1e-4
 VOCAB = 4

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from specrt.costs import Costs
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.round import Round
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import FixedGamma, GammaPolicy, Weight
+from specrt.speculation.round import Round
 
 LARGEST = 8
 
