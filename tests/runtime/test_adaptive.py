@@ -16,7 +16,7 @@ from runtime import traces
 from runtime.traces import COSTS, LARGEST, Text
 from specrt.speculation import gamma as adaptive
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import AutoGamma, FixedGamma, GammaPolicy, Weight
+from specrt.speculation.gamma import AutoGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Round
 
 STEADY = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -205,7 +205,7 @@ def judged(policy: AutoGamma, rounds: int, accepted: int) -> list[int]:
         done = 0
         while done < most:
             done += 1
-            if policy.weigh(done, 1.0) is not Weight.MORE:
+            if policy.decide(done, 1.0) is not DraftDecision.MORE:
                 break
         policy.observe(round_of(done, min(accepted, done)))
         drafted.append(done)
@@ -297,9 +297,9 @@ def test_the_draft_stops_where_its_confidence_says_the_rest_is_wasted() -> None:
     policy = AutoGamma(INT8, LARGEST)
     traces.ride(policy, traces.telling(5000, 1), INT8)
     assert policy.choose() == LARGEST
-    assert policy.weigh(1, 0.97) is Weight.MORE
-    assert policy.weigh(2, 0.97) is Weight.MORE
-    assert policy.weigh(3, 0.1) is not Weight.MORE
+    assert policy.decide(1, 0.97) is DraftDecision.MORE
+    assert policy.decide(2, 0.97) is DraftDecision.MORE
+    assert policy.decide(3, 0.1) is not DraftDecision.MORE
 
 
 def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_right() -> None:
@@ -308,9 +308,9 @@ def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_rig
     weights = []
     for _ in range(320):
         policy.choose()
-        weights.append(policy.weigh(1, 0.001))
-    assert weights.count(Weight.LAST) == 10
-    assert weights.count(Weight.DROP) == 310
+        weights.append(policy.decide(1, 0.001))
+    assert weights.count(DraftDecision.LAST) == 10
+    assert weights.count(DraftDecision.DISCARD) == 310
 
 
 def test_a_drafter_that_never_asks_is_served_all_the_same() -> None:
@@ -347,11 +347,11 @@ def test_no_run_of_rounds_breaks_it(
             assert 0 <= most <= LARGEST
             kept = []
             for place in range(most):
-                weight = policy.weigh(place + 1, confidences[place])
-                if weight is Weight.DROP:
+                weight = policy.decide(place + 1, confidences[place])
+                if weight is DraftDecision.DISCARD:
                     break
                 kept.append(confidences[place])
-                if weight is Weight.LAST:
+                if weight is DraftDecision.LAST:
                     break
             right = min(accepted, len(kept))
             tokens = [0] * (right + 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import specrt.loading
 
+import specrt.loading
 from runtime.rows import PackedTable, packed
 from runtime.toy import TableEngine, near
 from specrt.errors import CapacityError, RequestError

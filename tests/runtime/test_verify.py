@@ -22,7 +22,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, process, residual
 from specrt.sampling.noise import Noise
 from specrt.speculation import target as target_module
-from specrt.speculation.gamma import Weight
+from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.round import Proposal, Round, Verdict
 from specrt.speculation.target import match, rejection
 
@@ -267,8 +267,8 @@ class LooksBack:
     def choose(self) -> int:
         return self._next
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        return Weight.MORE
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return DraftDecision.MORE
 
     def observe(self, round_: Round) -> None:
         refused = round_.drafted == 3 and round_.accepted == 0

@@ -197,10 +197,10 @@ class Drift:
             self._pace_doubt *= 1.0 - gain
         self._drafted = [0.0, 0.0]
 
-    def _price(self) -> Prices:
+    def _price(self) -> RoundCosts:
         verify = [self._level * (self._plain + self._slope * wider) for wider in self._wider]
         draft = [self._pace * step for step in self._steps]
-        return Prices.of(verify, draft, self._outside)
+        return RoundCosts.of(verify, draft, self._outside)
 
 
 def _surprise(ratio: float) -> float:
@@ -219,7 +219,7 @@ NEVER = 2.0
 """A reach that no token has."""
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """Where a round stops.
 
     The reach of a token is the chance that it and all before it are kept.
@@ -235,7 +235,7 @@ class Plan(NamedTuple):
     """At index k, the reach needed after k tokens to draft another."""
 
 
-class Prices(NamedTuple):
+class RoundCosts(NamedTuple):
     """What a round costs by the number of its drafted tokens.
 
     Units: nanoseconds.
@@ -252,7 +252,7 @@ class Prices(NamedTuple):
     """At index k, how far a draft that goes beyond k tokens is best planned: see `landings`."""
 
     @classmethod
-    def of(cls, verify: Sequence[float], draft: Sequence[float], outside: float) -> Prices:
+    def of(cls, verify: Sequence[float], draft: Sequence[float], outside: float) -> RoundCosts:
         """Return the prices of engines with these costs."""
         total = [v + d + outside for v, d in zip(verify, draft, strict=True)]
         wider = [after - before for before, after in pairwise(verify)]
@@ -278,12 +278,12 @@ def landings(total: Sequence[float]) -> list[int]:
 
 
 def plan(
-    prices: Prices,
+    prices: RoundCosts,
     chances: Sequence[float],
     surest: Sequence[float],
     share: float,
     rate: float,
-) -> Plan:
+) -> DraftPlan:
     """Plan a round.
 
     `chances` are those of a token at each place, `surest` those of the surest tokens there, which
@@ -309,7 +309,7 @@ def plan(
         more.append(enough * rate)
         keep.append(least * rate)
     more.append(NEVER)
-    return Plan(gamma, rate, keep, more)
+    return DraftPlan(gamma, rate, keep, more)
 
 
 def _best(total: Sequence[float], chances: Sequence[float], rate: float) -> tuple[int, float]:

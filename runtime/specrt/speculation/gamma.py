@@ -8,18 +8,18 @@ from math import log
 from typing import Protocol
 
 from specrt.speculation.acceptance import Acceptance
-from specrt.speculation.costs import Costs, Drift, Plan, plan
+from specrt.speculation.costs import Costs, DraftPlan, Drift, plan
 from specrt.speculation.round import Round
 
 
-class Weight(Enum):
+class DraftDecision(Enum):
     """What a policy says of a token that was just drafted."""
 
-    DROP = "drop"
+    DISCARD = "drop"
     """Leave this token out, and stop."""
-    LAST = "last"
+    STOP = "last"
     """Keep this token, and stop."""
-    MORE = "more"
+    CONTINUE = "more"
     """Keep this token, and draft another."""
 
 
@@ -29,7 +29,7 @@ class GammaPolicy(Protocol):
     def choose(self) -> int:
         """Return the most tokens to draft in the coming round; 0 is a plain step."""
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Say what becomes of the token just drafted.
 
         `drafted` is its place in the draft, from 1; `confidence` is its drafter's, in (0, 1],
@@ -55,11 +55,11 @@ class BuiltGamma:
         most = self._policy.choose()
         return min((g for g in self._gammas if g >= most), default=max(self._gammas))
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Stop where the other policy does, if that is at a gamma that was built."""
-        weight = self._policy.weigh(drafted, confidence)
-        kept = drafted - (weight is Weight.DROP)
-        return weight if kept in self._gammas else Weight.MORE
+        weight = self._policy.decide(drafted, confidence)
+        kept = drafted - (weight is DraftDecision.DISCARD)
+        return weight if kept in self._gammas else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         """Let the other policy learn."""
@@ -76,9 +76,9 @@ class FixedGamma:
         """Return the fixed gamma."""
         return self._gamma
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Keep every token."""
-        return Weight.MORE
+        return DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         """Learn nothing."""
@@ -203,7 +203,7 @@ class AutoGamma:
         self._costs = costs
         self._load = 1
         self._drift = Drift(costs.shared(1, most), most)
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, DraftPlan] = {}
         self._known = {1: (self._drift, self._plans)}
         """Per load, what passes cost and what follows from it."""
         self._surest, self._share, self._telling = 0.0, 1.0, False
@@ -220,10 +220,10 @@ class AutoGamma:
         self.fallback: str | None = self._unpayable()
         """Why nothing is drafted but for probes; None again as soon as drafting pays."""
 
-    def face(self, load: int) -> None:
+    def set_load(self, load: int) -> None:
         """Go by what passes cost while so many rows share them."""
         if self._rival is not None:
-            self._rival.face(load)
+            self._rival.set_load(load)
         if load == self._load:
             return
         if load not in self._known:
@@ -255,17 +255,17 @@ class AutoGamma:
         self._trying = depth > 0
         return min(depth, self._most)
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._reach = reach = self._reach * self._acceptance.expect(drafted - 1, confidence)
         if reach >= self._plan.more[drafted] or self._trying:
-            return Weight.MORE
+            return DraftDecision.CONTINUE
         if reach >= self._plan.keep[drafted]:
-            return Weight.LAST
+            return DraftDecision.STOP
         self._dropped += 1
         self._sparing = not self._dropped & SPARED
-        return Weight.LAST if self._sparing else Weight.DROP
+        return DraftDecision.STOP if self._sparing else DraftDecision.DISCARD
 
     def observe(self, round_: Round) -> None:
         """Learn from the tokens that were judged, and from what passes took.
@@ -351,7 +351,7 @@ class AutoGamma:
         self._telling = offset > TELLING
         self._surest, self._share = (offset, share) if self._telling else (0.0, 1.0)
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> DraftPlan:
         """Return the plan for how easy the text is now, and how fast the rival."""
         cell = int(self._acceptance.mean * CELLS)
         if self._rival is None:
@@ -361,7 +361,7 @@ class AutoGamma:
         known = self._plans.get(cell + CELLS * floor)
         return known or self._make_plan(cell, floor)
 
-    def _make_plan(self, cell: int, floor: int) -> Plan:
+    def _make_plan(self, cell: int, floor: int) -> DraftPlan:
         mean = (cell + 0.5) / CELLS
         odds = log(mean / (1.0 - mean))
         prices, acceptance = self._drift.prices, self._acceptance
@@ -396,7 +396,7 @@ class AutoGamma:
         return None
 
 
-class SharedGamma:
+class LoadAwareGamma:
     """Lets a policy go by how many rows share the passes: the more, the less drafting pays.
 
     A pass of many tokens is bound by arithmetic, and each drafted token then costs its share.
@@ -405,10 +405,10 @@ class SharedGamma:
     def __init__(self, policy: AutoGamma, load: Callable[[], int]) -> None:
         self._policy = policy
         self._load = load
-        self.weigh = policy.weigh
+        self.decide = policy.decide
         self.observe = policy.observe
 
     def choose(self) -> int:
         """See `GammaPolicy`."""
-        self._policy.face(max(1, self._load()))
+        self._policy.set_load(max(1, self._load()))
         return self._policy.choose()

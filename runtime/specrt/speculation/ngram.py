@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from specrt.errors import RequestError
-from specrt.speculation.gamma import GammaPolicy, Weight
-from specrt.speculation.round import NOTHING, Asking, Proposal, Round
+from specrt.speculation.gamma import DraftDecision, GammaPolicy
+from specrt.speculation.round import NOTHING, Passes, Proposal, Round
 
 NONE = -1
 
@@ -193,7 +193,7 @@ class NgramDrafter:
         self._suffixes = Suffixes(least, most)
         self._last = -1
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Copy at most `room` tokens, and none when the policy chose a plain step."""
         yield from ()
         most = min(self._gamma.choose(), room)
@@ -216,18 +216,18 @@ class NgramDrafter:
 
     def _copy(self, tokens: Sequence[int], match: Match, most: int) -> Proposal:
         agreed, start = match
-        weigh = self._gamma.weigh
+        decide = self._gamma.decide
         period = len(tokens) - start
         drafted: list[int] = []
         confidences: list[float] = []
         for i in range(most):
             confidence = agreed / (agreed + 2)
-            weight = weigh(i + 1, confidence)
-            if weight is Weight.DROP:
+            weight = decide(i + 1, confidence)
+            if weight is DraftDecision.DISCARD:
                 break
             drafted.append(tokens[start + i] if i < period else drafted[i - period])
             confidences.append(confidence)
-            if weight is Weight.LAST:
+            if weight is DraftDecision.STOP:
                 break
             agreed += 1
         return Proposal(drafted, None, self.SOURCE, confidences) if drafted else NOTHING
