@@ -16,7 +16,7 @@ from specrt.speculation.round import Round, run_alone
 
 Vector = dict[str, Any]
 CHOSE, WEIGHED, OBSERVED = range(3)
-KINDS = (DraftDecision.DISCARD, DraftDecision.LAST, DraftDecision.MORE)
+KINDS = (DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE)
 
 
 class Recorded:
@@ -215,7 +215,7 @@ class _Cautious:
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         if confidence < self._drop:
             return DraftDecision.DISCARD
-        return DraftDecision.LAST if confidence < self._last else DraftDecision.MORE
+        return DraftDecision.STOP if confidence < self._last else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         pass

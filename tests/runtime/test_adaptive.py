@@ -205,7 +205,7 @@ def judged(policy: AutoGamma, rounds: int, accepted: int) -> list[int]:
         done = 0
         while done < most:
             done += 1
-            if policy.decide(done, 1.0) is not DraftDecision.MORE:
+            if policy.decide(done, 1.0) is not DraftDecision.CONTINUE:
                 break
         policy.observe(round_of(done, min(accepted, done)))
         drafted.append(done)
@@ -297,9 +297,9 @@ def test_the_draft_stops_where_its_confidence_says_the_rest_is_wasted() -> None:
     policy = AutoGamma(INT8, LARGEST)
     traces.ride(policy, traces.telling(5000, 1), INT8)
     assert policy.choose() == LARGEST
-    assert policy.decide(1, 0.97) is DraftDecision.MORE
-    assert policy.decide(2, 0.97) is DraftDecision.MORE
-    assert policy.decide(3, 0.1) is not DraftDecision.MORE
+    assert policy.decide(1, 0.97) is DraftDecision.CONTINUE
+    assert policy.decide(2, 0.97) is DraftDecision.CONTINUE
+    assert policy.decide(3, 0.1) is not DraftDecision.CONTINUE
 
 
 def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_right() -> None:
@@ -309,7 +309,7 @@ def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_rig
     for _ in range(320):
         policy.choose()
         weights.append(policy.decide(1, 0.001))
-    assert weights.count(DraftDecision.LAST) == 10
+    assert weights.count(DraftDecision.STOP) == 10
     assert weights.count(DraftDecision.DISCARD) == 310
 
 
@@ -351,7 +351,7 @@ def test_no_run_of_rounds_breaks_it(
                 if weight is DraftDecision.DISCARD:
                     break
                 kept.append(confidences[place])
-                if weight is DraftDecision.LAST:
+                if weight is DraftDecision.STOP:
                     break
             right = min(accepted, len(kept))
             tokens = [0] * (right + 1)

@@ -52,7 +52,7 @@ class Says:
 class Counts:
     """A policy that drafts equally far, and remembers which rounds it learned from."""
 
-    def __init__(self, gamma: int, first: DraftDecision = DraftDecision.MORE) -> None:
+    def __init__(self, gamma: int, first: DraftDecision = DraftDecision.CONTINUE) -> None:
         self.gamma = gamma
         self.first = first
         self.seen: list[Round] = []
@@ -61,7 +61,7 @@ class Counts:
         return self.gamma
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        return self.first if drafted == 1 else DraftDecision.MORE
+        return self.first if drafted == 1 else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.seen.append(round_)

@@ -82,7 +82,7 @@ class Script:
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         self.weighed.append((drafted, confidence))
-        return self.weights[drafted - 1] if drafted <= len(self.weights) else DraftDecision.MORE
+        return self.weights[drafted - 1] if drafted <= len(self.weights) else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.seen.append(round_)
@@ -232,18 +232,18 @@ def test_tokens_of_plain_rounds_are_read_later() -> None:
 @pytest.mark.parametrize("place", range(1, 6))
 def test_what_the_policy_says_of_a_token_is_done(place: int) -> None:
     text = [*range(10, 20), 10, 11]
-    before = (DraftDecision.MORE,) * (place - 1)
+    before = (DraftDecision.CONTINUE,) * (place - 1)
     for weight, kept in (
         (DraftDecision.DISCARD, place - 1),
-        (DraftDecision.LAST, place),
-        (DraftDecision.MORE, 7),
+        (DraftDecision.STOP, place),
+        (DraftDecision.CONTINUE, 7),
     ):
         policy = Script(7, *before, weight)
         proposal = run_alone(NgramDrafter(policy).propose(text, 100))
         assert list(proposal.tokens) == [*range(12, 12 + kept)]
         assert len(proposal.confidences) == kept
         assert [drafted for drafted, _ in policy.weighed] == [
-            *range(1, (7 if weight is DraftDecision.MORE else place) + 1)
+            *range(1, (7 if weight is DraftDecision.CONTINUE else place) + 1)
         ]
         if kept == 0:
             assert proposal is NOTHING

@@ -66,7 +66,7 @@ class Whim:
         self.seen.append(round_)
 
 
-@pytest.mark.parametrize("weights", [(DraftDecision.MORE,), tuple(DraftDecision)], ids=len)
+@pytest.mark.parametrize("weights", [(DraftDecision.CONTINUE,), tuple(DraftDecision)], ids=len)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
 def test_no_policy_changes_the_output(
     weights: tuple[DraftDecision, ...], options: dict[str, float]

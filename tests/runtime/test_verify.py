@@ -268,7 +268,7 @@ class LooksBack:
         return self._next
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        return DraftDecision.MORE
+        return DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         refused = round_.drafted == 3 and round_.accepted == 0

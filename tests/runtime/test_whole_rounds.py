@@ -200,7 +200,7 @@ class Watched:
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         self.confidences.append(confidence)
-        return DraftDecision.MORE
+        return DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.rounds.append(round_)

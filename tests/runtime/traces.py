@@ -168,7 +168,7 @@ def one_round(
             break
         kept = steps
         confidences.append(confidence)
-        if weight is DraftDecision.LAST:
+        if weight is DraftDecision.STOP:
             break
     accepted = 0
     while accepted < kept and text.right(position + accepted, accepted):
