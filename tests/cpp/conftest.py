@@ -142,7 +142,9 @@ def compiler() -> list[str]:
 
 
 def _compiler() -> list[str]:
-    version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run(
+        [*compiler(), "--version"], capture_output=True, text=True, check=False
+    )
     flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
     return [*compiler(), version.stdout, platform.machine(), *flags]
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from gpucheck.passes import text
 from gpucheck.step import Facts
-from specrt.engine import Engine
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.rounds import Rounds
-from specrt.tune import turned
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import CapturedRounds
+from specrt.tuning.pass_timer import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")
@@ -112,7 +112,11 @@ def device_passes(
 
 
 def device_rounds(
-    rounds: Rounds, gammas: Sequence[int], start: int, laps: int, clock: Clock = perf_counter_ns
+    rounds: CapturedRounds,
+    gammas: Sequence[int],
+    start: int,
+    laps: int,
+    clock: Clock = perf_counter_ns,
 ) -> dict[int, list[float]]:
     """Time whole rounds back to back, each from the same place."""
     runs = {}
