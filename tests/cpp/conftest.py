@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -78,6 +79,7 @@ def built_library() -> BuildLibrary:
         pytest.fail(f"the C and C++ tests need the Debian packages {', '.join(TOOLS)}; "
                     f"missing here: {', '.join(missing)}", pytrace=False)  # fmt: skip
 
+    @functools.cache  # a run tests one state of the sources
     def build(implementation: str, sanitize: Sanitize = False) -> Library:
         sanitizer = sanitize if isinstance(sanitize, str) else ("ON" if sanitize else "OFF")
         targets = TARGETS[implementation, sanitizer]

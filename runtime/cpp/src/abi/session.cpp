@@ -34,7 +34,7 @@ void Session::cancel() {
   cancelled_ = true;
   if (run_ == nullptr) return;  // it is being begun, and will be cancelled then
   // Without the lock: an implementation may wait in there for a pass that calls the application,
-  // which may cancel too. The run stays as long as somebody is counted.
+  // which may cancel too. The run stays as long as its count is above 0.
   Run* const run = run_.get();
   ++cancelling_;
   lock.unlock();

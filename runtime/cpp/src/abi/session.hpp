@@ -40,7 +40,7 @@ class Session : public Object {
   void close();
 
   void begin(const Prompt& prompt, const Params& params);
-  // The chunk that comes next, or nullptr at the end; how it ended is told again and again.
+  // The next chunk, or nullptr at the end; later calls repeat how it ended.
   const specrt_chunk* next();
   // Tell of each chunk, up to the end.
   void read(specrt_callback callback, void* user);
@@ -83,7 +83,7 @@ class Session : public Object {
   bool cancelled_ = false;
   bool closed_ = false;
 
-  // Of the generation, for who has the turn.
+  // Of the generation, for the caller that holds the turn.
   std::shared_ptr<CallbackError> thrown_ = std::make_shared<CallbackError>();
   Outcome outcome_;
   Chunk chunk_;

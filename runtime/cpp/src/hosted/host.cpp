@@ -12,7 +12,7 @@ namespace specrt {
 namespace hosted {
 namespace {
 
-constexpr std::int64_t kProtocol = 2;  // that of specrt/embedded.py
+constexpr std::int64_t kProtocol = 2;  // that of specrt/c_host.py
 
 std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
@@ -23,11 +23,11 @@ class HostedSlot : public Slot {
   explicit HostedSlot(PyObject* host) : host_(host) {}
 
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override {
-    const std::string asked = request_json(params);
+    const std::string json = request_json(params);
     const auto* text = std::get_if<std::string>(&prompt);
     Gil gil;
     Object given = bytes_of(text ? std::string_view(*text) : packed(std::get<1>(prompt)));
-    Object is_text = integer_of(text != nullptr), request = bytes_of(asked);
+    Object is_text = integer_of(text != nullptr), request = bytes_of(json);
     const Reply reply = call(host_, "begin", {&given, &is_text, &request});
     return std::make_unique<HostedRun>(reply.object(1));
   }
@@ -72,9 +72,9 @@ class HostedHost : public Host {
     Gil gil;
     Object given = bytes_of(text);
     const Reply reply = call(host_.get(), "encode", {&given});
-    const std::string_view found = reply.bytes(1);
-    std::vector<Token> ids(found.size() / sizeof(Token));
-    if (!ids.empty()) std::memcpy(ids.data(), found.data(), found.size());
+    const std::string_view result = reply.bytes(1);
+    std::vector<Token> ids(result.size() / sizeof(Token));
+    if (!ids.empty()) std::memcpy(ids.data(), result.data(), result.size());
     return ids;
   }
 
@@ -85,7 +85,7 @@ class HostedHost : public Host {
   }
 
  private:
-  Kept host_;
+  SharedObject host_;
 };
 
 Object import_runtime() {

@@ -32,20 +32,20 @@ double median_gap_ms(const std::vector<std::pair<std::int64_t, std::size_t>>& ar
 
 }  // namespace
 
-void Completion::count(const Round& round, std::size_t kept, std::int64_t time_ns) {
+void Completion::count(const Round& round, std::size_t delivered, std::int64_t time_ns) {
   if (!arrivals.empty()) {
     ++rounds;
     drafted += round.drafted;
     evaluated += round.evaluated();
     accepted += round.accepted;
-    emitted += kept;
+    emitted += delivered;
     if (round.drafted > 0) {
       auto& [its_drafted, its_accepted] = sources[round.source];
       its_drafted += round.drafted;
       its_accepted += round.accepted;
     }
   }
-  arrivals.emplace_back(time_ns, kept);
+  arrivals.emplace_back(time_ns, delivered);
 }
 
 Stats Completion::stats() const {
@@ -80,7 +80,7 @@ namespace {
 constexpr double kLeast = -9999.0;
 
 // A number with so many digits behind the point; with all of them that there are to a double where
-// none are said. The application's locale may write numbers with commas.
+// none are given. The application's locale may write numbers with commas.
 std::string number(double value, int digits = 0) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
@@ -108,16 +108,16 @@ std::string listed(const Items& items, const char* brackets, Write write) {
   return text + brackets[1];
 }
 
-std::string entry(const Ranked& told, const Tokenizer& tokenizer) {
+std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
   const auto one = [&](Token token, double logprob, std::size_t rank) {
     return quoted(std::to_string(token)) + ": {\"logprob\": " + number(std::max(logprob, kLeast)) +
            ", \"rank\": " + std::to_string(rank) +
            ", \"decoded_token\": " + quoted(tokenizer.decode({token})) + "}";
   };
-  std::string text = "{" + one(told.token, told.logprob, told.rank);
-  for (std::size_t i = 0; i < told.ids.size(); ++i) {
-    if (told.ids[i] != told.token) {
-      text += ", " + one(told.ids[i], told.logprobs[i], i + 1);
+  std::string text = "{" + one(ranked.token, ranked.logprob, ranked.rank);
+  for (std::size_t i = 0; i < ranked.ids.size(); ++i) {
+    if (ranked.ids[i] != ranked.token) {
+      text += ", " + one(ranked.ids[i], ranked.logprobs[i], i + 1);
     }
   }
   return text + "}";
@@ -154,7 +154,7 @@ std::string stop_reason(const Completion& done) {
 
 std::string Completion::json(const Tokenizer& tokenizer) const {
   const Stats times = stats();
-  const auto written = [&](const Ranked& told) { return entry(told, tokenizer); };
+  const auto written = [&](const Ranked& ranked) { return entry(ranked, tokenizer); };
   std::string object =
       "{\"text\": " + quoted(text) +
       ", \"token_ids\": " + listed(ids, "[]", [](Token token) { return std::to_string(token); }) +

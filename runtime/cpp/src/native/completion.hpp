@@ -45,7 +45,7 @@ struct Completion {
   std::vector<std::pair<std::int64_t, std::size_t>> arrivals;  // time, tokens; the prefill first
 
   // Count a round, of whose tokens `kept` were delivered.
-  void count(const Round& round, std::size_t kept, std::int64_t time_ns);
+  void count(const Round& round, std::size_t delivered, std::int64_t time_ns);
   Stats stats() const;
   // The object that `specrt generate --json` prints.
   std::string json(const Tokenizer& tokenizer) const;

@@ -22,15 +22,16 @@ OutputProcessor::OutputProcessor(Completion& completion, const Params& params,
 
 Chunk OutputProcessor::take(const Round& round, std::int64_t time_ns) {
   Chunk chunk;
-  const std::size_t kept = cut(round.tokens, chunk.text);
-  completion_.count(round, kept, time_ns);
-  chunk.ids.assign(round.tokens.begin(), round.tokens.begin() + static_cast<std::ptrdiff_t>(kept));
-  chunk.accepted = std::min(round.accepted, kept);
+  const std::size_t delivered = cut(round.tokens, chunk.text);
+  completion_.count(round, delivered, time_ns);
+  chunk.ids.assign(round.tokens.begin(),
+                   round.tokens.begin() + static_cast<std::ptrdiff_t>(delivered));
+  chunk.accepted = std::min(round.accepted, delivered);
   completion_.ids.insert(completion_.ids.end(), chunk.ids.begin(), chunk.ids.end());
   completion_.text += chunk.text;
   if (completion_.wants_logprobs) {
     completion_.logprobs.insert(completion_.logprobs.end(), round.logprobs.begin(),
-                                round.logprobs.begin() + static_cast<std::ptrdiff_t>(kept));
+                                round.logprobs.begin() + static_cast<std::ptrdiff_t>(delivered));
   }
   return chunk;
 }
@@ -70,13 +71,13 @@ std::size_t OutputProcessor::cut(const std::vector<Token>& tokens, std::string& 
 
 // Add what may be shown of a text; return whether a stop string ended it.
 bool OutputProcessor::show(const std::string& text, std::string& shown) {
-  StopStrings::Shown found = stops_.push(text);
-  shown += found.text;
-  if (!found.met) {
+  StopStrings::Shown result = stops_.push(text);
+  shown += result.text;
+  if (!result.met) {
     return false;
   }
   completion_.finish_reason = "stop";
-  completion_.stop_string = std::move(found.met);
+  completion_.stop_string = std::move(result.met);
   return true;
 }
 
@@ -154,21 +155,21 @@ void Generation::note_cancelled() {
 }
 
 std::unique_ptr<Drafter> Generation::drafter() {
-  Drafting asked;
-  asked.drafter = completion_.drafter;
-  asked.gamma = completion_.gamma;
-  asked.params = &params_;
-  asked.noise = &noise_;
-  asked.processors = processors_.get();
-  asked.draft = session_.draft_.get();
+  Drafting drafting;
+  drafting.drafter = completion_.drafter;
+  drafting.gamma = completion_.gamma;
+  drafting.params = &params_;
+  drafting.noise = &noise_;
+  drafting.processors = processors_.get();
+  drafting.draft = session_.draft_.get();
   const auto known = [](const Engine& engine) {
     return static_cast<std::size_t>(engine.geometry().vocab_size);
   };
-  asked.vocabulary = known(*session_.target_engine_);
+  drafting.vocabulary = known(*session_.target_engine_);
   if (session_.draft_engine_) {
-    asked.vocabulary = std::min(asked.vocabulary, known(*session_.draft_engine_));
+    drafting.vocabulary = std::min(drafting.vocabulary, known(*session_.draft_engine_));
   }
-  return session_.drafters_.make(asked);
+  return session_.drafters_.make(drafting);
 }
 
 bool Generation::next(Chunk& chunk) {
@@ -177,7 +178,7 @@ bool Generation::next(Chunk& chunk) {
       session_.target_.check_wanted();
       completion_.cached_tokens = cached_;
       Round round = rounds_->next();
-      session_.target_.check_wanted();  // what a pass brought meanwhile is nobody's
+      session_.target_.check_wanted();  // results of a cancelled pass are dropped
       deliver(std::move(round));
     }
   } catch (const Cancelled&) {

@@ -18,7 +18,7 @@ class NativeHost : public Host {
   ~NativeHost() override {
     shared_.reset();
 #ifdef __GLIBC__
-    malloc_trim(0);  // glibc keeps freed memory for the next who allocates
+    malloc_trim(0);  // glibc keeps freed memory for later allocations
 #endif
   }
   NativeHost(const NativeHost&) = delete;

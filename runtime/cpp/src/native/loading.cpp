@@ -13,19 +13,19 @@ namespace {
 constexpr const char* kDrafters[] = {"model", "ngram", "cascade", "none"};
 
 // More threads than there are cores only get in each other's context_of.
-int cores(int asked) {
+int cores(int threads) {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int there = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  if (asked == 0) {
+  if (threads == 0) {
     return there;
   }
-  if (asked < 1 || asked > there) {
+  if (threads < 1 || threads > there) {
     throw Failure(SPECRT_INVALID_ARGUMENT,
-                  "threads is " + std::to_string(asked) + "; expected a whole number from 1 to " +
+                  "threads is " + std::to_string(threads) + "; expected a whole number from 1 to " +
                       std::to_string(there) + ", the cores this process may use");
   }
-  return asked;
+  return threads;
 }
 
 std::string tokenizer_library(const OpenOptions& options) {
@@ -123,22 +123,22 @@ Costs LoadedBundle::costs(Engine& target, Engine* draft, const std::function<voi
 
 Info LoadedBundle::info() const {
   const Manifest& manifest = bundle.manifest;
-  Info found;
-  found.name = manifest.name;
-  found.backend = manifest.target.backend;
-  found.precision = manifest.precision;
-  found.max_length = manifest.max_length - (manifest.target.quantized ? 1 : 0);
-  found.vocabulary = manifest.target.geometry.vocab_size;
-  found.max_gamma = *std::max_element(manifest.gammas.begin(), manifest.gammas.end());
-  found.has_draft = models.draft != nullptr;
-  found.has_tokenizer = tokenizer.encodes();
+  Info info;
+  info.name = manifest.name;
+  info.backend = manifest.target.backend;
+  info.precision = manifest.precision;
+  info.max_length = manifest.max_length - (manifest.target.quantized ? 1 : 0);
+  info.vocabulary = manifest.target.geometry.vocab_size;
+  info.max_gamma = *std::max_element(manifest.gammas.begin(), manifest.gammas.end());
+  info.has_draft = models.draft != nullptr;
+  info.has_tokenizer = tokenizer.encodes();
   for (const std::string& notice : bundle.notices) {
-    found.notices += notice + "\n";
+    info.notices += notice + "\n";
   }
   for (const std::string& notice : {models.absent, tokenizer.notice()}) {
-    found.notices += notice.empty() ? "" : notice + "\n";
+    info.notices += notice.empty() ? "" : notice + "\n";
   }
-  return found;
+  return info;
 }
 
 }  // namespace specrt::native

@@ -18,7 +18,7 @@ class LoadedBundle {
  public:
   LoadedBundle(const std::string& path, const OpenOptions& options);
 
-  // The gamma and the drafter to use: those asked for, or the bundle's defaults. Throw
+  // The gamma and the drafter to use: those of the request, or the bundle's defaults. Throw
   // Failure(SPECRT_INVALID_ARGUMENT) for what was not built or cannot be had.
   int gamma_of(const Params& params) const;
   std::string drafter_of(const Params& params) const;

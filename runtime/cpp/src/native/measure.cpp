@@ -80,18 +80,18 @@ class PassTimer {
   Token known(Token token) const { return token < 0 || token >= vocabulary_ ? 0 : token; }
 
   std::vector<Token> drafted(int gamma) {
-    std::vector<Token> found;
-    if (draft_ == nullptr) found.assign(static_cast<std::size_t>(gamma), tokens_.back());
-    if (draft_ == nullptr || gamma == 0) return found;
+    std::vector<Token> result;
+    if (draft_ == nullptr) result.assign(static_cast<std::size_t>(gamma), tokens_.back());
+    if (draft_ == nullptr || gamma == 0) return result;
     std::vector<Token> pending(tokens_.begin() + static_cast<std::ptrdiff_t>(held_), tokens_.end());
-    while (static_cast<int>(found.size()) < gamma) {
+    while (static_cast<int>(result.size()) < gamma) {
       const std::size_t start = context_ + held_;
       const Output output = draft_->forward(pending.data(), pending.size(), start, 1);
       held_ += pending.size();
-      found.push_back(known(output.argmax[0]));
-      pending.assign(1, found.back());
+      result.push_back(known(output.argmax[0]));
+      pending.assign(1, result.back());
     }
-    return found;
+    return result;
   }
 
   RoundTimes run(int gamma) {
@@ -102,12 +102,12 @@ class PassTimer {
     fed.insert(fed.end(), proposed.begin(), proposed.end());
     const std::size_t start = context_ + tokens_.size() - 1;
     const Output output = target_.forward(fed.data(), fed.size(), start, fed.size());
-    std::size_t kept = 0;
-    while (kept < proposed.size() && output.argmax[kept] == proposed[kept]) ++kept;
-    const Token next = known(output.argmax[kept]);
+    std::size_t accepted = 0;
+    while (accepted < proposed.size() && output.argmax[accepted] == proposed[accepted]) ++accepted;
+    const Token next = known(output.argmax[accepted]);
     const std::int64_t verified_at = now_ns();
     tokens_.insert(tokens_.end(), proposed.begin(),
-                   proposed.begin() + static_cast<std::ptrdiff_t>(kept));
+                   proposed.begin() + static_cast<std::ptrdiff_t>(accepted));
     tokens_.push_back(next);
     held_ = std::min(held_, tokens_.size() - 1);
     return {gamma, static_cast<double>(proposed_at - began),
@@ -135,10 +135,10 @@ struct Plan {
 
 // 0, the powers of two and the largest: close where costs bend.
 std::vector<int> thinned(const std::vector<int>& gammas) {
-  std::vector<int> found;
+  std::vector<int> result;
   for (const int gamma : gammas)
-    if ((gamma & (gamma - 1)) == 0 || gamma == gammas.back()) found.push_back(gamma);
-  return found;
+    if ((gamma & (gamma - 1)) == 0 || gamma == gammas.back()) result.push_back(gamma);
+  return result;
 }
 
 // The most thorough plan that leaves time for some laps after the warm-up.
@@ -207,8 +207,8 @@ Costs measure_costs(Engine& target, Engine* draft, const Manifest& manifest) {
   std::vector<RoundTimes> timed;
   for (int lap = 0; lap < kMostLaps; ++lap) {
     for (const int gamma : plan.gammas) {
-      const std::vector<RoundTimes> found = timer.run_rounds(gamma, plan.rounds);
-      timed.insert(timed.end(), found.begin(), found.end());
+      const std::vector<RoundTimes> result = timer.run_rounds(gamma, plan.rounds);
+      timed.insert(timed.end(), result.begin(), result.end());
     }
     if (now_ns() - began >= kBudgetNs) break;
     // Each lap begins with another, so that a machine that slows down slows all of them.

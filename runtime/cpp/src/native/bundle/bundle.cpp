@@ -51,10 +51,10 @@ int digits(const std::string& text, std::size_t& at) {
 // The numbers a version begins with; a major one of -1 for what is no version.
 Release release(const std::string& text) {
   std::size_t at = 0;
-  Release found{digits(text, at), 0};
-  if (found.major < 0 || at == text.size()) return found;
-  if (text[at++] != '.' || text.size() > 100 || (found.minor = digits(text, at)) < 0) return {};
-  return found;
+  Release version{digits(text, at), 0};
+  if (version.major < 0 || at == text.size()) return version;
+  if (text[at++] != '.' || text.size() > 100 || (version.minor = digits(text, at)) < 0) return {};
+  return version;
 }
 
 bool runs_here(const Manifest& manifest) {
@@ -83,13 +83,13 @@ void check_library(const std::string& folder, const Record& record, const OpenOp
 // What is wrong with one file; empty where nothing is.
 std::string problem_of(const std::string& path, const HashedFile& expected) {
   try {
-    struct stat found;
-    if (stat(path.c_str(), &found) != 0) throw std::system_error(errno, std::generic_category());
-    const auto size = static_cast<std::uint64_t>(found.st_size);
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) throw std::system_error(errno, std::generic_category());
+    const auto size = static_cast<std::uint64_t>(info.st_size);
     if (size != expected.bytes)
       return path + " has " + std::to_string(size) + " bytes, expected " +
              std::to_string(expected.bytes) + kRebuild;
-    if (!S_ISREG(found.st_mode)) throw std::system_error(EISDIR, std::generic_category());
+    if (!S_ISREG(info.st_mode)) throw std::system_error(EISDIR, std::generic_category());
     const HashedFile hashed = hash_file(path);
     if (hashed.bytes == expected.bytes && hashed.sha256 == expected.sha256) return "";
     return path + " is not the file that was built (sha256 " + hashed.sha256.substr(0, 12) +
@@ -159,9 +159,9 @@ Bundle open_folder(const std::string& path, int threads, const OpenOptions& opti
   Bundle bundle;
   bundle.path = folder;
   bundle.manifest = std::move(record.manifest);
-  TuningResult found = read_tuning(folder, bundle.manifest, threads, library_of(bundle.manifest));
-  bundle.tuning = std::move(found.tuning);
-  if (found.notice) bundle.notices.push_back(*found.notice);
+  TuningResult result = read_tuning(folder, bundle.manifest, threads, library_of(bundle.manifest));
+  bundle.tuning = std::move(result.tuning);
+  if (result.notice) bundle.notices.push_back(*result.notice);
   return bundle;
 }
 

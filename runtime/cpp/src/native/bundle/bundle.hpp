@@ -18,7 +18,7 @@ struct ModelRecord {
   std::string backend;
   std::string precision;
   Geometry geometry;
-  bool quantized = false;  // see specrt.manifest.ModelRecord
+  bool quantized = false;  // see specrt.bundle.ModelRecord
   bool half_stored = false;
   std::uint64_t weight_bytes = 0;
   int kv_item_bytes = 4;

@@ -11,9 +11,9 @@ namespace {
 
 constexpr std::size_t kMostShown = 40, kLongest = 255;
 
-[[noreturn]] void refuse(const std::string& place, const std::string& found,
+[[noreturn]] void refuse(const std::string& place, const std::string& result,
                          const std::string& expected) {
-  throw std::runtime_error(place + " is " + found + "; expected " + expected);
+  throw std::runtime_error(place + " is " + result + "; expected " + expected);
 }
 
 std::string listed(const std::vector<std::string>& parts, char open, char close) {
@@ -110,7 +110,7 @@ Fields::Fields(const Json& value, std::string name) : value_(&value), name_(std:
 }
 
 const Json& Fields::at(const std::string& key) const {
-  if (const Json* found = value_->find(key)) return *found;
+  if (const Json* entry = value_->find(key)) return *entry;
   throw std::runtime_error(place(key) + " is missing");
 }
 
@@ -133,11 +133,11 @@ std::optional<std::int64_t> Fields::whole_or_null(const std::string& key) const 
 }
 
 std::vector<std::int64_t> Fields::wholes(const std::string& key) const {
-  std::vector<std::int64_t> found;
+  std::vector<std::int64_t> result;
   for (const Json& item : list_of(at(key), place(key)))
-    found.push_back(
-        whole_of(item, place(key) + "[" + std::to_string(found.size()) + "]", 0, kMostWhole));
-  return found;
+    result.push_back(
+        whole_of(item, place(key) + "[" + std::to_string(result.size()) + "]", 0, kMostWhole));
+  return result;
 }
 
 double Fields::number(const std::string& key) const {
@@ -156,14 +156,14 @@ bool Fields::boolean(const std::string& key) const {
 std::string Fields::text(const std::string& key) const { return text_of(at(key), place(key)); }
 
 std::map<std::string, std::string> Fields::texts(const std::string& key) const {
-  std::map<std::string, std::string> found;
+  std::map<std::string, std::string> result;
   const Fields inside(at(key), place(key));
   for (const auto& [name, value] : inside.value_->fields()) {
     if (!is_plain(name))
       refuse("a key of " + place(key), shown(name), "up to 255 printable characters");
-    found[name] = text_of(value, place(key) + "[" + shown(name) + "]");
+    result[name] = text_of(value, place(key) + "[" + shown(name) + "]");
   }
-  return found;
+  return result;
 }
 
 Fields Fields::record(const std::string& key) const { return Fields(at(key), place(key)); }
@@ -174,21 +174,21 @@ std::optional<Fields> Fields::record_or_null(const std::string& key) const {
 }
 
 std::vector<Fields> Fields::records(const std::string& key) const {
-  std::vector<Fields> found;
+  std::vector<Fields> result;
   for (const Json& item : list_of(at(key), place(key)))
-    found.emplace_back(item, place(key) + "[" + std::to_string(found.size()) + "]");
-  return found;
+    result.emplace_back(item, place(key) + "[" + std::to_string(result.size()) + "]");
+  return result;
 }
 
 std::map<std::string, Fields> Fields::named(const std::string& key) const {
-  std::map<std::string, Fields> found;
+  std::map<std::string, Fields> result;
   const Fields inside(at(key), place(key));
   for (const auto& [name, value] : inside.value_->fields()) {
     if (!is_plain(name))
       refuse("a key of " + place(key), shown(name), "up to 255 printable characters");
-    found.emplace(name, Fields(value, place(key) + "[" + shown(name) + "]"));
+    result.emplace(name, Fields(value, place(key) + "[" + shown(name) + "]"));
   }
-  return found;
+  return result;
 }
 
 }  // namespace specrt::native

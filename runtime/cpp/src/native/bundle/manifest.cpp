@@ -189,13 +189,13 @@ Record read_record(const Json& json) {
 }
 
 bool exists(const std::string& path) {
-  struct stat found;
-  return stat(path.c_str(), &found) == 0;
+  struct stat info;
+  return stat(path.c_str(), &info) == 0;
 }
 
 Json load(const std::string& folder, const std::string& path) {
-  struct stat found;
-  if (stat(path.c_str(), &found) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
     const char* what =
         exists(folder) ? " is not a bundle: it has no manifest.json" : " does not exist";
     throw Failure(SPECRT_BUNDLE,
@@ -214,14 +214,14 @@ Json load(const std::string& folder, const std::string& path) {
 }  // namespace
 
 std::string read_text(const std::string& path, std::uint64_t most) {
-  struct stat found;
-  if (stat(path.c_str(), &found) != 0) throw std::runtime_error(std::strerror(errno));
-  if (!S_ISREG(found.st_mode)) throw std::runtime_error("it is no file");  // a pipe would block
-  if (static_cast<std::uint64_t>(found.st_size) > most)
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) throw std::runtime_error(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) throw std::runtime_error("it is no file");  // a pipe would block
+  if (static_cast<std::uint64_t>(info.st_size) > most)
     throw std::runtime_error("it has more than " + std::to_string(most) + " bytes");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error(std::strerror(errno));
-  std::string text(static_cast<std::size_t>(found.st_size), '\0');
+  std::string text(static_cast<std::size_t>(info.st_size), '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
   return text;

@@ -150,10 +150,10 @@ std::string Sha256::finish() {
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(bits >> (56 - 8 * i));
   update(length.data(), length.size());
   constexpr char kHex[] = "0123456789abcdef";
-  std::string found;
+  std::string result;
   for (const std::uint32_t word : state_)
-    for (int shift = 28; shift >= 0; shift -= 4) found += kHex[word >> shift & 15];
-  return found;
+    for (int shift = 28; shift >= 0; shift -= 4) result += kHex[word >> shift & 15];
+  return result;
 }
 
 namespace {
@@ -173,7 +173,7 @@ struct Descriptor {
 HashedFile hash_file(const std::string& path) {
   const Descriptor file(path);
   Sha256 digest;
-  HashedFile found;
+  HashedFile result;
   std::vector<unsigned char> piece(1 << 18);
   while (true) {
     const ssize_t count = read(file.number, piece.data(), piece.size());
@@ -181,10 +181,10 @@ HashedFile hash_file(const std::string& path) {
     if (count < 0) throw std::system_error(errno, std::generic_category());
     if (count == 0) break;
     digest.update(piece.data(), static_cast<std::size_t>(count));
-    found.bytes += static_cast<std::uint64_t>(count);
+    result.bytes += static_cast<std::uint64_t>(count);
   }
-  found.sha256 = digest.finish();
-  return found;
+  result.sha256 = digest.finish();
+  return result;
 }
 
 }  // namespace specrt::native

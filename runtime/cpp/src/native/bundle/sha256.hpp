@@ -11,7 +11,7 @@ namespace specrt::native {
 class Sha256 {
  public:
   void update(const void* data, std::size_t bytes);
-  // The hash in hexadecimal, once everything was told.
+  // The hash in hexadecimal, after the last update.
   std::string finish();
 
  private:

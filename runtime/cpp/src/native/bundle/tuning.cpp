@@ -126,8 +126,8 @@ std::string stale(const TuningRecord& record, const Manifest& manifest, int thre
 TuningResult read_tuning(const std::string& folder, const Manifest& manifest, int threads,
                          const std::string& library) {
   const std::string path = folder + "/tuning.json";
-  struct stat found;
-  if (lstat(path.c_str(), &found) != 0) return {};
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return {};
   const bool every = threads == cores_here();
   const std::string again =
       "run `specrt tune " + folder + (every ? "" : " --threads " + std::to_string(threads)) + "`";

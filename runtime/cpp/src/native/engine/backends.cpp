@@ -20,8 +20,8 @@ double host_bytes(const Manifest& manifest, const ModelRecord& model) {
                                                        model.kv_item_bytes;
 }
 
-std::string no_room(const Manifest& manifest, std::uint64_t asked) {
-  const std::uint64_t most = asked > 0 ? asked : available_bytes();
+std::string no_room(const Manifest& manifest, std::uint64_t limit) {
+  const std::uint64_t most = limit > 0 ? limit : available_bytes();
   if (!manifest.draft || most == 0) return "";
   const double both = host_bytes(manifest, manifest.target) + host_bytes(manifest, *manifest.draft);
   if (both <= static_cast<double>(most)) return "";

@@ -61,13 +61,13 @@ void OrtEngine::allocate(const std::string& suffix) {
   for (int layer = 0; layer < g.layers; ++layer) {
     for (const char* kind : {"key.", "value."}) {
       const std::string name = kind + std::to_string(layer) + suffix;
-      const auto found = session_->inputs().find(name);
-      if (found == session_->inputs().end())
+      const auto entry = session_->inputs().find(name);
+      if (entry == session_->inputs().end())
         throw Failure(SPECRT_ENGINE, "the engine has no input '" + name + "', expected for a " +
                                          "model of " + std::to_string(g.layers) +
                                          " layers; the bundle does not match its manifest: build "
                                          "it again");
-      const OrtPort& port = found->second;
+      const OrtPort& port = entry->second;
       if (port.shape != shape || ort_item_bytes(port.type) == 0 || port.type == kInt64)
         throw Failure(SPECRT_ENGINE, "the engine's " + name + " has shape " + listed(port.shape) +
                                          ", and the manifest says " + listed(shape) +
@@ -166,9 +166,9 @@ PackedEngine::PackedEngine(std::shared_ptr<const SharedSession> session,
   for (const Cache& cache : caches_) {
     const std::string name = cache.name.substr(0, cache.name.size() - 1);
     for (int row = 1; row < settings_.batch; ++row) {
-      const auto found = inputs.find(name + std::to_string(row));
-      if (found == inputs.end() || found->second.shape != cache.port.shape ||
-          found->second.type != caches_[0].port.type || has(settings_.batch))
+      const auto entry = inputs.find(name + std::to_string(row));
+      if (entry == inputs.end() || entry->second.shape != cache.port.shape ||
+          entry->second.type != caches_[0].port.type || has(settings_.batch))
         throw Failure(SPECRT_ENGINE,
                       "the engine does not have the buffers '" + name + "' of " +
                           std::to_string(settings_.batch) +
@@ -256,10 +256,10 @@ int own_threads(const std::string& path, int threads) {
   std::uint64_t bytes = 0;
   if (DIR* opened = opendir(folder.c_str())) {
     while (const dirent* entry = readdir(opened)) {
-      struct stat found;
+      struct stat info;
       const bool is_file =
-          stat((folder + "/" + entry->d_name).c_str(), &found) == 0 && S_ISREG(found.st_mode);
-      if (is_file) bytes += static_cast<std::uint64_t>(found.st_size);
+          stat((folder + "/" + entry->d_name).c_str(), &info) == 0 && S_ISREG(info.st_mode);
+      if (is_file) bytes += static_cast<std::uint64_t>(info.st_size);
     }
     closedir(opened);
   }

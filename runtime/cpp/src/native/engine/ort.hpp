@@ -12,7 +12,7 @@
 
 namespace specrt::native {
 
-// What an engine is besides its graph; see specrt.engines.ort.OrtEngine.
+// What an engine is besides its graph; see specrt.engine.ort.OrtEngine.
 struct OrtSettings {
   Geometry geometry;
   int batch = 1;
@@ -40,7 +40,7 @@ class Buffer {
 // quantized products that follow make a step of an activation. So an engine with `spare` gives a
 // lone token one more beside it, whose keys are overwritten before they are read; and with `even`
 // every pass of an odd width, and an odd number of rows one more to be scored. The last position is
-// kept free for partners.
+// reserved for them.
 class OrtEngine : public Engine {
  public:
   OrtEngine(std::shared_ptr<const SharedSession> session, const OrtSettings& settings);
@@ -90,8 +90,8 @@ class OrtEngine : public Engine {
   std::map<std::pair<std::size_t, std::size_t>, std::unique_ptr<Binding>> passes_;
 };
 
-// An engine of several rows, of which one is fed; see specrt.engines.ort_packed. The others do
-// their attention in memory of nobody.
+// An engine of several rows, of which one is fed; see specrt.engine.ort_packed. The others do
+// their attention in scratch memory.
 class PackedEngine : public OrtEngine {
  public:
   PackedEngine(std::shared_ptr<const SharedSession> session, const OrtSettings& settings);

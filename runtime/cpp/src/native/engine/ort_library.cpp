@@ -64,7 +64,7 @@ bool is_code(void* entry) {
 
 [[noreturn]] void refuse(const std::string& what) { throw Failure(SPECRT_ENGINE, what); }
 
-const OrtApiBase& open_base(const std::string& path, std::string& found) {
+const OrtApiBase& open_base(const std::string& path, std::string& result) {
   std::string reason;
   for (const std::string& place : places(path)) {
     void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -76,7 +76,7 @@ const OrtApiBase& open_base(const std::string& path, std::string& found) {
     const auto base = reinterpret_cast<GetBase>(dlsym(library, "OrtGetApiBase"));
     const OrtApiBase* const its = base == nullptr ? nullptr : base();
     if (its != nullptr && its->GetApi != nullptr && its->GetVersionString != nullptr) {
-      found = place;
+      result = place;
       return *its;
     }
     dlclose(library);
@@ -89,10 +89,10 @@ const OrtApiBase& open_base(const std::string& path, std::string& found) {
 
 std::string ort_reason(const OrtEntries& call, OrtStatus* status) {
   if (status == nullptr) return "";
-  std::string said = call.GetErrorMessage(status);
+  std::string message = call.GetErrorMessage(status);
   call.ReleaseStatus(status);
-  said.resize(std::min(said.find('\n'), said.size()));
-  return said.empty() ? "no reason given" : said;
+  message.resize(std::min(message.find('\n'), message.size()));
+  return message.empty() ? "no reason given" : message;
 }
 
 OrtLibrary::OrtLibrary(const std::string& path) {
@@ -135,8 +135,8 @@ const OrtLibrary* OrtLibrary::loaded() {
 
 const OrtEnv* OrtLibrary::environment(int pool) const {
   const std::lock_guard<std::mutex> lock(guard());
-  Environment& made = environment_of_process();
-  if (made.env != nullptr) return made.env;
+  Environment& environment = environment_of_process();
+  if (environment.env != nullptr) return environment.env;
   OrtThreadingOptions* options = nullptr;
   std::string reason;
   if (pool > 0) {
@@ -147,14 +147,15 @@ const OrtEnv* OrtLibrary::environment(int pool) const {
       reason += ort_reason(call_, status);
     if (reason.empty())
       reason = ort_reason(call_, call_.CreateEnvWithGlobalThreadPools(
-                                     ORT_LOGGING_LEVEL_ERROR, "specrt", options, &made.env));
+                                     ORT_LOGGING_LEVEL_ERROR, "specrt", options, &environment.env));
     if (options != nullptr) call_.ReleaseThreadingOptions(options);
-    made.has_pool = reason.empty();
+    environment.has_pool = reason.empty();
   } else {
-    reason = ort_reason(call_, call_.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "specrt", &made.env));
+    reason =
+        ort_reason(call_, call_.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "specrt", &environment.env));
   }
   if (!reason.empty()) refuse("ONNX Runtime " + version_ + " cannot start: " + reason);
-  return made.env;
+  return environment.env;
 }
 
 bool OrtLibrary::has_pool() const {
@@ -191,7 +192,7 @@ SharedSession::SharedSession(const OrtLibrary& library, const std::string& path,
                              bool widens)
     : library_(library) {
   // Threads of its own are refused where the application made a pool for all, and the pool where
-  // it made none; which of them it did the library does not tell.
+  // it made none; the library does not report which.
   const bool pooled = library.has_pool();
   std::string reason = open(path, threads, widens, pooled);
   if (!reason.empty() && !open(path, threads, widens, !pooled).empty())
@@ -238,9 +239,9 @@ void SharedSession::describe() {
     char* text = nullptr;
     set(input ? call.SessionGetInputName(session_, i, allocator, &text)
               : call.SessionGetOutputName(session_, i, allocator, &text));
-    const std::string found = text == nullptr ? "" : text;
+    const std::string result = text == nullptr ? "" : text;
     if (text != nullptr) set(call.AllocatorFree(allocator, text));
-    return found;
+    return result;
   };
   for (std::size_t i = 0; i < inputs && reason.empty(); ++i) {
     OrtTypeInfo* info = nullptr;
@@ -282,13 +283,13 @@ void Binding::check(OrtStatus* status, const std::string& what) const {
 OrtValue* Binding::value(const std::string& name, const Place& place) {
   std::size_t bytes = ort_item_bytes(place.type);
   for (const std::int64_t size : place.shape) bytes *= static_cast<std::size_t>(size);
-  OrtValue* made = nullptr;
+  OrtValue* value = nullptr;
   check(
       session_.library().call().CreateTensorWithDataAsOrtValue(
-          memory_, place.memory, bytes, place.shape.data(), place.shape.size(), place.type, &made),
+          memory_, place.memory, bytes, place.shape.data(), place.shape.size(), place.type, &value),
       name);
-  values_.push_back(made);
-  return made;
+  values_.push_back(value);
+  return value;
 }
 
 void Binding::input(const std::string& name, const Place& place) {

@@ -62,7 +62,7 @@ struct OrtApiBase {
 
 namespace specrt::native {
 
-// The version of the C interface that is asked for: the first with everything that is used.
+// The version of the C interface that is requested: the first with everything that is used.
 constexpr std::uint32_t kOrtApi = 5;
 
 // ENTRY(position in the table, name, result, parameters)
@@ -134,7 +134,7 @@ class OrtLibrary {
   const OrtEntries& call() const { return call_; }
   const std::string& version() const { return version_; }
 
-  // The environment of every session, made by the first that asks. With `pool` its sessions share
+  // The environment of every session, made on first use. With `pool` its sessions share
   // so many threads, where they can.
   const OrtEnv* environment(int pool) const;
   bool has_pool() const;
@@ -147,7 +147,7 @@ class OrtLibrary {
   std::string version_;
 };
 
-// Empty where a call went well, else the first line of what the library said.
+// Empty where a call went well, else the first line of the library's message.
 std::string ort_reason(const OrtEntries& call, OrtStatus* status);
 
 struct OrtPort {

@@ -29,7 +29,7 @@ class DeferredScores {
 // What a forward pass left behind: views that the next pass of the same engine overwrites.
 struct Output {
   const Token* argmax;      // [rows]; -1 where a logit is NaN or the best one infinite
-  float* logits;            // [rows, vocabulary]; may be edited in place by whoever puts it right
+  float* logits;            // [rows, vocabulary]; a caller may edit them in place
   const float* confidence;  // [rows], probability of the likeliest; nullptr where not computed
   std::size_t rows;
   std::size_t vocabulary;

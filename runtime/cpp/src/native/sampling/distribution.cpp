@@ -124,9 +124,9 @@ void keep_nucleus(Distribution& weighed, double mass) {
   shares.reserve(weighed.probs.size());
   for (const double weight : weighed.probs) shares.push_back({-weight, weight});
   if (shares.empty()) return;
-  const Cut found = cut(shares, mass);
-  const double last = -found.rank;
-  std::size_t ties = found.count;
+  const Cut result = cut(shares, mass);
+  const double last = -result.rank;
+  std::size_t ties = result.count;
   for (const double weight : weighed.probs) ties -= weight > last ? 1 : 0;
   keep_where(weighed, [&ties, last](double weight) {
     if (weight != last) return weight > last;
@@ -326,13 +326,13 @@ Ranked ranked(const float* logits, std::size_t vocabulary, Token token, std::siz
   const auto above =
       std::count_if(logits, logits + vocabulary, [score](float other) { return other > score; });
   const auto equal = std::count(logits, logits + token, score);
-  Ranked found{token,
-               logprob(token),
-               static_cast<std::size_t>(1 + above + equal),
-               best_of(logits, vocabulary, std::min(k, vocabulary)),
-               {}};
-  for (const Token id : found.ids) found.logprobs.push_back(logprob(id));
-  return found;
+  Ranked result{token,
+                logprob(token),
+                static_cast<std::size_t>(1 + above + equal),
+                best_of(logits, vocabulary, std::min(k, vocabulary)),
+                {}};
+  for (const Token id : result.ids) result.logprobs.push_back(logprob(id));
+  return result;
 }
 
 }  // namespace specrt::native

@@ -28,21 +28,21 @@ struct Distribution {
   std::vector<double> probs;
 
   double prob(Token token) const;
-  // Gumbel-max with noise that depends on the position only; see specrt.sampling.
+  // Gumbel-max with noise that depends on the position only; see specrt.sampling.distribution.
   Token draw(const Noise& noise, Purpose purpose, std::size_t position) const;
 };
 
-// Leave the tokens of which keep(prob) says so; asked once for each, in order.
+// Leave the tokens of which keep(prob) is true; called once for each, in order.
 template <class Keep>
 void keep_where(Distribution& distribution, const Keep& keep) {
-  std::size_t kept = 0;
+  std::size_t count = 0;
   for (std::size_t i = 0; i < distribution.ids.size(); ++i) {
     if (!keep(distribution.probs[i])) continue;
-    distribution.ids[kept] = distribution.ids[i];
-    distribution.probs[kept++] = distribution.probs[i];
+    distribution.ids[count] = distribution.ids[i];
+    distribution.probs[count++] = distribution.probs[i];
   }
-  distribution.ids.resize(kept);
-  distribution.probs.resize(kept);
+  distribution.ids.resize(count);
+  distribution.probs.resize(count);
 }
 
 // norm(max(0, p - q)); a draft of nullptr put all its mass on `token`.
@@ -85,7 +85,8 @@ struct Ranked {
   std::vector<double> logprobs;  // of these
 };
 
-// What a row says of the token that came after it, and of the k likeliest; see specrt.logprobs.
+// What a row says of the token that came after it, and of the k likeliest; see
+// specrt.sampling.distribution.distribution.
 Ranked ranked(const float* logits, std::size_t vocabulary, Token token, std::size_t k);
 
 }  // namespace specrt::native

@@ -221,9 +221,9 @@ void NoRepeatNgram::edit(Row row, Span path) {
   text_.insert(text_.end(), path.begin(), path.end());
   const std::size_t now = text_.size();
   if (now >= before_) {
-    const auto found = after_.find(key(now));
-    if (found != after_.end()) {
-      for (const std::size_t end : found->second) {
+    const auto entry = after_.find(key(now));
+    if (entry != after_.end()) {
+      for (const std::size_t end : entry->second) {
         if (same(end, now)) row.rule_out(text_[end]);
       }
     }
@@ -271,9 +271,9 @@ class ProcessorChain : public LogitsProcessors {
   void allow(const std::vector<Token>& ids) {
     allowed_ = std::make_unique<AllowedTokens>(ids, vocabulary_);
   }
-  template <class Made, class... Arguments>
+  template <class Kind, class... Arguments>
   void add(Arguments&&... arguments) {
-    processors_.push_back(std::make_unique<Made>(std::forward<Arguments>(arguments)...));
+    processors_.push_back(std::make_unique<Kind>(std::forward<Arguments>(arguments)...));
   }
 
  private:
@@ -303,42 +303,42 @@ Words spellings(const std::vector<std::string>& words, const Spell& spell, std::
                   "bad_words are texts, and there is no tokenizer to spell them; use "
                   "allowed_token_ids or logit_bias, or open a bundle with a tokenizer");
   }
-  Words found;
+  Words result;
   for (const std::string& word : words) {
     Words ways{spell(word), spell(" " + word)};
     if (ways[0] == ways[1]) ways.pop_back();
     for (auto& ids : ways) {
       const auto known = [vocabulary](Token id) { return is_known(id, vocabulary); };
       if (!ids.empty() && std::all_of(ids.begin(), ids.end(), known)) {
-        found.push_back(std::move(ids));
+        result.push_back(std::move(ids));
       }
     }
   }
-  return found;
+  return result;
 }
 
 // All tokens that end a text, and that the model can say.
 std::vector<Token> stops(const Params& params, const std::vector<Token>& ends,
                          std::size_t vocabulary) {
-  std::set<Token> found(ends.begin(), ends.end());
-  found.insert(params.stop_token_ids.begin(), params.stop_token_ids.end());
+  std::set<Token> result(ends.begin(), ends.end());
+  result.insert(params.stop_token_ids.begin(), params.stop_token_ids.end());
   std::vector<Token> known;
-  for (const Token token : found) {
+  for (const Token token : result) {
     if (is_known(token, vocabulary)) known.push_back(token);
   }
   return known;
 }
 
-// A structure would come last; see specrt.requested.
+// A structure would come last; see specrt.request_factory.
 void refuse_structures(const Params& params) {
-  const char* asked = params.json_schema       ? "json_schema"
-                      : params.regex           ? "regex"
-                      : !params.choice.empty() ? "choice"
-                      : params.grammar         ? "grammar"
-                                               : nullptr;
-  if (asked == nullptr) return;
+  const char* constraint = params.json_schema       ? "json_schema"
+                           : params.regex           ? "regex"
+                           : !params.choice.empty() ? "choice"
+                           : params.grammar         ? "grammar"
+                                                    : nullptr;
+  if (constraint == nullptr) return;
   throw Failure(SPECRT_UNSUPPORTED,
-                std::string(asked) +
+                std::string(constraint) +
                     " was given; the native implementation keeps to no structure: "
                     "leave it out, or use the hosted implementation");
 }
@@ -349,27 +349,27 @@ std::unique_ptr<LogitsProcessors> build_processors(const Params& params, const S
                                                    const std::vector<Token>& ends,
                                                    std::size_t vocabulary) {
   const Params& p = params;
-  auto rules = std::make_unique<ProcessorChain>(vocabulary);
+  auto chain = std::make_unique<ProcessorChain>(vocabulary);
   for (const Token id : p.stop_token_ids) check_id("stop_token_ids", id, vocabulary);
   if (p.allowed_token_ids) {
     for (const Token id : *p.allowed_token_ids) check_id("allowed_token_ids", id, vocabulary);
-    rules->allow(*p.allowed_token_ids);
+    chain->allow(*p.allowed_token_ids);
   }
   Words words = spellings(p.bad_words, spell, vocabulary);
-  if (!words.empty()) rules->add<BadWords>(std::move(words));
+  if (!words.empty()) chain->add<BadWords>(std::move(words));
   if (p.min_tokens > 0 && (!ends.empty() || !p.stop_token_ids.empty())) {
-    rules->add<MinTokens>(p.min_tokens, stops(p, ends, vocabulary));
+    chain->add<MinTokens>(p.min_tokens, stops(p, ends, vocabulary));
   }
   for (const auto& bias : p.logit_bias) check_id("logit_bias", bias.first, vocabulary);
-  if (!p.logit_bias.empty()) rules->add<LogitBias>(p.logit_bias);
-  for (const auto& processor : p.processors) rules->add<CallbackProcessor>(processor);
-  if (p.repetition_penalty != 1.0) rules->add<RepetitionPenalty>(p.repetition_penalty);
+  if (!p.logit_bias.empty()) chain->add<LogitBias>(p.logit_bias);
+  for (const auto& processor : p.processors) chain->add<CallbackProcessor>(processor);
+  if (p.repetition_penalty != 1.0) chain->add<RepetitionPenalty>(p.repetition_penalty);
   if (p.presence_penalty != 0.0 || p.frequency_penalty != 0.0) {
-    rules->add<OutputPenalties>(p.presence_penalty, p.frequency_penalty);
+    chain->add<OutputPenalties>(p.presence_penalty, p.frequency_penalty);
   }
-  if (p.no_repeat_ngram_size > 0) rules->add<NoRepeatNgram>(p.no_repeat_ngram_size);
+  if (p.no_repeat_ngram_size > 0) chain->add<NoRepeatNgram>(p.no_repeat_ngram_size);
   refuse_structures(p);
-  return rules->empty() ? nullptr : std::move(rules);
+  return chain->empty() ? nullptr : std::move(chain);
 }
 
 }  // namespace specrt::native

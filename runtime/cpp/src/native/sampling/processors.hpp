@@ -1,5 +1,5 @@
 // Which tokens a text holds, and how often.
-// Edits of a row of scores, as requests ask for them; those of specrt.processors.
+// Edits of a row of scores, as requests ask for them; those of specrt.sampling.processors.
 //
 // Each keeps what it must know of the text so far, and takes drafted tokens before a row as history
 // of that row alone: a score comes out the same, to the bit, whether a token before it is committed
@@ -19,7 +19,7 @@
 
 namespace specrt::native {
 
-// Tokens that follow one another, in somebody else's memory.
+// A view of consecutive tokens.
 struct Span {
   const Token* first;
   std::size_t size;
@@ -184,8 +184,9 @@ class NoRepeatNgram : public LogitsProcessor {
   std::unordered_map<std::uint64_t, std::vector<std::size_t>> after_;
 };
 
-// The processors of one request in vLLM's order; see specrt.rules and specrt.processors. A row of a
-// verify pass comes after tokens that are only drafted: its path, which is history for that row.
+// The processors of one request in vLLM's order; see specrt.sampling.distribution.processors. A row
+// of a verify pass comes after tokens that are only drafted: its path, which is history for that
+// row.
 class LogitsProcessors {
  public:
   virtual ~LogitsProcessors() = default;

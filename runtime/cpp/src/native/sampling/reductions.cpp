@@ -14,9 +14,9 @@ constexpr std::size_t kLanes = 16;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 bool any_at_least(const float* scores, float bar) {
-  int found = 0;
-  for (std::size_t j = 0; j < kLanes; ++j) found |= scores[j] >= bar ? 1 : 0;
-  return found != 0;
+  int any = 0;
+  for (std::size_t j = 0; j < kLanes; ++j) any |= scores[j] >= bar ? 1 : 0;
+  return any != 0;
 }
 
 // The k largest of what it is shown, and the bar that one more must pass.

@@ -46,9 +46,9 @@ void ModelDrafter::observe(const std::vector<Token>& tokens, const Round& round)
 
 // Feed what the cache lacks, then one drafted token at a time.
 //
-// After a round in which every token was kept the cache lacks two tokens, else one; after rounds
-// without this drafter it lacks theirs too, and one wider pass makes up for them. The last drafted
-// token is not fed: whether it stays is not known yet.
+// After a round in which every token was accepted the cache lacks two tokens, else one; after
+// rounds without this drafter it lacks theirs too, and one wider pass makes up for them. The last
+// drafted token is not fed: whether it stays is not known yet.
 void ModelDrafter::draft(std::vector<Token> pending, std::size_t position, std::size_t most,
                          Proposal& proposal) {
   auto& drafted = proposal.tokens;
@@ -102,7 +102,7 @@ ModelDrafter::Choice ModelDrafter::draw(const Output& output, std::size_t positi
   const double confidence = *std::max_element(probs.begin(), probs.end());
   if (!keeps_) return {distribution.draw(noise_, Purpose::kToken, position), confidence};
   // A token drafted behind a rejection was never judged, and is drawn again in the next round: with
-  // other noise, or whoever saw the first draw would know the second. No two rounds begin at the
+  // other noise, or the first draw would determine the second. No two rounds begin at the
   // same length.
   const std::size_t place = proposal.distributions.size();
   const Token token = distribution.draw(noise_, Purpose::kDraft, (position - place) << 16 | place);

@@ -15,9 +15,9 @@ namespace specrt::native {
 // distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
 // Under `rejection` its draws must be independent of the target's, and of those of rounds before.
 //
-// `gamma` says how far to draft, token by token. What it is told of a token, its confidence, is the
+// `gamma` says how far to draft, token by token. A token's confidence is the
 // largest probability of the draft's distribution: known before the token is drawn, so that leaving
-// tokens out on its word is lossless under both processors.
+// tokens out on its word is lossless under both verifiers.
 //
 // A draft that knows ids which the target does not never proposes them; once one was committed that
 // the draft does not know, it is silent.
@@ -59,12 +59,12 @@ class ModelDrafter : public Drafter {
 // While lookup drafts, the draft model's cache falls behind the committed tokens, and stays as it
 // is. When its turn comes the model feeds all that it lacks in the one pass that drafts its first
 // token (in chunks where that is wider than any pass it was built for), and drafts on from there
-// one token at a time. Passes that nobody would have used are never run.
+// one token at a time. No pass is run whose result is unused.
 //
-// Who was asked hears what came of it. To the first drafter a round that the second drafted was a
-// plain step, of one token: its policy learns acceptance from tokens of its own only, and one that
-// has given up still counts the rounds until it tries again, whoever drafts meanwhile. The times
-// are those of the whole round. The second hears nothing of rounds that the first drafted.
+// A drafter observes the rounds it was asked in. To the first drafter a round that the second
+// drafted was a plain step, of one token: its policy learns acceptance from tokens of its own only,
+// and one that has given up still counts the rounds until it tries again. The times are those of
+// the whole round. The second hears nothing of rounds that the first drafted.
 class CascadeDrafter : public Drafter {
  public:
   CascadeDrafter(std::unique_ptr<Drafter> first, std::unique_ptr<Drafter> second);

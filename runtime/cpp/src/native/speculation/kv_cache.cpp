@@ -7,7 +7,7 @@ namespace specrt::native {
 Output KVCache::feed(const Token* tokens, std::size_t count, std::size_t rows) {
   const std::size_t widest = engine->max_width();
   while (count > widest) {
-    // The last chunk holds all rows asked for, so that they come from one pass.
+    // The last chunk holds all scored rows, so that they come from one pass.
     const std::size_t chunk = std::min(widest, count - rows);
     engine->forward(tokens, chunk, length, 1);
     length += chunk;

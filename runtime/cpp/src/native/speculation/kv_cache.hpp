@@ -11,7 +11,7 @@
 
 namespace specrt::native {
 
-// Thrown between passes of a generation that nobody wants any more.
+// Thrown between the passes of a cancelled generation.
 class Cancelled : public std::exception {
  public:
   const char* what() const noexcept override { return "the generation was cancelled"; }

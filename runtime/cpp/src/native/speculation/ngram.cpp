@@ -36,8 +36,8 @@ Suffixes::State Suffixes::after(State state, Token token) {
   const Node& node = at(state);
   if (node.token == token) return node.next;
   if (!node.others) return kNone;
-  const auto found = node.others->find(token);
-  return found == node.others->end() ? kNone : found->second;
+  const auto entry = node.others->find(token);
+  return entry == node.others->end() ? kNone : entry->second;
 }
 
 // Add the state of the whole text, and return the one it links to.
@@ -66,16 +66,16 @@ Suffixes::State Suffixes::grow(Token token) {
 // Move suffixes to a new state: of `whole`, those that now occurred once more. They are the ones
 // that `token` leads to from `before` and from the states it links to.
 Suffixes::State Suffixes::split(State whole, State before, Token token) {
-  const auto made = static_cast<State>(nodes_.size());
+  const auto added = static_cast<State>(nodes_.size());
   const Node& from = at(whole);
   Node node{at(before).length + 1, from.recent, from.link, from.next, from.token, nullptr};
   if (from.others) node.others = std::make_unique<Others>(*from.others);
   nodes_.push_back(std::move(node));
-  at(whole).link = made;
+  at(whole).link = added;
   for (; before != kNone && after(before, token) == whole; before = at(before).link) {
-    lead(before, token, made);
+    lead(before, token, added);
   }
-  return made;
+  return added;
 }
 
 // Let a token lead from one state to another.

@@ -30,7 +30,7 @@ struct Match {
 // A state is a set of suffixes that have the same occurrences, all lengths between its longest and,
 // exclusively, that of the state it links to. The newest state's link is the longest suffix that
 // occurred before. Where a state last ended is noted only for states with suffixes of the lengths
-// that are asked for: they are a short stretch of the path of links, from the match down.
+// in use: they are a short stretch of the path of links, from the match down.
 // Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text".
 class Suffixes {
  public:
@@ -82,10 +82,10 @@ class Suffixes {
 // tokens it has just drafted, so that a text of any period continues. Where nothing matches it
 // proposes nothing, and the round is a plain step.
 //
-// The confidence that `gamma` is told is n / (n + 2) for a token that follows n tokens of
+// The confidence of a token is n / (n + 2) for a token that follows n tokens of
 // agreement: the match, and the tokens drafted before it, which count only once they are kept. It
 // is known without drawing anything, so leaving tokens out on its word is lossless under both
-// rules. A drafted token is certain: there is no distribution.
+// verifiers. A drafted token is certain: there is no distribution.
 //
 // The text is read as it grows, each token once. A drafter is made for one generation; given a text
 // that does not continue the one before it starts anew. It looks only at how long the text is and

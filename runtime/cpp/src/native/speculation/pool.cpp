@@ -21,7 +21,7 @@ class NoDrafter : public Drafter {
 
 }  // namespace
 
-// What the policies behind gamma `auto` learned is kept apart for each source and each mode of
+// The policies behind gamma `auto`, one for each source and each mode of
 // choosing tokens. A source is "model", "ngram", or "lookup", which is an n-gram before the model.
 class DrafterPool::Policies {
  public:
@@ -37,16 +37,16 @@ class DrafterPool::Policies {
     return std::make_shared<BuiltGamma>(std::move(policy), gammas_);
   }
 
-  // Why a source drafts nothing; none where it drafts, or was never asked.
+  // Why a source drafts nothing; none where it drafts, or never ran.
   std::optional<std::string> fallback(const std::string& source, DecodingMode mode) const {
-    const auto found = known_.find({source, mode});
-    return found == known_.end() ? std::nullopt : found->second->fallback();
+    const auto entry = known_.find({source, mode});
+    return entry == known_.end() ? std::nullopt : entry->second->fallback();
   }
 
  private:
   std::shared_ptr<AutoGamma> adaptive(const std::string& source, DecodingMode mode) {
-    const auto found = known_.find({source, mode});
-    if (found != known_.end()) return found->second;
+    const auto entry = known_.find({source, mode});
+    if (entry != known_.end()) return entry->second;
     if (!costs_) {
       costs_ = measure_();
       costs_->check();
@@ -55,9 +55,9 @@ class DrafterPool::Policies {
     std::shared_ptr<const AutoGamma> rival;
     if (source != "model") std::fill(costs.draft_ns.begin(), costs.draft_ns.end(), 0.0);
     if (source == "lookup") rival = adaptive("model", mode);
-    auto made = std::make_shared<AutoGamma>(costs, gammas_.back(), std::move(rival));
-    known_[{source, mode}] = made;
-    return made;
+    auto policy = std::make_shared<AutoGamma>(costs, gammas_.back(), std::move(rival));
+    known_[{source, mode}] = policy;
+    return policy;
   }
 
   std::vector<int> gammas_;

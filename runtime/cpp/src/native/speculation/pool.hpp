@@ -39,10 +39,10 @@ struct DecodingMode {
 };
 
 // The drafters of one session, and what the policies of `auto` learned, which stays from one
-// generation to the next; see specrt.drafters.
+// generation to the next; see specrt.speculation.pool.
 class DrafterPool {
  public:
-  // `gammas` are those built, rising from 0; `costs` is asked once, when `auto` first needs it.
+  // `gammas` are those built, rising from 0; `costs` is called once, when `auto` first needs it.
   DrafterPool(std::vector<int> gammas, std::function<Costs()> costs);
   ~DrafterPool();
 

@@ -25,11 +25,11 @@ struct Proposal {
   std::vector<Token> tokens;
   std::vector<Distribution> distributions;
   std::string source;               // "model", "ngram"; empty where nothing was proposed
-  std::vector<double> confidences;  // one for each token, where the drafter was asked
+  std::vector<double> confidences;  // one for each token
   bool caught_up = false;           // it first fed tokens of rounds that it had no part in
 };
 
-// How many drafted tokens were kept, and the target's own token after them.
+// How many drafted tokens were accepted, and the target's own token after them.
 struct Verdict {
   std::size_t accepted;
   Token next;
@@ -45,8 +45,8 @@ struct Round {
   std::string source;
   std::vector<double> confidences;
   bool caught_up = false;
-  std::vector<Ranked> logprobs;         // one for each token, where asked for
-  std::vector<Ranked> prompt_logprobs;  // told with the first round, where asked for
+  std::vector<Ranked> logprobs;         // one for each token, where the request wants them
+  std::vector<Ranked> prompt_logprobs;  // of the first round only
 
   std::size_t evaluated() const { return accepted + (accepted < drafted ? 1 : 0); }
 };

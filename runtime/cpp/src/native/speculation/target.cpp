@@ -50,7 +50,7 @@ Target::Target(KVCache& cache, const Params& params, const Noise& noise,
 
 std::vector<Ranked> Target::score_prompt(const std::vector<Token>& prompt) {
   // Passes are all of one width, the last begins earlier where the text is no multiple of it.
-  std::vector<Ranked> found;
+  std::vector<Ranked> result;
   const std::size_t length = prompt.size() - 1;
   const std::size_t width =
       power_of_two_up_to(std::min({kScored, length, cache_.engine->max_width()}));
@@ -61,11 +61,11 @@ std::vector<Ranked> Target::score_prompt(const std::vector<Token>& prompt) {
     const Output output = cache_.engine->forward(prompt.data() + start, width, start, width);
     cache_.check_wanted();
     for (std::size_t i = cache_.length - start; i < width; ++i) {
-      found.push_back(ranked(output.row(i), output.vocabulary, prompt[start + i + 1], most));
+      result.push_back(ranked(output.row(i), output.vocabulary, prompt[start + i + 1], most));
     }
     cache_.length = start + width;
   }
-  return found;
+  return result;
 }
 
 Verdict Target::verify(const std::vector<Token>& tokens, const Proposal& proposal,
@@ -81,8 +81,8 @@ Verdict Target::verify(const std::vector<Token>& tokens, const Proposal& proposa
   if (params_.logprobs) {
     const auto most = static_cast<std::size_t>(*params_.logprobs);
     for (std::size_t i = 0; i <= verdict.accepted; ++i) {
-      const Token kept = i < verdict.accepted ? drafted[i] : verdict.next;
-      logprobs.push_back(ranked(output.row(i), output.vocabulary, kept, most));
+      const Token token = i < verdict.accepted ? drafted[i] : verdict.next;
+      logprobs.push_back(ranked(output.row(i), output.vocabulary, token, most));
     }
   }
   cache_.length = tokens.size() + verdict.accepted;

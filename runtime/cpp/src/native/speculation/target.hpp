@@ -24,17 +24,17 @@ Verdict match(const std::vector<Token>& drafted, const std::function<Token(std::
 Verdict rejection(const Proposal& proposal, const std::function<Distribution(std::size_t)>& target,
                   const Noise& noise, std::size_t position);
 
-// See specrt.target.EngineTarget. All that is given outlives it.
+// See specrt.speculation.target.EngineTarget. All that is given outlives it.
 class Target {
  public:
   Target(KVCache& cache, const Params& params, const Noise& noise, LogitsProcessors* processors);
 
   // What the tokens of the prompt, all but the first, are worth to the target; read once, before
-  // the first verification, where it was asked for.
+  // the first verification, where the request wants it.
   std::vector<Ranked> score_prompt(const std::vector<Token>& prompt);
 
   // Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule. `logprobs`
-  // are filled in for the kept tokens and the next one, where asked for.
+  // are filled in for the accepted tokens and the next one, where the request wants them.
   Verdict verify(const std::vector<Token>& tokens, const Proposal& proposal,
                  std::vector<Ranked>& logprobs);
 

@@ -31,12 +31,12 @@ namespace {
 
 template <typename Function>
 void find(void* library, const std::string& path, const char* name, Function& function) {
-  void* const found = dlsym(library, name);
-  if (found == nullptr) {
+  void* const result = dlsym(library, name);
+  if (result == nullptr) {
     throw Failure(SPECRT_ENGINE, path + " has no " + name +
                                      "; expected libonnxruntime-genai of release 0.12 or later");
   }
-  function = reinterpret_cast<Function>(found);
+  function = reinterpret_cast<Function>(result);
 }
 
 // A folder of its own with the files of a tokenizer. The library wants a configuration of a whole
@@ -80,8 +80,8 @@ const GenaiTokenizer::Functions& GenaiTokenizer::functions(const std::string& pa
   static std::mutex once;
   static std::map<std::string, Functions> known;  // libraries stay loaded: they have threads
   const std::lock_guard<std::mutex> lock(once);
-  if (const auto found = known.find(path); found != known.end()) {
-    return found->second;
+  if (const auto entry = known.find(path); entry != known.end()) {
+    return entry->second;
   }
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -128,12 +128,12 @@ void GenaiTokenizer::require(void* result, const char* what) const {
 
 std::vector<Token> GenaiTokenizer::encode(const std::string& text) const {
   const std::lock_guard<std::mutex> lock(busy_);
-  void* made = nullptr;
-  require(c_.create_sequences(&made), "encode a text");
-  const std::unique_ptr<void, void (*)(void*)> sequences(made, c_.destroy_sequences);
-  require(c_.encode(tokenizer_, text.c_str(), made), "encode a text");
-  const std::int32_t* const ids = c_.sequence_data(made, 0);
-  return {ids, ids + c_.sequence_count(made, 0)};
+  void* handle = nullptr;
+  require(c_.create_sequences(&handle), "encode a text");
+  const std::unique_ptr<void, void (*)(void*)> sequences(handle, c_.destroy_sequences);
+  require(c_.encode(tokenizer_, text.c_str(), handle), "encode a text");
+  const std::int32_t* const ids = c_.sequence_data(handle, 0);
+  return {ids, ids + c_.sequence_count(handle, 0)};
 }
 
 std::string GenaiTokenizer::decode(const std::vector<Token>& ids) const {
@@ -141,9 +141,9 @@ std::string GenaiTokenizer::decode(const std::vector<Token>& ids) const {
   const std::vector<std::int32_t> narrow(ids.begin(), ids.end());
   const char* text = nullptr;
   require(c_.decode(tokenizer_, narrow.data(), narrow.size(), &text), "decode tokens");
-  const std::string found = text;
+  const std::string result = text;
   c_.destroy_string(text);
-  return found;
+  return result;
 }
 
 }  // namespace specrt::native

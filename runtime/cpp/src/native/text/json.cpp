@@ -146,24 +146,24 @@ class JsonReader {
 
   std::string read_text() {
     ++at_;
-    std::string found;
+    std::string result;
     while (!take('"')) {
       const int next = peek();
       if (next < 0) fail("the text has no end; expected \"");
       if (next < 0x20) fail("a control character in a text; expected it escaped");
       if (take('\\')) {
-        read_escape(found);
+        read_escape(result);
         continue;
       }
       const Character one = character(text_, at_);
       if (!one.valid) fail("bytes that are no UTF-8");
-      found.append(text_.substr(at_, one.bytes));
+      result.append(text_.substr(at_, one.bytes));
       at_ += one.bytes;
     }
-    return found;
+    return result;
   }
 
-  void read_escape(std::string& found) {
+  void read_escape(std::string& result) {
     constexpr std::string_view kNames = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
     if (take('u')) {
       unsigned code = read_hex();
@@ -174,11 +174,11 @@ class JsonReader {
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
       }
       if (code >= 0xD800 && code < 0xE000) fail("half of a surrogate pair; expected both");
-      return append_utf8(found, code);
+      return append_utf8(result, code);
     }
     const std::size_t which = at_ < text_.size() ? kNames.find(text_[at_]) : std::string_view::npos;
     if (which == kNames.npos) fail("an escape that there is not; expected one of \\\"/bfnrtu");
-    found.push_back(kMeant[which]);
+    result.push_back(kMeant[which]);
     ++at_;
   }
 
@@ -267,8 +267,8 @@ const char* name_of(Json::Kind kind) {
   return "nothing";
 }
 
-[[noreturn]] void refuse(Json::Kind found, Json::Kind expected) {
-  throw std::runtime_error(std::string("found ") + name_of(found) + "; expected " +
+[[noreturn]] void refuse(Json::Kind actual, Json::Kind expected) {
+  throw std::runtime_error(std::string("found ") + name_of(actual) + "; expected " +
                            name_of(expected));
 }
 
@@ -296,8 +296,8 @@ const std::vector<Json>& Json::items() const { return as<Items>(); }
 const std::map<std::string, Json>& Json::fields() const { return as<Fields>(); }
 
 const Json* Json::find(const std::string& name) const {
-  const auto found = fields().find(name);
-  return found == fields().end() ? nullptr : &found->second;
+  const auto entry = fields().find(name);
+  return entry == fields().end() ? nullptr : &entry->second;
 }
 
 const Json& Json::at(const std::string& name) const {

@@ -309,11 +309,11 @@ std::string Tokenizer::decode(const std::vector<Token>& ids) const {
   if (library_ == nullptr) {
     return "";
   }
-  std::vector<Token> kept;
-  std::copy_if(ids.begin(), ids.end(), std::back_inserter(kept), [this](Token token) {
+  std::vector<Token> visible;
+  std::copy_if(ids.begin(), ids.end(), std::back_inserter(visible), [this](Token token) {
     return token >= 0 && static_cast<std::size_t>(token) < size_ && special_.count(token) == 0;
   });
-  return kept.empty() ? "" : library_->decode(kept);
+  return visible.empty() ? "" : library_->decode(visible);
 }
 
 std::unique_ptr<Detokenizer> Tokenizer::detokenizer() const {

@@ -20,7 +20,7 @@ class Tokenizer {
  public:
   // `library` may be empty: then there is no `encode`. The model scores ids below `scored`; there
   // is no text of others. Throws Failure(SPECRT_BUNDLE) for what is no tokenizer. What keeps the
-  // library from being used is told in `notice`.
+  // library from being used is in `notice`.
   Tokenizer(const std::string& bundle, const std::string& library, std::optional<Token> bos,
             std::size_t scored);
 

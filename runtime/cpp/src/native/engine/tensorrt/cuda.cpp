@@ -57,7 +57,7 @@ std::string remedy(cudaError_t code) {
 }
 
 [[noreturn]] void lacks(const char* purpose, std::size_t bytes) {
-  cudaGetLastError();  // it does not stick; nobody shall see it again
+  cudaGetLastError();  // clears the error, which does not stick
   std::size_t free = 0, total = 0;
   std::string there = "less is free";
   if (cudaMemGetInfo(&free, &total) == cudaSuccess)
@@ -107,8 +107,8 @@ void check(const std::string& doing, cudaError_t code) {
                                    cudaGetErrorString(code) + "); " + remedy(code));
 }
 
-std::string lost(const std::string& said) {
-  std::string low = said;
+std::string lost(const std::string& message) {
+  std::string low = message;
   std::transform(low.begin(), low.end(), low.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const bool is_lost = std::any_of(std::begin(kSigns), std::end(kSigns), [&](const char* sign) {

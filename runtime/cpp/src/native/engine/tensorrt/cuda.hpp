@@ -25,7 +25,7 @@ inline void check(const char* doing, cudaError_t code) {
   if (code != cudaSuccess) check(std::string(doing), code);
 }
 // What to add to a message of TensorRT: that the device is lost to this process, or nothing.
-std::string lost(const std::string& said);
+std::string lost(const std::string& message);
 
 constexpr int kDevice = 0;
 

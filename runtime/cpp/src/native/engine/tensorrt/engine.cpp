@@ -74,13 +74,13 @@ void TensorRtEngine::check_bounds(std::size_t width, std::size_t start) const {
 TensorRtEngine::BoundContext& TensorRtEngine::context_of(std::size_t profile) {
   BoundContext& found = contexts_[profile];
   if (found.context) return found;
-  BoundContext made;
-  made.context =
+  BoundContext bound;
+  bound.context =
       shared_->plan->context(static_cast<int>(profile), buffers_->scratch.at(), buffers_->stream);
-  buffers_->passes.bind(*made.context);
-  buffers_->caches.bind(*made.context);
-  made.parity = buffers_->caches.parity();
-  found = std::move(made);
+  buffers_->passes.bind(*bound.context);
+  buffers_->caches.bind(*bound.context);
+  bound.parity = buffers_->caches.parity();
+  found = std::move(bound);
   return found;
 }
 
@@ -88,7 +88,7 @@ TensorRtEngine::BoundContext& TensorRtEngine::context_of(std::size_t profile) {
 void TensorRtEngine::shape(BoundContext& bound, std::size_t width, std::size_t rows) const {
   if (bound.width == width && bound.rows == rows) return;
   const auto& tensors = shared_->plan->tensors();
-  bound.width = 0;  // until both are told
+  bound.width = 0;  // until both are set
   if (tensors.at("input_ids").shape.back() < 0) bound.context->shape("input_ids", {1, width});
   if (tensors.at("rows").shape.back() < 0) bound.context->shape("rows", {rows});
   bound.width = width;

@@ -31,7 +31,7 @@ struct EngineBuffers {
   DeviceMemory scratch;  // of all contexts: they run one after the other
 };
 
-// A pass that fails on the device ends the engine: nobody knows what its KV buffers hold.
+// A pass that fails on the device ends the engine: the contents of its KV buffers are unknown.
 // Engines of one model may run at once, each in a thread: nothing that changes is shared.
 class TensorRtEngine final : public Engine {
  public:
@@ -45,7 +45,7 @@ class TensorRtEngine final : public Engine {
   std::size_t max_width() const override { return shared_->max_width; }
 
  private:
-  // A profile's context and what it was last told; without one, the profile was not used yet.
+  // A profile's context and the sizes set last; without one, the profile was not used yet.
   struct BoundContext {
     std::unique_ptr<Context> context;
     std::size_t width = 0, rows = 0, parity = 0;

@@ -51,11 +51,11 @@ const Library& library() {
   constexpr const char* kBackend = "tensorrt";
 #endif
   static const std::string title = title_of(kBackend);
-  static const Library found{kBackend,
-                             title.c_str(),
-                             {getInferLibMajorVersion(), getInferLibMinorVersion(),
-                              getInferLibPatchVersion(), getInferLibBuildVersion()}};
-  return found;
+  static const Library result{kBackend,
+                              title.c_str(),
+                              {getInferLibMajorVersion(), getInferLibMinorVersion(),
+                               getInferLibPatchVersion(), getInferLibBuildVersion()}};
+  return result;
 }
 
 std::string title_of(const std::string& backend) {
@@ -70,18 +70,18 @@ Journal& Journal::instance() {
 void Journal::log(Severity severity, nvinfer1::AsciiChar const* text) noexcept {
   if (severity > Severity::kERROR || text == nullptr) return;
   try {
-    Said said{std::this_thread::get_id(), first_line(text)};
+    Line line{std::this_thread::get_id(), first_line(text)};
     const std::lock_guard<std::mutex> lock(mutex_);
-    errors_.push_back(std::move(said));
+    errors_.push_back(std::move(line));
     if (errors_.size() > kKept) errors_.pop_front();
   } catch (...) {
-    return;  // no memory for a message: the call that failed is told without
+    return;  // no memory for a message: the failure is reported without one
   }
 }
 
 std::string Journal::drain() {
   const std::thread::id ours = std::this_thread::get_id();
-  const auto is_ours = [ours](const Said& said) { return said.thread == ours; };
+  const auto is_ours = [ours](const Line& line) { return line.thread == ours; };
   const std::lock_guard<std::mutex> lock(mutex_);
   auto first = std::find_if(errors_.begin(), errors_.end(), is_ours);
   if (first == errors_.end()) first = errors_.begin();

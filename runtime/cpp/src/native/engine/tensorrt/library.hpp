@@ -41,12 +41,12 @@ class Journal final : public nvinfer1::ILogger {
   std::string drain();
 
  private:
-  struct Said {
+  struct Line {
     std::thread::id thread;
-    std::string line;
+    std::string text;
   };
   std::mutex mutex_;
-  std::deque<Said> errors_;
+  std::deque<Line> errors_;
 };
 
 }  // namespace specrt::native::tensorrt

@@ -13,8 +13,8 @@ using nvinfer1::DataType;
 
 constexpr std::int64_t kAny = -1;
 
-[[noreturn]] void apart(const std::string& found, const std::string& wanted) {
-  throw Failure(SPECRT_ENGINE, "the plan " + found + ", and its record and the manifest say " +
+[[noreturn]] void apart(const std::string& actual, const std::string& wanted) {
+  throw Failure(SPECRT_ENGINE, "the plan " + actual + ", and its record and the manifest say " +
                                    wanted + "; they do not belong together: " + kAgain);
 }
 
@@ -49,12 +49,12 @@ std::map<std::string, Tensor> expected(const EngineRecord& record, const Geometr
 }
 
 // A plan whose profiles all have one size may have it where others have none.
-bool same(const Tensor& found, const Tensor& wanted) {
-  if (found.type != wanted.type || found.is_input != wanted.is_input ||
-      found.shape.size() != wanted.shape.size())
+bool same(const Tensor& actual, const Tensor& wanted) {
+  if (actual.type != wanted.type || actual.is_input != wanted.is_input ||
+      actual.shape.size() != wanted.shape.size())
     return false;
-  for (std::size_t i = 0; i < found.shape.size(); ++i)
-    if (wanted.shape[i] != found.shape[i] && wanted.shape[i] != kAny) return false;
+  for (std::size_t i = 0; i < actual.shape.size(); ++i)
+    if (wanted.shape[i] != actual.shape[i] && wanted.shape[i] != kAny) return false;
   return true;
 }
 
@@ -73,7 +73,7 @@ const char* type_name(DataType type) {
   }
 }
 
-std::string said(const Tensor& tensor) {
+std::string shown(const Tensor& tensor) {
   std::string shape;
   for (const std::int64_t size : tensor.shape)
     shape += (shape.empty() ? "" : ", ") + std::to_string(size);
@@ -83,10 +83,10 @@ std::string said(const Tensor& tensor) {
 
 void check_tensors(const CompiledPlan& plan, const std::map<std::string, Tensor>& wanted) {
   for (const auto& [name, tensor] : wanted) {
-    const auto found = plan.tensors().find(name);
-    if (found == plan.tensors().end()) apart("has no tensor " + name, said(tensor));
-    if (!same(found->second, tensor))
-      apart("has " + name + " as " + said(found->second), said(tensor));
+    const auto entry = plan.tensors().find(name);
+    if (entry == plan.tensors().end()) apart("has no tensor " + name, shown(tensor));
+    if (!same(entry->second, tensor))
+      apart("has " + name + " as " + shown(entry->second), shown(tensor));
   }
   for (const auto& [name, tensor] : plan.tensors())
     if (wanted.count(name) == 0) apart("has a tensor " + name, "that there is none");
@@ -101,9 +101,9 @@ void check_range(const CompiledPlan& plan, std::size_t number, const Profile& pr
                  const std::string& input, const Range& wanted) {
   const Tensor& tensor = plan.tensors().at(input);
   if (tensor.shape.back() != kAny) return;  // one size needs no range
-  const Range found = plan.range(static_cast<int>(number), input);
-  if (found == wanted) return;
-  apart("takes " + input + " of " + listed(found) + " in profile " + std::to_string(number),
+  const Range result = plan.range(static_cast<int>(number), input);
+  if (result == wanted) return;
+  apart("takes " + input + " of " + listed(result) + " in profile " + std::to_string(number),
         listed(wanted) + " ('" + profile.name + "')");
 }
 

@@ -48,8 +48,8 @@ class KVBuffers {
 
 // One set for all profiles, as large as the largest needs: passes of an engine never overlap. The
 // feed goes to the device in one copy, argmax and confidence come back in one. Scores stay on the
-// device until somebody reads a row of them, which greedy decoding does not. Candidates, which the
-// hosted implementation reads, have a place that nobody reads.
+// device until a row of them is read, which greedy decoding does not. Candidates, which the
+// hosted implementation reads, are written and never read.
 class PassBuffers final : public DeferredScores {
  public:
   PassBuffers(const EngineRecord& record, std::size_t vocabulary, bool integrated,

@@ -37,13 +37,13 @@ std::string backend_of(const std::string& mark) {
 
 MappedFile::MappedFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat found{};
-  if (file < 0 || fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
+  struct stat info{};
+  if (file < 0 || fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
     const std::string why = file < 0 ? std::strerror(errno) : "it is no file";
     if (file >= 0) close(file);
     refuse(path, "cannot be read (" + why + ")");
   }
-  size_ = static_cast<std::size_t>(found.st_size);
+  size_ = static_cast<std::size_t>(info.st_size);
   if (size_ != 0) data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
   const std::string why = data_ == MAP_FAILED ? std::strerror(errno) : "";
   close(file);
@@ -65,11 +65,11 @@ void check_header(const std::string& path, const MappedFile& file) {
     refuse(path,
            "is a plan of " + title_of(backend) + "; this libspecrt was built with " + ours.name());
   if (backend != "tensorrt-rtx" || file.size() < kRtxSize + sizeof(std::uint64_t)) return;
-  std::uint64_t told = 0;  // least byte first, as every machine that has such a GPU
-  std::memcpy(&told, file.data() + kRtxSize, sizeof told);
-  if (file.size() < told)
+  std::uint64_t length = 0;  // least byte first, as every machine that has such a GPU
+  std::memcpy(&length, file.data() + kRtxSize, sizeof length);
+  if (file.size() < length)
     refuse(path, "is damaged: " + std::to_string(file.size()) + " bytes of " +
-                     std::to_string(told) + " are there");
+                     std::to_string(length) + " are there");
 }
 
 namespace {
@@ -89,13 +89,13 @@ void Context::scratch(void* memory, std::size_t bytes) {
 
 void Context::shape(const char* input, std::initializer_list<std::size_t> sizes) {
   nvinfer1::Dims dims{};
-  std::string said;
+  std::string message;
   for (const std::size_t size : sizes) {
     dims.d[dims.nbDims++] = static_cast<std::int64_t>(size);
-    said += (said.empty() ? "" : ", ") + std::to_string(size);
+    message += (message.empty() ? "" : ", ") + std::to_string(size);
   }
   if (!context_->setInputShape(input, dims))
-    refused("does not take shape (" + said + ") for input " + input);
+    refused("does not take shape (" + message + ") for input " + input);
 }
 
 void Context::address(const char* tensor, void* place) {
@@ -108,9 +108,9 @@ void Context::enqueue(const Stream& stream) {
 }
 
 void Context::refused(const std::string& what) const {
-  const std::string said = Journal::instance().drain();
-  const std::string end = lost(said);
-  throw Failure(SPECRT_ENGINE, name_ + " " + what + ": " + said +
+  const std::string message = Journal::instance().drain();
+  const std::string end = lost(message);
+  throw Failure(SPECRT_ENGINE, name_ + " " + what + ": " + message +
                                    (end.empty() ? "; open the bundle again, and if it fails again "
                                                   "build it again with `specrt build RECIPE`"
                                                 : end));
@@ -127,9 +127,9 @@ std::unique_ptr<Context> Kernels::context(nvinfer1::ICudaEngine& engine, bool fi
   config->setDynamicShapesKernelSpecializationStrategy(fixed ? Strategy::kEAGER : Strategy::kNONE);
   config->setCudaGraphStrategy(nvinfer1::CudaGraphStrategy::kDISABLED);
   attach(*config);
-  std::unique_ptr<nvinfer1::IExecutionContext> made(engine.createExecutionContext(config.get()));
-  if (!made) return nullptr;
-  auto context = std::make_unique<Context>(std::move(made), std::move(name));
+  std::unique_ptr<nvinfer1::IExecutionContext> context(engine.createExecutionContext(config.get()));
+  if (!context) return nullptr;
+  auto context = std::make_unique<Context>(std::move(context), std::move(name));
   context->config = std::move(config);
   return context;
 }
@@ -151,8 +151,8 @@ void Kernels::attach(nvinfer1::IRuntimeConfig& config) {
 
 std::unique_ptr<Context> Kernels::context(nvinfer1::ICudaEngine& engine, bool /*fixed*/,
                                           std::string name) {
-  std::unique_ptr<nvinfer1::IExecutionContext> made(engine.createExecutionContext(kOurs));
-  return made ? std::make_unique<Context>(std::move(made), std::move(name)) : nullptr;
+  std::unique_ptr<nvinfer1::IExecutionContext> context(engine.createExecutionContext(kOurs));
+  return context ? std::make_unique<Context>(std::move(context), std::move(name)) : nullptr;
 }
 
 #endif
@@ -189,10 +189,10 @@ std::string invalidity([[maybe_unused]] nvinfer1::IRuntime& runtime,
       {Finding::kMALFORMED_ENGINE, "the file is damaged"},
       {Finding::kCUDA_ERROR, "the CUDA driver or runtime does not work"},
   };
-  std::uint64_t found = 0;
-  runtime.getEngineValidity(file.data(), static_cast<std::int64_t>(file.size()), &found);
+  std::uint64_t result = 0;
+  runtime.getEngineValidity(file.data(), static_cast<std::int64_t>(file.size()), &result);
   for (const auto& [bit, reason] : kReasons)
-    if ((found & static_cast<std::uint64_t>(bit)) != 0)
+    if ((result & static_cast<std::uint64_t>(bit)) != 0)
       all += (all.empty() ? " (" : ", ") + std::string(reason);
   if (!all.empty()) all += ")";
 #endif
@@ -207,14 +207,14 @@ std::unique_ptr<nvinfer1::ICudaEngine> deserialised(nvinfer1::IRuntime& runtime,
   std::unique_ptr<nvinfer1::ICudaEngine> engine(
       runtime.deserializeCudaEngine(file.data(), file.size()));
   if (engine) return engine;
-  const std::string said = journal.drain(), end = lost(said);
+  const std::string message = journal.drain(), end = lost(message);
   std::string why = invalidity(runtime, file);
   std::size_t free = 0, total = 0;
-  if (said.find("emory") != std::string::npos && cudaMemGetInfo(&free, &total) == cudaSuccess)
+  if (message.find("emory") != std::string::npos && cudaMemGetInfo(&free, &total) == cudaSuccess)
     why = " (a plan of " + shown_bytes(file.size()) + ", and " + shown_bytes(free) + " of " +
           shown_bytes(total) + " are free on the GPU)";
-  throw Failure(SPECRT_ENGINE, library().name() + " cannot open " + path + " on this GPU: " + said +
-                                   why + (end.empty() ? here_again() : end));
+  throw Failure(SPECRT_ENGINE, library().name() + " cannot open " + path + " on this GPU: " +
+                                   message + why + (end.empty() ? here_again() : end));
 }
 
 // Plans of libraries before 10.15 alias nothing, and their headers do not have the question.
@@ -320,16 +320,16 @@ std::unique_ptr<Context> CompiledPlan::context(int profile, void* scratch, const
   const std::string name = "profile " + std::to_string(profile) + " of " + path_;
   const std::lock_guard<std::mutex> lock(making_);
   Journal::instance().drain();
-  auto made = kernels_.context(*engine_, is_fixed(profile), name);
-  if (!made) {
-    const std::string said = Journal::instance().drain(), end = lost(said);
-    throw Failure(SPECRT_ENGINE, name + " gets no context: " + said +
+  auto context = kernels_.context(*engine_, is_fixed(profile), name);
+  if (!context) {
+    const std::string message = Journal::instance().drain(), end = lost(message);
+    throw Failure(SPECRT_ENGINE, name + " gets no context: " + message +
                                      (end.empty() ? "; close what else uses the GPU" : end));
   }
-  made->choose(profile, stream);
+  context->choose(profile, stream);
   const std::int64_t needed = engine_->getDeviceMemorySizeForProfileV2(profile);
-  if (needed > 0) made->scratch(scratch, static_cast<std::size_t>(needed));
-  return made;
+  if (needed > 0) context->scratch(scratch, static_cast<std::size_t>(needed));
+  return context;
 }
 
 }  // namespace specrt::native::tensorrt

@@ -42,8 +42,8 @@ class Context {
   std::unique_ptr<nvinfer1::IRuntimeConfig> config;  // outlives the context, which may use it
 #endif
 
-  Context(std::unique_ptr<nvinfer1::IExecutionContext> made, std::string name)
-      : context_(std::move(made)), name_(std::move(name)) {}
+  Context(std::unique_ptr<nvinfer1::IExecutionContext> context, std::string name)
+      : context_(std::move(context)), name_(std::move(name)) {}
 
   void choose(int profile, const Stream& stream);
   void scratch(void* memory, std::size_t bytes);

@@ -137,7 +137,7 @@ std::size_t choose(const EngineRecord& record, std::size_t width, std::size_t ro
 
 namespace {
 
-constexpr Version kRtxFirst{8, 0, 0, 0};  // of RTX plans with no capability asked for
+constexpr Version kRtxFirst{8, 0, 0, 0};  // of RTX plans without a list of capabilities
 
 std::string version_difference(const EngineRecord& built, const Library& here) {
   Version theirs = parse_version(built.version), ours = here.version;
@@ -155,18 +155,18 @@ std::string joined(const std::vector<std::string>& parts) {
 }
 
 std::string gpu_difference(const EngineRecord& built, const Gpu& gpu) {
-  const std::vector<std::string>& asked = built.capabilities;
-  const bool is_asked = std::count(asked.begin(), asked.end(), gpu.capability) != 0;
+  const std::vector<std::string>& capabilities = built.capabilities;
+  const bool is_listed = std::count(capabilities.begin(), capabilities.end(), gpu.capability) != 0;
   const bool is_rtx = built.backend == "tensorrt-rtx";
   if (is_rtx || built.hardware == "ampere+") {
-    const bool any = !is_rtx || asked.empty();
-    if ((is_rtx && is_asked) || (any && parse_version(gpu.capability) >= kRtxFirst)) return "";
-    return "it is for compute capability " + (any ? "8.0 and later" : joined(asked)) + ", and " +
-           gpu.name + " has " + gpu.capability;
+    const bool any = !is_rtx || capabilities.empty();
+    if ((is_rtx && is_listed) || (any && parse_version(gpu.capability) >= kRtxFirst)) return "";
+    return "it is for compute capability " + (any ? "8.0 and later" : joined(capabilities)) +
+           ", and " + gpu.name + " has " + gpu.capability;
   }
-  if (!asked.empty() && !is_asked)
-    return "it was built on " + built.gpu + " of compute capability " + joined(asked) + ", and " +
-           gpu.name + " has " + gpu.capability;
+  if (!capabilities.empty() && !is_listed)
+    return "it was built on " + built.gpu + " of compute capability " + joined(capabilities) +
+           ", and " + gpu.name + " has " + gpu.capability;
   if (!built.gpu.empty() && built.gpu != gpu.name && built.hardware != "same-capability")
     return "it was built on " + built.gpu + ", and here is " + gpu.name;
   return "";

@@ -35,7 +35,7 @@ struct Profile {
   }
 };
 
-// See specrt.engines.tensorrt.record.EngineRecord.
+// See specrt.engine.tensorrt.engine_record.EngineRecord.
 struct EngineRecord {
   std::string backend;
   std::string version;  // of the library that built it
@@ -45,9 +45,9 @@ struct EngineRecord {
   std::size_t candidates = 0;     // best scores of each row that the plan cuts out
   bool confidence = false;        // whether it tells the probability of the likeliest token
   std::string gpu;                // that it was built on, and for; empty where none was needed
-  std::vector<std::string> capabilities;  // of that GPU, or those asked for
+  std::vector<std::string> capabilities;  // of that GPU, or those of the recipe
   std::string hardware;                   // "ampere+", "same-capability", or "" for this GPU only
-  bool newer_versions = false;            // later versions of the library were asked to run it
+  bool newer_versions = false;            // later versions of the library may run it
   bool streaming = false;                 // weights stay in host memory where there is no room
   bool stripped = false;                  // weights are not in the plan
 
@@ -60,11 +60,11 @@ struct EngineRecord {
 EngineRecord read_engine_record(const std::string& path);
 
 // The place of the profile for a pass: the one for just it, else one that takes it. Throws
-// Failure(SPECRT_ENGINE) with what was asked for and the passes the plan was built for.
+// Failure(SPECRT_ENGINE) with the pass and the passes the plan was built for.
 std::size_t choose(const EngineRecord& record, std::size_t width, std::size_t rows);
 
 // What keeps a plan from running here and how to rebuild it; empty where nothing does. The rules
-// are those of specrt.engines.tensorrt.fingerprint.difference; the driver does not matter.
+// are those of specrt.engine.tensorrt.engine_record.difference; the driver does not matter.
 std::string difference(const EngineRecord& built, const Library& here, const Gpu& gpu);
 
 }  // namespace specrt::native::tensorrt
