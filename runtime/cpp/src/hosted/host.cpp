@@ -12,7 +12,9 @@ namespace specrt {
 namespace hosted {
 namespace {
 
-constexpr std::int64_t kProtocol = 2;  // that of specrt/c_host.py
+// The module of the Python runtime behind this file, and the version of its protocol.
+constexpr char kModule[] = "specrt.c_host";
+constexpr std::int64_t kProtocol = 2;
 
 std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
@@ -90,7 +92,7 @@ class HostedHost : public Host {
 
 Object import_runtime() {
   const PythonApi& api = Interpreter::get().api();
-  Object module(api.PyImport_ImportModule("specrt.c_host"));
+  Object module(api.PyImport_ImportModule(kModule));
   if (module.get() == nullptr) {
     throw Failure(SPECRT_ENGINE, "specrt cannot be imported by the Python of this process (" +
                                      raised_text() +

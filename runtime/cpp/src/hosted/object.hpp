@@ -43,7 +43,7 @@ class SharedObject {
   PyObject* object_ = nullptr;
 };
 
-// What a function of `specrt.c_host` returned: 0 and its results.
+// What a function of the Python module returned: 0 and its results.
 class Reply {
  public:
   // Throws Failure with what the tuple says, where it begins with a status.

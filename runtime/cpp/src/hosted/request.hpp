@@ -1,4 +1,4 @@
-// Parameters as the JSON text that `specrt.c_host` reads.
+// Parameters as the JSON text that the Python module reads.
 #pragma once
 
 #include <string>

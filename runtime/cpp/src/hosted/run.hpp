@@ -10,7 +10,7 @@ namespace specrt::hosted {
 
 class HostedRun : public Run {
  public:
-  // With the Gil held; `run` is a `specrt.c_host.Run`.
+  // With the Gil held; `run` is a `Run` of the Python module.
   explicit HostedRun(const Object& run);
   ~HostedRun() override;
 

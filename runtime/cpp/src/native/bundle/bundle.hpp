@@ -47,7 +47,7 @@ struct Tuning {
   Costs costs;
   int gamma = kAuto;
   std::string drafter;
-  bool even = true;
+  bool pad_to_even = true;
 };
 
 struct Bundle {

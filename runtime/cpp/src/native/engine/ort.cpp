@@ -95,8 +95,9 @@ void OrtEngine::check(std::size_t width, std::size_t start, std::size_t rows) co
 }
 
 OrtEngine::Extent OrtEngine::extent(std::size_t width, std::size_t rows) const {
-  const bool partner = settings_.even ? width % 2 != 0 : settings_.spare && width == 1;
-  return {width, rows, width + partner, rows + (settings_.even && rows % 2 != 0)};
+  const bool partner =
+      settings_.pad_to_even ? width % 2 != 0 : settings_.pad_single_token && width == 1;
+  return {width, rows, width + partner, rows + (settings_.pad_to_even && rows % 2 != 0)};
 }
 
 std::vector<std::int64_t> OrtEngine::scored_shape(const Extent& extent) const {
@@ -183,10 +184,10 @@ PackedEngine::PackedEngine(std::shared_ptr<const SharedSession> session,
 }
 
 OrtEngine::Extent PackedEngine::extent(std::size_t width, std::size_t rows) const {
-  const bool even = settings_.even;
+  const bool pad_to_even = settings_.pad_to_even;
   std::size_t tokens = std::max(width, places());
-  tokens += even && tokens % 2 != 0;
-  return {width, rows, tokens, rows + (even && rows % 2 != 0)};
+  tokens += pad_to_even && tokens % 2 != 0;
+  return {width, rows, tokens, rows + (pad_to_even && rows % 2 != 0)};
 }
 
 std::vector<std::int64_t> PackedEngine::scored_shape(const Extent& extent) const {
@@ -277,8 +278,9 @@ std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
   settings.batch = manifest.batch;
   settings.max_length = static_cast<std::size_t>(manifest.max_length);
   settings.max_width = manifest.max_width();
-  settings.spare = is_target && model.quantized;
-  settings.even = settings.spare && (!bundle.tuning || bundle.tuning->even);
+  settings.pad_single_token = is_target && model.quantized;
+  settings.pad_to_even =
+      settings.pad_single_token && (!bundle.tuning || bundle.tuning->pad_to_even);
   const std::string path = bundle.file(model.engine);
   auto session = std::make_shared<const SharedSession>(library, path, own_threads(path, threads),
                                                        model.half_stored);

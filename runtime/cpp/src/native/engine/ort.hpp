@@ -16,10 +16,10 @@ namespace specrt::native {
 struct OrtSettings {
   Geometry geometry;
   int batch = 1;
-  std::size_t max_length = 0;  // as built; one less is used with `spare`
+  std::size_t max_length = 0;  // as built; one less is used with `pad_single_token`
   std::size_t max_width = 0;
-  bool spare = false;  // a lone token has a partner beside it
-  bool even = false;   // every pass of an odd width has
+  bool pad_single_token = false;  // a lone token has a partner beside it
+  bool pad_to_even = false;       // every pass of an odd width has
 };
 
 // Zeroed memory, whose pages cost nothing until they are written.
@@ -37,10 +37,10 @@ class Buffer {
 };
 
 // Kernels compute rows several at a time, and round a row without a partner otherwise, which
-// quantized products that follow make a step of an activation. So an engine with `spare` gives a
-// lone token one more beside it, whose keys are overwritten before they are read; and with `even`
-// every pass of an odd width, and an odd number of rows one more to be scored. The last position is
-// reserved for them.
+// quantized products that follow make a step of an activation. So an engine with `pad_single_token`
+// gives a lone token one more beside it, whose keys are overwritten before they are read; and with
+// `pad_to_even` every pass of an odd width, and an odd number of rows one more to be scored. The
+// last position is reserved for them.
 class OrtEngine : public Engine {
  public:
   OrtEngine(std::shared_ptr<const SharedSession> session, const OrtSettings& settings);
@@ -48,7 +48,9 @@ class OrtEngine : public Engine {
   Output forward(const Token* tokens, std::size_t width, std::size_t start,
                  std::size_t rows) override;
   const Geometry& geometry() const override { return settings_.geometry; }
-  std::size_t max_length() const override { return settings_.max_length - settings_.spare; }
+  std::size_t max_length() const override {
+    return settings_.max_length - settings_.pad_single_token;
+  }
   std::size_t max_width() const override { return settings_.max_width; }
 
  protected:
@@ -103,7 +105,7 @@ class PackedEngine : public OrtEngine {
   std::vector<std::int64_t> scored_shape(const Extent& extent) const override;
 
  private:
-  std::size_t places() const { return settings_.spare ? 2 : 1; }
+  std::size_t places() const { return settings_.pad_single_token ? 2 : 1; }
 
   bool has_positions_;
   Buffer positions_;

@@ -189,13 +189,13 @@ std::size_t ort_item_bytes(ONNXTensorElementDataType type) {
 }
 
 SharedSession::SharedSession(const OrtLibrary& library, const std::string& path, int threads,
-                             bool widens)
+                             bool upcast_weights)
     : library_(library) {
   // Threads of its own are refused where the application made a pool for all, and the pool where
   // it made none; the library does not report which.
   const bool pooled = library.has_pool();
-  std::string reason = open(path, threads, widens, pooled);
-  if (!reason.empty() && !open(path, threads, widens, !pooled).empty())
+  std::string reason = open(path, threads, upcast_weights, pooled);
+  if (!reason.empty() && !open(path, threads, upcast_weights, !pooled).empty())
     throw Failure(SPECRT_ENGINE, "ONNX Runtime " + library.version() + " cannot open " + path +
                                      ": " + reason +
                                      "; build the bundle again with the version installed here");
@@ -204,14 +204,15 @@ SharedSession::SharedSession(const OrtLibrary& library, const std::string& path,
 
 SharedSession::~SharedSession() { library_.call().ReleaseSession(session_); }
 
-std::string SharedSession::open(const std::string& path, int threads, bool widens, bool pooled) {
+std::string SharedSession::open(const std::string& path, int threads, bool upcast_weights,
+                                bool pooled) {
   const OrtEntries& call = library_.call();
   OrtSessionOptions* options = nullptr;
   std::string reason = ort_reason(call, call.CreateSessionOptions(&options));
   if (!reason.empty()) return reason;
   const auto set = [&](OrtStatus* status) { reason += ort_reason(call, status); };
   // The graph was optimised when it was compiled.
-  const auto level = widens ? ORT_ENABLE_BASIC : ORT_DISABLE_ALL;
+  const auto level = upcast_weights ? ORT_ENABLE_BASIC : ORT_DISABLE_ALL;
   set(call.SetSessionGraphOptimizationLevel(options, level));
   set(call.SetSessionLogSeverityLevel(options, kLogErrors));
   if (pooled) {

@@ -158,9 +158,10 @@ struct OrtPort {
 // Weights and graph, loaded once. Any thread; bindings run at once.
 class SharedSession {
  public:
-  // `threads` of its own, or those of the pool where the process has one; `widens` turns weights
-  // stored in half precision into fp32, once. Throws Failure(SPECRT_ENGINE) when refused.
-  SharedSession(const OrtLibrary& library, const std::string& path, int threads, bool widens);
+  // `threads` of its own, or those of the pool where the process has one; `upcast_weights` turns
+  // weights stored in half precision into fp32, once. Throws Failure(SPECRT_ENGINE) when refused.
+  SharedSession(const OrtLibrary& library, const std::string& path, int threads,
+                bool upcast_weights);
   ~SharedSession();
   SharedSession(const SharedSession&) = delete;
   SharedSession& operator=(const SharedSession&) = delete;
@@ -171,7 +172,7 @@ class SharedSession {
   OrtSession* get() const { return session_; }
 
  private:
-  std::string open(const std::string& path, int threads, bool widens, bool pooled);
+  std::string open(const std::string& path, int threads, bool upcast_weights, bool pooled);
   void describe();
 
   const OrtLibrary& library_;

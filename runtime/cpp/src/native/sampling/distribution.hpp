@@ -2,7 +2,7 @@
 //
 // Tokens are the ones Python chooses. Probabilities may differ in their last bits, as libraries'
 // exponentials and logarithms do: a threshold that is met to 1e-12 of it may fall the other
-// context_of (of top-p over a whole vocabulary, see nucleus.hpp). The nucleus of a row: the fewest
+// context_of (of top-p over a whole vocabulary, see nucleus_of). The nucleus of a row: the fewest
 // most likely tokens whose mass reaches top-p.
 //
 // Source: Holtzman et al. 2020, arXiv:1904.09751.
@@ -86,7 +86,7 @@ struct Ranked {
 };
 
 // What a row says of the token that came after it, and of the k likeliest; see
-// specrt.sampling.distribution.distribution.
+// specrt.sampling.distribution.
 Ranked ranked(const float* logits, std::size_t vocabulary, Token token, std::size_t k);
 
 }  // namespace specrt::native

@@ -184,7 +184,7 @@ class NoRepeatNgram : public LogitsProcessor {
   std::unordered_map<std::uint64_t, std::vector<std::size_t>> after_;
 };
 
-// The processors of one request in vLLM's order; see specrt.sampling.distribution.processors. A row
+// The processors of one request in vLLM's order; see specrt.sampling.processors. A row
 // of a verify pass comes after tokens that are only drafted: its path, which is history for that
 // row.
 class LogitsProcessors {

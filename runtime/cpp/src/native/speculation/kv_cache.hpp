@@ -18,7 +18,7 @@ class Cancelled : public std::exception {
 };
 
 // An engine, and how many of the committed tokens its KV buffers hold: a prefix of them that never
-// includes the last one once a round is over. See specrt.target.KVCache.
+// includes the last one once a round is over. See specrt.speculation.kv_cache.KVCache.
 class KVCache {
  public:
   explicit KVCache(Engine& its, std::size_t held = 0) : engine(&its), length(held) {}

@@ -56,7 +56,7 @@ class ByteDetokenizer : public Detokenizer {
   Utf8Decoder decoder_;
 };
 
-// Asks a tokenizer for the text of the last tokens; see specrt.text.Detokenizer.
+// Decodes the last tokens again with each new one; see specrt.text.Detokenizer.
 class RedecodingDetokenizer : public Detokenizer {
  public:
   using Decode = std::function<std::string(const std::vector<Token>&)>;
