@@ -158,7 +158,7 @@ def _child(step: Step, settings: RunSettings, options: argparse.Namespace) -> in
 
 
 def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
-    from gpucheck.summary import figures, progress, summary
+    from gpucheck.conclusion import figures, progress, summary
 
     results.note(command=shlex.join([NAME, *given]))
     outcomes: list[Outcome] = []
@@ -193,7 +193,7 @@ def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
 
 def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings) -> Results:
     """Return the file for results, which can be written and holds nothing else."""
-    from specrt.cuda import survey
+    from specrt.system.gpu import survey
 
     gpus = survey().gpus
     folder = RESULTS if gpus else settings.work

@@ -15,19 +15,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from forked import fork
 from gpucheck.correctness import Ids, Scores
 from gpucheck.evidence import Evidence, Results
 from gpucheck.inventory import TENSORRT
 from gpucheck.probe import try_way
 from gpucheck.supervisor import Start, report
 from gpucheck.workbench import Built, Source, Workbench
-from forked import fork
 
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
-from specrt.cuda import Gpu, Survey
-from specrt.generate import Generator
+from specrt.generator import Generator
+from specrt.system.gpu import Gpu, Survey
 
 VOCABULARY, LENGTH = 8192, 256
 

@@ -17,10 +17,10 @@ import hypothesis
 import pytest
 from forked import fork
 from gpu_double import GpuDouble
+from gpucheck.conclusion import figures, summary
 from gpucheck.evidence import FAILED, NOT_RUN, OK, RUNNING, Evidence, Outcome, Results
 from gpucheck.orders import BACKENDS, INVENTORY, RTX, Step, run_order, sizes_for, steps
 from gpucheck.settings import SCRIPT, RunSettings
-from gpucheck.summary import figures, summary
 from gpucheck.supervisor import report, supervise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,9 +97,9 @@ def test_every_step_keeps_its_facts_when_it_fails_and_stops_no_other(
     every = [step.key for step in steps(double.settings)]
     results = Results(tmp_path / "whole.json")
     whole = walk(double, results, nothing, {})
-    assert {key: (o["status"], o["reason"]) for key, o in results.read()["steps"].items()} == {
-        key: (OK, "") for key in every
-    }
+    assert {
+        key: (o["status"], o["reason"]) for key, o in results.read()["steps"].items()
+    } == dict.fromkeys(every, (OK, ""))
     half = {key: (len(found) + 1) // 2 for key, found in whole.items()}
     assert min(half.values()) > 0, "every step finds something"
     for fail, reason in REASONS.items():
@@ -130,7 +130,7 @@ def machine(tmp_path: Path) -> Callable[..., Results]:
     return make
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(deadline=None, max_examples=15)
 @given(
     minutes=st.floats(9.5, 40), slow=st.floats(0.3, 6), absent=st.sets(st.sampled_from(BACKENDS)),
     wrong=st.sets(st.sampled_from(BACKENDS)),
@@ -139,7 +139,7 @@ def test_a_run_ends_with_tokens_per_second_of_the_target_its_minutes_are_for(
     tmp_path_factory: pytest.TempPathFactory,
     minutes: float, slow: float, absent: set[str], wrong: set[str],
 ) -> None:  # fmt: skip
-    """Steps that are no goal take `slow` times what is expected; plans of `wrong` cannot be built."""
+    """Steps that are no goal take `slow` times as long; engines of `wrong` cannot be built."""
     results = Results(tmp_path_factory.mktemp("run") / "x.json")
     backends = {name: "absent" if name in absent else "" for name in BACKENDS}
     results.put(Outcome(INVENTORY, OK, facts={"problem": "", "backends": backends}))

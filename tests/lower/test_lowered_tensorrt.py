@@ -14,23 +14,21 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
+from specrt_export.check.equivalence import check_lowered, lowered_engine
 from specrt_export.compile.engine_file import ENGINE, write_engine
-from specrt_export.compile.held import hold_lowered
-from specrt_export.compile.lowered_engine import lowered_engine
-from specrt_export.lower import partner, peak
-from specrt_export.lower.lowered import Lowered
-from specrt_export.lower.stored import stored_weights
-from specrt_export.lower.tensorrt import (
-    DECOMPOSED,
-    NATIVE,
+from specrt_export.lower import logits as peak
+from specrt_export.lower import tensorrt_matmul as partner
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import (
     TensorRtTarget,
     form_of,
     lower_tensorrt,
     mark_decomposable,
 )
-from specrt_export.lower.view import GraphView
-from specrt_export.portable import GraphRun, geometry_of, read_graph, runs_here
+from specrt_export.lower.view import GraphView, Lowered
+from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 
@@ -72,7 +70,7 @@ def error(source: Source, folder: Path, made: Lowered, **said: Any) -> float:
     write_engine(made.model, made.weights, folder)
     geometry = geometry_of(read_graph(source[0]))
     with lowered_engine(folder, geometry, batch=batch, max_length=length) as engine:
-        return hold_lowered(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
+        return check_lowered(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:
@@ -178,7 +176,7 @@ def test_a_partner_is_the_first_row_again() -> None:
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21)]
     view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    made = partner.Partners(view)
+    made = partner.PadRows(view)
     names = {name: made.of(name) for name in ("sum", "mixed", "y")}
     for name in names.values():
         view.add_output(helper.make_tensor_value_info(name, floats, None))

@@ -11,12 +11,11 @@ import pytest
 
 from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library
-from specrt.engines.tensorrt.record import Compiled, Setting, read_engine_record
-from specrt.engines.tensorrt.summary import summary
-from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
+from specrt.engine.tensorrt.engine_record import BuildSetting, Compiled, read_engine_record, summary
+from specrt.engine.tensorrt.library import Library
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import PlanReport, build_plan
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 
@@ -131,7 +130,7 @@ def kernels(compiled: tuple[Compiled, ...]) -> list[list[tuple[str, int]]]:
 def test_options_reach_the_plan(graph: Path, library: Library, tmp_path: Path) -> None:
     plain = make(graph, library, tmp_path / "plain").record
     alone = make(graph, library, tmp_path / "alone", aux_streams=0).record
-    assert alone.settings == (Setting("aux_streams", "0"),)
+    assert alone.settings == (BuildSetting("aux_streams", "0"),)
     few = make(graph, library, tmp_path / "few", capabilities=("8.9", "12.0", "8.9")).record
     assert few.capabilities == ("8.9", "12.0")
     assert few.capabilities != plain.capabilities

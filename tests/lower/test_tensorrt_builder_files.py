@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.tensorrt.library import FLAVOURS
+from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.cache import TimingCache
-from specrt_export.compile.tensorrt.place import written_aside
+from specrt_export.compile.engine_file import atomic_file
+from specrt_export.compile.tensorrt.plan_builder import TimingCache
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 
@@ -22,7 +22,7 @@ def library(backend: str, module: Any = None) -> Any:
 
 
 def write(place: Path, data: bytes, error: BaseException | None = None) -> None:
-    with written_aside(place) as file:
+    with atomic_file(place) as file:
         file.write(data)
         if error is not None:
             raise error

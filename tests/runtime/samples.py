@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.bench.clock import Busy
-from specrt.bench.configuration import PLAIN, Configuration
-from specrt.bench.row import Row
-from specrt.bench.sample import Sample
-from specrt.round import Round
-from specrt.stats import SpeculationStats
+from specrt.bench.samples import PLAIN, BenchRow, Busy, Configuration, Sample
+from specrt.completion import SpeculationStats
+from specrt.speculation.round import Round
 
 DRAFTING = Configuration(2, "model")
 US = 1000
@@ -84,6 +81,6 @@ def row(
     beside: Sequence[Sample],
     configuration: Configuration = DRAFTING,
     weight_bytes: int = 10**6,
-) -> Row:
+) -> BenchRow:
     """Return the row of some samples beside plain ones."""
-    return Row(configuration, samples, {s.pair: s for s in beside}, weight_bytes)
+    return BenchRow(configuration, samples, {s.pair: s for s in beside}, weight_bytes)

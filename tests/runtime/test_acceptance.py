@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrt.acceptance import Acceptance
+from specrt.speculation.acceptance import Acceptance
 
 REFIT = 16
 

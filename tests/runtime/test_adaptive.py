@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from runtime import traces
 from runtime.traces import COSTS, LARGEST, Text
-from specrt import adaptive
-from specrt.adaptive import AutoGamma
-from specrt.costs import Costs
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.round import Round
+from specrt.speculation import gamma as adaptive
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import AutoGamma, DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.round import Round
 
 STEADY = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 INT8 = COSTS["206 M int8"]
@@ -160,7 +159,7 @@ def test_a_plain_step_is_timed_now_and_then_while_drafting_pays() -> None:
 
 
 def test_without_probing_it_never_comes_back() -> None:
-    with patch("specrt.probing.PROBING", 1e-9):
+    with patch("specrt.speculation.gamma.PROBING", 1e-9):
         worse = [
             rate(AutoGamma(costs, LARGEST), text, costs) < traces.best_fixed(text, costs)
             for costs in COSTS.values()
@@ -180,7 +179,7 @@ def test_without_costs_it_drafts_too_much() -> None:
 def test_without_forgetting_it_gains_less_on_texts_that_alternate(name: str) -> None:
     text, costs = alternating(0.9, 0.05), COSTS[name]
     whole = rate(AutoGamma(costs, LARGEST), text, costs)
-    with patch.multiple("specrt.acceptance", CHANGE=1e-12, EVER=1e-12):
+    with patch.multiple("specrt.speculation.acceptance", CHANGE=1e-12, EVER=1e-12):
         assert rate(AutoGamma(costs, LARGEST), text, costs) < 0.98 * whole
 
 
@@ -206,7 +205,7 @@ def judged(policy: AutoGamma, rounds: int, accepted: int) -> list[int]:
         done = 0
         while done < most:
             done += 1
-            if policy.weigh(done, 1.0) is not Weight.MORE:
+            if policy.decide(done, 1.0) is not DraftDecision.CONTINUE:
                 break
         policy.observe(round_of(done, min(accepted, done)))
         drafted.append(done)
@@ -298,9 +297,9 @@ def test_the_draft_stops_where_its_confidence_says_the_rest_is_wasted() -> None:
     policy = AutoGamma(INT8, LARGEST)
     traces.ride(policy, traces.telling(5000, 1), INT8)
     assert policy.choose() == LARGEST
-    assert policy.weigh(1, 0.97) is Weight.MORE
-    assert policy.weigh(2, 0.97) is Weight.MORE
-    assert policy.weigh(3, 0.1) is not Weight.MORE
+    assert policy.decide(1, 0.97) is DraftDecision.CONTINUE
+    assert policy.decide(2, 0.97) is DraftDecision.CONTINUE
+    assert policy.decide(3, 0.1) is not DraftDecision.CONTINUE
 
 
 def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_right() -> None:
@@ -309,9 +308,9 @@ def test_tokens_left_out_are_verified_now_and_then_to_learn_whether_that_was_rig
     weights = []
     for _ in range(320):
         policy.choose()
-        weights.append(policy.weigh(1, 0.001))
-    assert weights.count(Weight.LAST) == 10
-    assert weights.count(Weight.DROP) == 310
+        weights.append(policy.decide(1, 0.001))
+    assert weights.count(DraftDecision.STOP) == 10
+    assert weights.count(DraftDecision.DISCARD) == 310
 
 
 def test_a_drafter_that_never_asks_is_served_all_the_same() -> None:
@@ -348,11 +347,11 @@ def test_no_run_of_rounds_breaks_it(
             assert 0 <= most <= LARGEST
             kept = []
             for place in range(most):
-                weight = policy.weigh(place + 1, confidences[place])
-                if weight is Weight.DROP:
+                weight = policy.decide(place + 1, confidences[place])
+                if weight is DraftDecision.DISCARD:
                     break
                 kept.append(confidences[place])
-                if weight is Weight.LAST:
+                if weight is DraftDecision.STOP:
                     break
             right = min(accepted, len(kept))
             tokens = [0] * (right + 1)

@@ -9,32 +9,36 @@ from pathlib import Path
 import pytest
 
 from runtime.samples import DRAFTING, drafting, plain, rounds, sample
-from specrt.bandwidth import Bandwidth, last_cache_bytes, measure_bandwidth
-from specrt.bench.configuration import PLAIN, Configuration
-from specrt.bench.footprint import Footprint, peak_bytes, resident_bytes
-from specrt.bench.measure import Samples
-from specrt.bench.outputs import Comparison
-from specrt.bench.plot import check_plot, curves, draw, levels
-from specrt.bench.report import ALL, Report, report
-from specrt.bench.setting import Setting
-from specrt.bench.summary import Summary
-from specrt.bench.table import Table
-from specrt.bench.verdict import verdicts
+from specrt.bench.lossless import Comparison
+from specrt.bench.measure import Environment, Footprint, Samples, peak_bytes, resident_bytes
+from specrt.bench.report import (
+    ALL,
+    BenchReport,
+    Summary,
+    Table,
+    check_plot,
+    curves,
+    draw,
+    levels,
+    report,
+    verdicts,
+)
+from specrt.bench.samples import PLAIN, Configuration
 from specrt.errors import RequestError
-from specrt.machine import Machine
 from specrt.params import SamplingParams
+from specrt.system.machine import Bandwidth, Machine, last_cache_bytes, measure_bandwidth
 
 AUTO = Configuration("auto", "model")
 LOSING = Configuration(4, "model")
 MIB = 1 << 20
 
 
-def reported(samples: Samples, categories: list[str]) -> Report:
+def reported(samples: Samples, categories: list[str]) -> BenchReport:
     return report(samples, categories, Comparison(12), 10**6)
 
 
 @pytest.fixture
-def two_classes() -> Report:
+def two_classes() -> BenchReport:
     """Drafting gains on the first prompt, gamma 4 loses on both, auto is plain on the second."""
     pairs = [(p, r) for p in range(2) for r in range(3)]
     samples = {
@@ -49,15 +53,15 @@ def two_classes() -> Report:
 
 
 @pytest.fixture
-def summary(two_classes: Report) -> Summary:
+def summary(two_classes: BenchReport) -> Summary:
     machine = Machine("Some CPU", "avx2", 2, "", "onnxruntime 1.0")
     params = SamplingParams(max_tokens=5, seed=0)
-    setting = Setting("a/b", "pair", "ort-cpu", "fp32", machine, 2, 3, params)
+    setting = Environment("a/b", "pair", "ort-cpu", "fp32", machine, 2, 3, params)
     taken = Footprint(40 * MIB, 190 * MIB, 100 * MIB, 20 * MIB)
     return Summary(setting, two_classes, taken, Bandwidth(2.5e9, 256 * MIB, 2, 12))
 
 
-def test_classes_are_apart_and_all_together(two_classes: Report) -> None:
+def test_classes_are_apart_and_all_together(two_classes: BenchReport) -> None:
     assert [(t.category, t.prompts) for t in two_classes.tasks] == [
         ("code", 1), ("prose", 1), (ALL, 2),
     ]  # fmt: skip
@@ -68,7 +72,7 @@ def test_classes_are_apart_and_all_together(two_classes: Report) -> None:
     assert len(reported({PLAIN: [plain()]}, ["code"]).tasks) == 1
 
 
-def test_the_verdict_is_in_words(two_classes: Report) -> None:
+def test_the_verdict_is_in_words(two_classes: BenchReport) -> None:
     code, prose, _, outputs = verdicts(two_classes)
     assert code == (
         "code: gamma 2 (model) is 1.47x (quartiles 1.47 to 1.47) plain decoding; a drafted token "
@@ -176,7 +180,7 @@ def test_text_is_aligned() -> None:
     assert table.to_markdown() == "title\n\n| a | bbb |\n| ---: | ---: |\n| 1 | 2 |\n| 333 |  |"
 
 
-def test_the_picture_has_a_curve_a_drafter(two_classes: Report) -> None:
+def test_the_picture_has_a_curve_a_drafter(two_classes: BenchReport) -> None:
     code = two_classes.tasks[0]
     (drafter, points), *others = curves(code).items()
     assert (drafter, others) == ("model", [])
@@ -188,7 +192,7 @@ def test_the_picture_has_a_curve_a_drafter(two_classes: Report) -> None:
     }  # fmt: skip
 
 
-def test_a_picture_is_drawn_whole(two_classes: Report, tmp_path: Path) -> None:
+def test_a_picture_is_drawn_whole(two_classes: BenchReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra")
     path = tmp_path / "out.png"
     check_plot(path)
@@ -215,7 +219,7 @@ def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path, name: str, 
 def test_drawing_without_matplotlib_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.bench.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("specrt.bench.report.find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r'pip install "specrt\[plot\]"'):
         check_plot(tmp_path / "out.png")
 
@@ -231,7 +235,7 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_bandwidth_is_of_the_fastest_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0, 500, 1000, 1250, 2000, 3000])
-    monkeypatch.setattr("specrt.bandwidth.perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr("specrt.system.machine.perf_counter_ns", lambda: next(times))
     found = measure_bandwidth(2, MIB, reads=3)
     assert found == Bandwidth(MIB / 250e-9, MIB, 2, 3)
     assert found.to_json()["bytes_per_second"] == round(MIB / 250e-9)

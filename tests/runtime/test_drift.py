@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from specrt.costs import Costs
-from specrt.drift import Drift
+from specrt.speculation.costs import Costs, Drift
 
 TOLD = Costs(tuple(1000.0 + 100.0 * g for g in range(9)), tuple(50.0 * g for g in range(9)), 20.0)
 

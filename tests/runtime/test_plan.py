@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.plan import NEVER, Plan, Prices, landings, plan
+from specrt.speculation.costs import NEVER, DraftPlan, RoundCosts, landings, plan
 
 STEPS = st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6)
 
 
-def priced(wider: list[float], step: list[float], outside: float = 0.05) -> Prices:
+def priced(wider: list[float], step: list[float], outside: float = 0.05) -> RoundCosts:
     verify = list(itertools.accumulate(wider, initial=1.0))
     draft = list(itertools.accumulate(step, initial=0.0))
-    return Prices.of(verify, draft, outside)
+    return RoundCosts.of(verify, draft, outside)
 
 
-def blind(prices: Prices, chance: float) -> Plan:
+def blind(prices: RoundCosts, chance: float) -> DraftPlan:
     chances = [chance] * (len(prices.total) - 1)
     return plan(prices, chances, chances, 1.0, 1.0 / prices.total[0])
 
 
-def stops_at(made: Plan, chance: float) -> int:
+def stops_at(made: DraftPlan, chance: float) -> int:
     """Follow a plan whose tokens all look alike."""
     reach, k = 1.0, 0
     while reach >= made.more[k]:
@@ -36,7 +36,7 @@ def stops_at(made: Plan, chance: float) -> int:
     return k
 
 
-def rate(prices: Prices, chance: float, gamma: int) -> float:
+def rate(prices: RoundCosts, chance: float, gamma: int) -> float:
     return sum(chance**k for k in range(gamma + 1)) / prices.total[gamma]
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_divided_by_zero() -> None:
         assert stops_at(blind(prices, chance), chance) == 6
 
 
-def two_kinds(prices: Prices, sure: float, poor: float, share: float, made: Plan) -> float:
+def two_kinds(prices: RoundCosts, sure: float, poor: float, share: float, made: DraftPlan) -> float:
     """Return the tokens per time of a plan, where a drafted token is sure or poor."""
     tokens = time = 0.0
     # (probability, tokens drafted, reach, tokens gained)
@@ -99,7 +99,7 @@ def two_kinds(prices: Prices, sure: float, poor: float, share: float, made: Plan
     return tokens / time
 
 
-def best_of_two_kinds(prices: Prices, sure: float, poor: float, share: float) -> float:
+def best_of_two_kinds(prices: RoundCosts, sure: float, poor: float, share: float) -> float:
     """Return the most tokens per time that any rule reaches: Dinkelbach's iteration."""
     worth = 1.0 / prices.total[0]
     for _ in range(30):
@@ -109,7 +109,7 @@ def best_of_two_kinds(prices: Prices, sure: float, poor: float, share: float) ->
 
 
 def _value(
-    prices: Prices, sure: float, poor: float, share: float, worth: float, k: int, reach: float
+    prices: RoundCosts, sure: float, poor: float, share: float, worth: float, k: int, reach: float
 ) -> tuple[float, float]:
     """Return the tokens and the time that are best spent after k tokens of a reach."""
     best = (0.0, 0.0)

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt.bundle import Bundle
-from specrt.costs import Costs
+from specrt.bundle import Bundle, read_manifest
 from specrt.errors import BundleError
-from specrt.machine import this_machine
-from specrt.manifest import read_manifest
-from specrt.models import AUTO
-from specrt.tuning import (
+from specrt.params import AUTO
+from specrt.speculation.costs import Costs
+from specrt.system.machine import this_machine
+from specrt.tuning.tuning_record import (
     FILE_NAME,
     FORMAT,
-    Setting,
+    TunedSetting,
     Tuning,
     check_writable,
     read_tuning,
@@ -30,7 +29,7 @@ from specrt.tuning import (
 )
 
 THREADS = 2
-ROW = Setting("cascade", None, 400, 5_000_000_000, 200, 500, 300, 200)
+ROW = TunedSetting("cascade", None, 400, 5_000_000_000, 200, 500, 300, 200)
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def tuning(bundle: Bundle) -> Tuning:
         outside_ns=50,
         fixed_gamma=None,
         drafter="cascade",
-        settings=(Setting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
+        settings=(TunedSetting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from specrt.costs import Costs
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.round import Round
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.round import Round
 
 LARGEST = 8
 
@@ -163,12 +163,12 @@ def one_round(
     while steps < most:
         confidence = text.confidence(position + steps)
         steps += 1
-        weight = policy.weigh(steps, confidence)
-        if weight is Weight.DROP:
+        weight = policy.decide(steps, confidence)
+        if weight is DraftDecision.DISCARD:
             break
         kept = steps
         confidences.append(confidence)
-        if weight is Weight.LAST:
+        if weight is DraftDecision.STOP:
             break
     accepted = 0
     while accepted < kept and text.right(position + accepted, accepted):

@@ -14,17 +14,15 @@ from gpucheck.evidence import CheckError, Evidence
 from gpucheck.inventory import TENSORRT
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Workbench, codelet_source
-from specrt.engine import Engine
-from specrt.engines.tensorrt.contract import KV_TYPES, NATIVE, cache_names
-from specrt.engines.tensorrt.plan import ITEM_BYTES
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.bench.lossless import compare, first_difference, plain_margin
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.fused_round import CapturedRounds
+from specrt.engine.tensorrt.passes import DECOMPOSED, KV_TYPES, NATIVE, cache_names
+from specrt.engine.tensorrt.plan import ITEM_BYTES
 from specrt.errors import EngineError
-from specrt.generate import Generator
-from specrt.lossless import compare, first_difference, plain_margin
-from specrt.models import AUTO
-from specrt.params import SamplingParams
-from specrt.prompts import read_prompts
-from specrt_export.lower.tensorrt import DECOMPOSED
+from specrt.generator import Generator
+from specrt.params import AUTO, SamplingParams
+from specrt.text import read_prompts
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -49,7 +47,7 @@ them."""
 
 
 class Reference(Protocol):
-    """What an engine is compared with; `specrt_export.portable.GraphRun` is one."""
+    """What an engine is compared with; `specrt_export.portable.graph.GraphRun` is one."""
 
     def reset(self, batch: int, length: int) -> None:
         """Start over."""
@@ -364,7 +362,7 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
 
     Raises: CheckError where tokens, confidences or scores differ, or a round does not fit.
     """
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     tokens, start = random_text(draft, 24), min(20, target.max_width, draft.max_width)
     for engine in (target, draft):
         feed(engine, tokens[:, :start], 0, 1)

@@ -11,12 +11,17 @@ from typing import Any
 
 from gpucheck.evidence import Evidence
 from gpucheck.settings import ROOT
-from specrt.cuda import Survey, survey
-from specrt.engines.tensorrt.ability import lacks_to_build, lacks_to_run
-from specrt.engines.tensorrt.fingerprint import this_device
-from specrt.engines.tensorrt.library import FLAVOURS, is_installed, open_library
+from specrt.engine.tensorrt.engine_record import this_device
+from specrt.engine.tensorrt.library import (
+    FLAVOURS,
+    is_installed,
+    lacks_to_build,
+    lacks_to_run,
+    open_library,
+)
 from specrt.errors import SpecrtError
-from specrt.jetson import read_jetson
+from specrt.system.gpu import Survey, survey
+from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",
@@ -81,10 +86,10 @@ def collect(machine: Machine, backend: str, evidence: Evidence) -> None:
 
 def _lacks(backend: str, gpus: Survey) -> str:
     if backend == "ort-cuda":
-        from specrt.engines.cuda_session import missing, unloadable
+        from specrt.engine.ort_cuda import missing, unloadable
 
         return missing() or unloadable() or ""
-    from specrt.engines.tensorrt.bindings import cuda_bindings
+    from specrt.engine.tensorrt.cuda import cuda_bindings
 
     this_device(open_library(backend), found=gpus)
     cuda_bindings()

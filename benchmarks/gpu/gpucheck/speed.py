@@ -13,17 +13,15 @@ from gpucheck.correctness import TIE, random_text
 from gpucheck.evidence import CheckError, Evidence, Facts, NotRunError
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Built, Workbench
-from specrt.bench.configuration import configurations
+from specrt.bench.lossless import compare_outputs, plain_margin
 from specrt.bench.measure import measure
-from specrt.bench.outputs import compare_outputs
 from specrt.bench.report import report
-from specrt.engine import Engine
-from specrt.generate import Generator
-from specrt.lossless import plain_margin
-from specrt.models import AUTO
-from specrt.params import SamplingParams
-from specrt.prompts import read_prompts
-from specrt.tune import turned
+from specrt.bench.samples import configurations
+from specrt.engine.protocol import Engine
+from specrt.generator import Generator
+from specrt.params import AUTO, SamplingParams
+from specrt.text import read_prompts
+from specrt.tuning.pass_timer import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")

@@ -26,34 +26,32 @@ from gpucheck.evidence import CheckError, Evidence, NotRunError
 from gpucheck.inventory import RTX, TENSORRT, Machine
 from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, ROOT, SCRIPT, RunSettings
 from gpucheck.supervisor import Start, command
-from specrt.engine import Engine
-from specrt.engines.ort_cuda import OrtCudaEngine
-from specrt.engines.tensorrt.ability import lacks_to_build
-from specrt.engines.tensorrt.bindings import cuda_bindings
-from specrt.engines.tensorrt.cuda import CudaDevice
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.library import Library, is_installed, open_library
-from specrt.engines.tensorrt.opening import whole_rounds
-from specrt.engines.tensorrt.record import FILE_NAME, PLAN, EngineRecord, read_engine_record
-from specrt.engines.tensorrt.trt_plan import open_plan
+from specrt.bundle import Geometry, read_manifest
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.fused_round import fused_rounds
+from specrt.engine.tensorrt.library import Library, is_installed, lacks_to_build, open_library
+from specrt.engine.tensorrt.passes import NATIVE
+from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import BuildError, EngineError
-from specrt.generate import Generator
-from specrt.geometry import Geometry
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.manifest import read_manifest
-from specrt.models import Models
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs
-from specrt_export.build import build, is_fresh
+from specrt.tuning.pass_timer import measure_costs
+from specrt_export.bundle_builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.compile.tensorrt.builder import build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
-from specrt_export.lower.stored import stored_weights
-from specrt_export.lower.tensorrt import NATIVE, TensorRtTarget, lower_tensorrt, mark_decomposable
-from specrt_export.portable import GraphRun, geometry_of, read_graph
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
+from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.quantize.precision import SCALED, Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import read_recipe
@@ -176,7 +174,7 @@ class Workbench(Machine):
         tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
         with self.engines(target, draft) as engines:
             models = Models(
-                *engines, (0, *self.settings.gammas), rounds=whole_rounds(*engines),
+                *engines, (0, *self.settings.gammas), rounds=fused_rounds(*engines),
                 measure=lambda models: measure_costs(models, tokenizer),
             )  # fmt: skip
             yield Generator(models, tokenizer)
@@ -306,7 +304,7 @@ class Workbench(Machine):
         if out.is_file():
             return
         try:
-            from specrt_export.graph import export_graph
+            from specrt_export.portable.exporter import export_graph
         except ImportError as error:
             raise NotRunError(f"exporting needs {error.name}; pack.py brings the graph") from error
         config = json.loads((CODELET / "checkpoint" / "target" / "config.json").read_text("utf-8"))
@@ -330,7 +328,7 @@ class Workbench(Machine):
 
         from growth.shape import PRESETS
         from inflate import inflate
-        from specrt_export.weights import attach
+        from specrt_export.portable.graph import attach
 
         source, shape = self._grown(size), PRESETS[size]
         evidence.add(reused=source.graph.is_file())

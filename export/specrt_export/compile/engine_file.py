@@ -1,16 +1,57 @@
-"""Write an engine: a graph, and beside it the bytes of its weights, a slice at a time."""
+"""Writes an engine: a graph, and beside it the bytes of its weights, a slice at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import onnx
 
-from specrt_export.compile.room import no_room
-from specrt_export.lower.stored import Stored
+from specrt.errors import BuildError
+from specrt_export.lower.lazy_tensor import LazyTensor
+
+
+def disk_full(path: Path) -> BuildError:
+    """Return the error for a file that could not be written, with what is free on its disk."""
+    free = shutil.disk_usage(path.parent).free >> 20
+    return BuildError(
+        f"{path} could not be written, with {free} MiB free on its disk; free some, or build "
+        "elsewhere with --out"
+    )
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write; at the end it takes the place of `path`.
+
+    Whatever stops the writing, what was at `path` is as it was and the file is gone.
+    Raises: BuildError for what the disk refused.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+    except OSError as error:
+        raise BuildError(
+            f"{path} cannot be written ({error.strerror or error}); build elsewhere with --out"
+        ) from error
+    aside = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
+        aside.chmod(0o644)
+        aside.replace(path)
+    except OSError as error:
+        raise disk_full(path) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
 
 ENGINE, WEIGHTS = "engine.onnx", "engine.data"
 
@@ -24,7 +65,7 @@ _INLINE_BYTES = 1024
 """Up to this size a weight lies in the graph itself."""
 
 
-def write_engine(model: onnx.ModelProto, weights: Mapping[str, Stored], out: Path) -> None:
+def write_engine(model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path) -> None:
     """Write `engine.data` and `engine.onnx` into a folder; each byte of a weight once.
 
     Raises: BuildError when the disk is full.
@@ -34,10 +75,12 @@ def write_engine(model: onnx.ModelProto, weights: Mapping[str, Stored], out: Pat
             _write_weights(model, weights, file)
         (out / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
     except OSError as error:
-        raise no_room(out / WEIGHTS) from error
+        raise disk_full(out / WEIGHTS) from error
 
 
-def _write_weights(model: onnx.ModelProto, weights: Mapping[str, Stored], file: BinaryIO) -> None:
+def _write_weights(
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], file: BinaryIO
+) -> None:
     placed: dict[str, tuple[int, int]] = {}
     for tensor in model.graph.initializer:
         stored = weights.get(tensor.name)
@@ -55,7 +98,7 @@ def _write_weights(model: onnx.ModelProto, weights: Mapping[str, Stored], file: 
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _append(file: BinaryIO, stored: Stored) -> tuple[int, int]:
+def _append(file: BinaryIO, stored: LazyTensor) -> tuple[int, int]:
     """Write a weight at the next page; return where it begins, and its bytes."""
     file.write(bytes(-file.tell() % ALIGNMENT))
     offset = file.tell()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from specrt_export.lower.stored import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 
 
 class GraphView:
@@ -22,7 +23,9 @@ class GraphView:
     Weights are initializers whose bytes lie elsewhere; `stored` says how to read them.
     """
 
-    def __init__(self, model: onnx.ModelProto, stored: Mapping[str, Stored] | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, stored: Mapping[str, LazyTensor] | None = None
+    ) -> None:
         self.model = model
         self.graph = model.graph
         self._stored = dict(stored or {})
@@ -75,11 +78,11 @@ class GraphView:
         array = self.constant(name)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> LazyTensor | None:
         """Return the weight of a name, else None."""
         return self._stored.get(name)
 
-    def weights(self) -> dict[str, Stored]:
+    def weights(self) -> dict[str, LazyTensor]:
         """Return the weights that the graph's initializers stand for."""
         names = [t.name for t in self.graph.initializer if t.name in self._stored]
         return {name: self._stored[name] for name in names}
@@ -114,7 +117,7 @@ class GraphView:
         self._constants[tensor.name] = tensor
         return tensor.name
 
-    def add_stored(self, stored: Stored) -> str:
+    def add_stored(self, stored: LazyTensor) -> str:
         """Add a weight, unless one of its name is there, and return its name."""
         if stored.name not in self._constants:
             tensor = onnx.TensorProto(
@@ -206,3 +209,64 @@ class GraphView:
                 continue
             stack.append((node, True))
             stack.extend((maker[i], False) for i in reversed(node.input) if i in maker)
+
+
+OLDEST = 21
+
+_OLDEST_IR = 10
+
+
+def stamp_oldest_opset(model: onnx.ModelProto) -> int:
+    """Lower the standard opset to 21 where no operator needs more; return the version.
+
+    ONNX Runtime 1.23, the last for Python 3.10, refuses opset 24. A graph whose attention was
+    fused holds nothing newer than opset 21.
+    """
+    return stamp_opset(model, OLDEST)
+
+
+def stamp_opset(model: onnx.ModelProto, version: int) -> int:
+    """Lower the standard opset to a version where no operator needs more; return what it is."""
+    stamp = next(o for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    nodes = [n for n in model.graph.node if n.domain in ("", "ai.onnx")]
+    if all(_exists(n.op_type, version) for n in nodes):
+        for node in nodes:
+            _drop_newer_attributes(node, version)
+        stamp.version = version
+        model.ir_version = _OLDEST_IR
+    return int(stamp.version)
+
+
+def _exists(op_type: str, version: int) -> bool:
+    # ONNX Runtime registers this one in the standard domain, outside the standard.
+    if op_type == "SimplifiedLayerNormalization":
+        return True
+    return onnx.defs.has(op_type, version, "")
+
+
+def _drop_newer_attributes(node: onnx.NodeProto, version: int) -> None:
+    if not onnx.defs.has(node.op_type, version, ""):
+        return
+    known = onnx.defs.get_schema(node.op_type, version, "").attributes
+    kept = [a for a in node.attribute if a.name in known]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph, its weights, and per rewrite how many of how many places it took."""
+
+    model: onnx.ModelProto
+    weights: dict[str, LazyTensor]
+    fused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the rewrites found, as `n/of`."""
+
+    said: dict[str, str] = field(default_factory=dict)
+
+    def __setitem__(self, name: str, counts: tuple[int, int]) -> None:
+        self.said[name] = "/".join(map(str, counts))

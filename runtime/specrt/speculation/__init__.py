@@ -1,0 +1,1 @@
+"""The algorithm: the round, the target, drafters and the gamma policy."""
