@@ -98,8 +98,18 @@ class PartReader(io.RawIOBase):
                 self._file = path.open("rb")
             if count := int(self._file.readinto(buffer)):
                 return count
+            self.end_part()
+
+    def end_part(self) -> None:
+        """Close the part at hand."""
+        if self._file is not None:
             self._file.close()
             self._file = None
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.end_part()
+        super().close()
 
 
 def pack(out: Path, work: Path, wheels: Path | None = None, limit: int = PART_BYTES) -> int:
@@ -145,9 +155,11 @@ def unpack(parts: Path, work: Path) -> list[str]:
     files = checked_parts(parts)
     work.mkdir(parents=True, exist_ok=True)
     names = []
-    stream = io.BufferedReader(PartReader(files), CHUNK)
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            io.BufferedReader(PartReader(files), CHUNK) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+        ):
             for member in archive:
                 archive.extract(member, work, filter="data")
                 names.append(member.name)
