@@ -20,6 +20,7 @@ from gpucheck.correctness import Ids, Scores
 from gpucheck.evidence import Evidence, Results
 from gpucheck.inventory import TENSORRT
 from gpucheck.probe import try_way
+from gpucheck.speed import fill
 from gpucheck.supervisor import Start, report
 from gpucheck.workbench import Built, Source, Workbench
 
@@ -116,6 +117,15 @@ class GpuDouble(Workbench):
 
     def reference(self, role: str) -> Any:
         return TableReference(self.tables[role])
+
+    @contextmanager
+    def pair(self, target: Built, draft: Built) -> Iterator[Generator]:
+        with super().pair(target, draft) as generator:
+            # Costs are measured at any position; tables know none that was never written.
+            for engine in (generator.models.target, generator.models.draft):
+                assert engine is not None
+                fill(engine, LENGTH)
+            yield generator
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
