@@ -7,10 +7,11 @@ and how confident the drafter was of each. What a policy would have gained is th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,22 +42,13 @@ class Drafts:
         return replace(self, confidence=[[1.0] * len(row) for row in self.confidence])
 
 
-Clock = Callable[[float, int], float]
-"""Gives what a pass takes on the clock: of what it should take, in which round."""
-
-
-def exact(ns: float, number: int) -> float:
-    """Take what the pass costs."""
-    return ns
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A text, what was drafted along it, and the machine it runs on.
 
     `costs` are the machine's, `tuned` what a policy is told of them. With a second drafter the
-    first is asked first, as in a cascade. `loads` has how many rows share the passes in each
-    round, in turn.
+    first is asked first, as in a cascade. `jitter` has how many times as long as they should passes
+    take on the clock, in turn; `loads` how many rows share them, in stretches of 250 tokens.
     """
 
     name: str
@@ -64,7 +56,7 @@ class Trace:
     costs: Costs
     second: Drafts | None = None
     tuned: Costs | None = None
-    clock: Clock = exact
+    jitter: Sequence[float] = (1.0,)
     loads: Sequence[int] = (1,)
 
     @property
@@ -77,13 +69,17 @@ class Trace:
         """What a policy is told that passes cost."""
         return self.tuned or self.costs
 
-    def cost(self, number: int) -> Costs:
-        """Return what passes cost in a round of this number."""
-        load = self.loads[number // 100 % len(self.loads)]
-        return self.costs if load == 1 else self._shared[load]
+    def timed(self, ns: float, number: int) -> int:
+        """Return what a pass takes on the clock; `number` counts passes."""
+        return round(ns * self.jitter[number % len(self.jitter)])
+
+    def load(self, position: int) -> int:
+        """Return how many rows share the passes where the text has come so far."""
+        return self.loads[position // 250 % len(self.loads)]
 
     @cached_property
-    def _shared(self) -> dict[int, Costs]:
+    def by_load(self) -> dict[int, Costs]:
+        """What passes cost, for each number of rows that share them."""
         return {load: self.costs.shared(load, LARGEST) for load in self.loads}
 
 
@@ -103,6 +99,14 @@ class Ride:
                 ns += spent
             position += len(round_.tokens)
         return tokens / ns * 1e9
+
+
+@runtime_checkable
+class LoadPolicy(Protocol):
+    """A policy that goes by how many rows share the passes."""
+
+    def set_load(self, load: int) -> None:
+        """Go by what passes cost while so many rows share them."""
 
 
 def draft(policy: GammaPolicy, drafts: Drafts, position: int) -> tuple[int, int, int]:
@@ -126,7 +130,10 @@ def ride(policy: GammaPolicy, trace: Trace, second: GammaPolicy | None = None) -
     position = 0
     while position + LARGEST < trace.length:
         number = len(done.rounds)
-        costs = trace.cost(number)
+        load = trace.load(position)
+        costs = trace.by_load[load]
+        if isinstance(policy, LoadPolicy):
+            policy.set_load(load)
         steps, kept, accepted = draft(policy, trace.drafts, position)
         draft_ns = costs.draft(steps) if trace.second is None else 0.0
         both = second is not None and trace.second is not None and not kept
@@ -140,8 +147,8 @@ def ride(policy: GammaPolicy, trace: Trace, second: GammaPolicy | None = None) -
             tokens=[0] * (accepted + 1),
             drafted=kept,
             accepted=accepted,
-            draft_ns=round(trace.clock(draft_ns, number)),
-            verify_ns=round(trace.clock(verify_ns, number)),
+            draft_ns=trace.timed(draft_ns, 2 * number),
+            verify_ns=trace.timed(verify_ns, 2 * number + 1),
         )
         if both:
             assert second is not None
@@ -194,13 +201,8 @@ def recorded(path: Path) -> Trace:
         tuple(arrays["draft_ns"].tolist()),
         float(arrays["outside_ns"]),
     )
-    jitter = arrays["jitter"].tolist()
-
-    def clock(ns: float, number: int) -> float:
-        return ns * float(jitter[number % len(jitter)])
-
-    second = _drafts(arrays, "model")
-    return Trace(path.stem, _drafts(arrays, "ngram"), costs, second, clock=clock)
+    first, second = _drafts(arrays, "ngram"), _drafts(arrays, "model")
+    return Trace(path.stem, first, costs, second, jitter=arrays["jitter"].tolist())
 
 
 def _drafts(arrays: np.lib.npyio.NpzFile, name: str) -> Drafts:
@@ -342,7 +344,8 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
     }
     plain = [texts["steady"][i] for i in (0, 1, 3, 5)]
     found["noisy clock"] = [
-        Trace(name, drafts, costs, clock=noisy(seed))
+        Trace(name, drafts, costs, jitter=noisy(noise))
+        for noise in (1, 2, 3)
         for name, costs in MACHINES.items()
         for drafts in plain
     ]
@@ -366,14 +369,12 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
     return found
 
 
-def noisy(seed: int) -> Clock:
+def noisy(seed: int) -> list[float]:
     """Return a busy machine: passes vary by an eighth, and one in a hundred takes ten times."""
     draw = random.Random(seed)
-
-    def clock(ns: float, number: int) -> float:
-        return ns * draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1)
-
-    return clock
+    return [
+        draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1) for _ in range(4999)
+    ]
 
 
 def wrong_shapes(costs: Costs) -> list[Costs]:

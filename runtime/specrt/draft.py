@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from specrt.engine import Output
 from specrt.errors import EngineError, RequestError
-from specrt.gamma import GammaPolicy, Weight
+from specrt.speculation.gamma import GammaPolicy, DraftDecision
 from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
 from specrt.passes import Asking
@@ -120,7 +120,7 @@ class ModelDrafter:
         choose = self._likeliest if self._params.greedy else self._draw
         if self._rules is not None:
             self._rules.learn(tokens)
-        weigh = self._gamma.weigh
+        decide = self._gamma.decide
         drafted = self._path = list[int]()
         confidences: list[float] = []
         distributions: list[Distribution] = []
@@ -130,12 +130,12 @@ class ModelDrafter:
             if chosen is None:
                 break
             token, confidence = chosen
-            weight = weigh(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
-            if weight is Weight.DROP:
+            decision = decide(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
+            if decision is DraftDecision.DISCARD:
                 break
             drafted.append(token)
             confidences.append(confidence)
-            if weight is Weight.LAST or len(drafted) == most:
+            if decision is DraftDecision.STOP or len(drafted) == most:
                 break
             pending = (token,)
         if not drafted:

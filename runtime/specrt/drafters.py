@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specrt.adaptive import AutoGamma, SharedGamma
+from specrt.speculation.gamma import AutoGamma, LoadAwareGamma
 from specrt.cascade import CascadeDrafter
-from specrt.costs import Costs
+from specrt.speculation.costs import Costs
 from specrt.draft import Drafter, ModelDrafter, NoDrafter
 from specrt.errors import RequestError, did_you_mean
 from specrt.forced import ForcedDrafter
-from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy
+from specrt.speculation.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.grammar import GrammarRules
 from specrt.models import AUTO, DRAFTERS, Gamma, Models
 from specrt.ngram import NgramDrafter
@@ -153,7 +153,7 @@ class Drafters:
         adaptive, gammas = self._adaptive(source, manner), self._models.gammas
         policy: GammaPolicy = adaptive
         if self._load is not None:
-            policy = SharedGamma(adaptive, self._load)
+            policy = LoadAwareGamma(adaptive, self._load)
         whole = len(gammas) == max(gammas) + 1
         return policy if whole else BuiltGamma(policy, gammas)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrt.bundle import Bundle
-from specrt.costs import Costs
+from specrt.speculation.costs import Costs
 from specrt.engine import TENSORRT, Engine, open_engine, share_threads
 from specrt.errors import BundleError, RequestError
 from specrt.generate import Generator

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from specrt.costs import Costs
+from specrt.speculation.costs import Costs
 from specrt.engine import Engine
 from specrt.whole import WholeRounds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.gamma import GammaPolicy, Weight
+from specrt.speculation.gamma import GammaPolicy, DraftDecision
 from specrt.passes import Asking
 from specrt.round import Round
 from specrt.suffixes import Match, Suffixes
@@ -68,18 +68,18 @@ class NgramDrafter:
 
     def _copy(self, tokens: Sequence[int], match: Match, most: int) -> Proposal:
         agreed, start = match
-        weigh = self._gamma.weigh
+        decide = self._gamma.decide
         period = len(tokens) - start
         drafted: list[int] = []
         confidences: list[float] = []
         for i in range(most):
             confidence = agreed / (agreed + 2)
-            weight = weigh(i + 1, confidence)
-            if weight is Weight.DROP:
+            decision = decide(i + 1, confidence)
+            if decision is DraftDecision.DISCARD:
                 break
             drafted.append(tokens[start + i] if i < period else drafted[i - period])
             confidences.append(confidence)
-            if weight is Weight.LAST:
+            if decision is DraftDecision.STOP:
                 break
             agreed += 1
         return Proposal(drafted, None, self.SOURCE, confidences) if drafted else NOTHING

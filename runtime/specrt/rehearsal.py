@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from specrt.completion import Completion
 from specrt.draft import Drafter, ModelDrafter
 from specrt.engine import Engine, Output
-from specrt.gamma import FixedGamma
+from specrt.speculation.gamma import FixedGamma
 from specrt.models import Models
 from specrt.noise import Noise
 from specrt.padding import first_row

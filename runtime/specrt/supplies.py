@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specrt.costs import Costs
+from specrt.speculation.costs import Costs
 from specrt.drafters import Drafters, Manner
 from specrt.engine import PackedEngine
 from specrt.models import Models

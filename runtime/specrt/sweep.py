@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from specrt.costs import Costs
+from specrt.speculation.costs import Costs
 from specrt.errors import RequestError
 from specrt.generate import Generator
 from specrt.models import AUTO, Gamma, Models

@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
-from specrt.costs import Costs, shared_widths
+from specrt.speculation.costs import Costs, shared_widths
 from specrt.engine import PackedEngine
 from specrt.errors import EngineError
 from specrt.models import Models

@@ -16,7 +16,7 @@ from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.bundle import Bundle
-from specrt.costs import Costs, shared_widths
+from specrt.speculation.costs import Costs, shared_widths
 from specrt.errors import BundleError, SpecrtError
 from specrt.machine import Machine, this_machine
 from specrt.models import AUTO, DRAFTERS, Gamma

@@ -1,0 +1,1 @@
+"""The algorithm: rounds, drafters, and how far to draft."""
