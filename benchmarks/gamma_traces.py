@@ -15,9 +15,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from specrt.round import Round
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.round import Round
 
 LARGEST = 8
 """The largest gamma of all traces."""
@@ -372,9 +372,7 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
 def noisy(seed: int) -> list[float]:
     """Return a busy machine: passes vary by an eighth, and one in a hundred takes ten times."""
     draw = random.Random(seed)
-    return [
-        draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1) for _ in range(4999)
-    ]
+    return [draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1) for _ in range(4999)]
 
 
 def wrong_shapes(costs: Costs) -> list[Costs]:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.drafters import Drafters
-from specrt.geometry import Geometry
-from specrt.models import Models
-from specrt.noise import Noise
+from specrt.bundle import Geometry
 from specrt.params import SamplingParams
-from specrt.requested import rules_of
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
+from specrt.request_factory import rules_of
+from specrt.sampling.noise import Noise
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.pool import Drafters, Models
+from specrt.speculation.round import played, speculate
+from specrt.speculation.target import EngineTarget
 
 LENGTH = 2048
 

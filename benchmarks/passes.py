@@ -21,9 +21,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from specrt.bundle import Bundle
-from specrt.engine import Engine, open_engine, share_threads
-from specrt.manifest import ModelRecord
+from specrt.bundle import Bundle, ModelRecord
+from specrt.engine.backends import open_engine, share_threads
+from specrt.engine.protocol import Engine
 
 FLOAT = TensorProto.FLOAT
 ROTARY_BASE = 10000.0

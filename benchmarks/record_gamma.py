@@ -19,19 +19,18 @@ from statistics import median
 import gamma_traces
 from gamma_traces import FOLDER, LARGEST, Drafts
 
-from specrt.draft import Drafter, ModelDrafter
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.prompts import read_prompts
-from specrt.round import Round
-from specrt.speculate import played, speculate
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.target import CachedTokens, EngineTarget
-from specrt.tune import measure_costs
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.round import Drafter, Round, alone, played, speculate
+from specrt.speculation.target import EngineTarget
+from specrt.text import read_prompts
+from specrt.tuning.pass_timer import measure_costs
 
 GAMMA = 4
 """Of the rounds whose times are recorded."""

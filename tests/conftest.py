@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import specrt
-from specrt import Generator
-from specrt_export.build import build, is_fresh
+from specrt.generator import Generator
+from specrt_export.bundle_builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
 
 if TYPE_CHECKING:
     from export.zoo import Exported
-    from specrt_export.graph import ExportedGraph
+    from specrt_export.portable.exporter import ExportedGraph
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.errors import SpecrtError
-from specrt.prompts import read_prompts
-from specrt.text import Tokenizer
+from specrt.text import Tokenizer, read_prompts
 
 from peerbench.catalog import HERE, PEERS, MissingError, Models, label
 from peerbench.conversion import PRECISIONS

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from specrt import Generator, SamplingParams, load
-from specrt.manifest import ModelRecord, read_manifest
+from specrt.bundle import ModelRecord, read_manifest
+from specrt.generator import Generator
+from specrt.loading import load
+from specrt.params import SamplingParams
 
 from peerbench.protocol import PLAIN, SPECULATIVE, Completed, Hello, Order, serve
 

@@ -11,7 +11,10 @@ import sys
 from pathlib import Path
 
 import specrt
-from specrt import AsyncStream, Generator, SamplingParams, SpecrtError
+from specrt.aio import AsyncStream
+from specrt.errors import SpecrtError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 BUNDLE = Path(__file__).parents[2] / "engines" / "build" / "codelet"
 SECONDS = 0.2

@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import specrt
-from specrt import Completion, Generator, SamplingParams, SpecrtError
+from specrt.completion import Completion
+from specrt.errors import SpecrtError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 BUNDLE = Path(__file__).parents[2] / "engines" / "build" / "codelet"
 PROMPTS = ["def fibonacci(n):\n", "class Stack:\n", "import os\n", "for line in lines:\n"]

@@ -1,10 +1,10 @@
-"""Read a checkpoint's shape: its config, and where in which file the bytes of each weight are."""
+"""A checkpoint: fetched from a hub or read from a folder; where the bytes of each weight are."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,7 +13,49 @@ from typing import Any
 
 from specrt.errors import CheckpointError
 
+
+def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
+    """Return the local snapshot of a hub model, downloading what of `files` is not cached.
+
+    Raises: CheckpointError in place of every error of the hub and the network.
+    """
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"no folder {name}, and fetching it from the hub needs huggingface_hub: "
+            'pip install "specrt[export]"'
+        ) from error
+    # The root of what the hub's HTTP library raises, whichever library that is.
+    network = errors.HTTPError  # type: ignore[attr-defined]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    except (network, errors.HFValidationError, OSError) as error:
+        raise _explained(name, revision, error) from error
+
+
+def _explained(name: str, revision: str | None, error: Exception) -> CheckpointError:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    where = f"{name} at revision {revision!r}" if revision else name
+    if isinstance(error, GatedRepoError):
+        remedy = "access is gated: accept its terms on the hub, then `hf auth login`"
+    elif isinstance(error, RevisionNotFoundError):
+        remedy = "the model has no such revision: give a branch, a tag or a commit of it"
+    elif isinstance(error, RepositoryNotFoundError):
+        remedy = "no folder and no hub model has this name, or it is private (`hf auth login`)"
+    else:
+        remedy = "check the network, or give a local folder"
+    reason = str(error).strip().partition("\n")[0]
+    return CheckpointError(f"cannot fetch {where}: {remedy} ({type(error).__name__}: {reason})")
+
+
 SINGLE = "model.safetensors"
+
 INDEX = "model.safetensors.index.json"
 
 ITEM_BYTES = {
@@ -27,6 +69,7 @@ HEADER_LIMIT = 100_000_000
 """Bytes; the safetensors format itself refuses longer headers."""
 
 CONFIG_FILES = ("config.json",)
+
 WANTED_FILES = (
     *CONFIG_FILES,
     "generation_config.json",
@@ -88,7 +131,6 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
     name = str(name_or_path)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         raise CheckpointError(f"no folder {name}, and a hub name looks like 'owner/model'")
-    from specrt_export.hub import download
 
     return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
 

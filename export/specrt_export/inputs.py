@@ -1,10 +1,11 @@
-"""What a recipe names, found on this machine: checkpoints, graphs, and the hash of it all."""
+"""What a recipe names: checkpoints, graphs, calibration text and vocabularies on this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,19 +15,130 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer as HubTokenizer
+
 import specrt
-from specrt import libraries
-from specrt.engines.tensorrt.library import open_library
-from specrt.errors import BuildError, CheckpointError
+from specrt import bundle as libraries
+from specrt.engine.backends import TENSORRT
+from specrt.engine.tensorrt.library import open_library
+from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.lower.pack import LAYOUT
-from specrt_export.mapped import check_weights
-from specrt_export.portable import check_length, geometry_of, read_graph
-from specrt_export.problems import TENSORRT
+from specrt_export.lower.ort_lowering import LAYOUT
+from specrt_export.portable.graph import (
+    Tokens,
+    check_length,
+    check_weights,
+    geometry_of,
+    read_graph,
+)
 from specrt_export.recipe import ModelSource, Recipe
-from specrt_export.vocabulary import check_vocabulary
+
+UNUSED = re.compile(
+    r"""
+    [<\[] \|? _{0,2}                             # <pad>, [unused7], <|reserved_special_token_3|>
+    (pad | unused | reserved | extra | dummy | placeholder | filler)
+    [\w ]* \|? [>\]]
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Spellings that fill a vocabulary up to a round size and stand for no text."""
+
+
+def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Refuse a pair whose ids do not mean the same tokens.
+
+    Accepted at the end of either: embedding rows without a token, and unused or padding tokens.
+    Raises: CheckpointError with the first differing id and both its tokens.
+    """
+    ours, theirs = read_tokens(target), read_tokens(draft)
+    for index in sorted(ours.keys() | theirs.keys()):
+        mine, other = ours.get(index), theirs.get(index)
+        if mine == other or (_filler(mine) and _filler(other)):
+            continue
+        raise CheckpointError(
+            f"target and draft differ at token id {index}: {_shown(mine)} in {target.folder}, "
+            f"{_shown(other)} in {draft.folder}; a draft must share its target's tokenizer, "
+            "choose a smaller model of the same family"
+        )
+
+
+def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+    """Return the token of each id of a checkpoint's tokenizer, added tokens included.
+
+    Raises: CheckpointError if it is missing, unreadable, or has ids the model has no row for.
+    """
+    path = checkpoint.folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(
+            f"{checkpoint.folder} has no tokenizer.json; write one with "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        vocabulary = HubTokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    # The tokenizers library raises bare Exception for whatever it cannot read.
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is not a tokenizer ({error}); fetch the checkpoint again"
+        ) from error
+    tokens = {index: token for token, index in vocabulary.items()}
+    size = checkpoint.config.get("vocab_size")
+    last = max(tokens, default=-1)
+    if isinstance(size, int) and last >= size:
+        raise CheckpointError(
+            f"{path} has token id {last} ({tokens[last]!r}), but the model has vocab_size {size}; "
+            "the tokenizer belongs to another model"
+        )
+    return tokens
+
+
+def _filler(token: str | None) -> bool:
+    return token is None or UNUSED.fullmatch(token) is not None
+
+
+def _shown(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
+
+
+PIECE = 512
+"""Tokens that are scored one after another, the earlier ones as context of the later."""
+
+MOST, FEWEST = 2048, 256
+"""Tokens scored, spread over the whole text, and those a text needs to say anything."""
+
+
+def read_calibration(path: Path, tokenizer: Tokenizer, context: int) -> list[Tokens]:
+    """Read a text file, or prompts from JSON lines, as pieces of up to `context` tokens.
+
+    Prompts follow one another, as if they were one text.
+    Raises: BuildError for a file that is missing, malformed or too short.
+    """
+    try:
+        lines = path.suffix == ".jsonl"
+        texts = [p.text for p in read_prompts(path)] if lines else [read_text(path)]
+        tokens = [token for text in texts if text for token in tokenizer.encode(text)]
+    except RequestError as error:
+        raise BuildError(f"quality.calibration: {error}") from error
+    if len(tokens) < FEWEST:
+        raise BuildError(
+            f"quality.calibration: {path} comes to {len(tokens)} tokens; expected {FEWEST} or more "
+            "of text like what the model will be used for"
+        )
+    return _pieces(np.array(tokens, np.int64), min(PIECE, context))
+
+
+def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
+    """Cut tokens into whole pieces, `MOST` tokens of them; a short text is one piece."""
+    if len(tokens) < length:
+        return [tokens]
+    whole = len(tokens) // length
+    chosen = np.linspace(0, whole - 1, min(whole, max(1, MOST // length))).round()
+    return [tokens[at : at + length] for at in chosen.astype(int) * length]
+
 
 MIB = 1 << 20
+
 _PLANS = 2.5
 
 

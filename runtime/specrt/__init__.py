@@ -6,17 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specrt.asynchronous import AsyncStream
-    from specrt.chat import ChatTemplate, read_template
+    from specrt.aio import AsyncStream
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import SpecrtError
-    from specrt.generate import Generator
-    from specrt.llm import LLM
-    from specrt.loading import load
+    from specrt.generator import Generator
+    from specrt.loading import LLM, load
     from specrt.loading import load as open  # noqa: A004
-    from specrt.logprobs import Logprob
     from specrt.params import SamplingParams
-    from specrt.session import Session
+    from specrt.sampling.distribution import Logprob
+    from specrt.session import ChatTemplate, Session, read_template
 
 __version__ = "0.1.0"
 
@@ -39,20 +37,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "llm",
-    "AsyncStream": "asynchronous",
-    "ChatTemplate": "chat",
+    "LLM": "loading",
+    "AsyncStream": "aio",
+    "ChatTemplate": "session",
     "Chunk": "completion",
     "Completion": "completion",
-    "Generator": "generate",
-    "Logprob": "logprobs",
+    "Generator": "generator",
+    "Logprob": "sampling.distribution",
     "SamplingParams": "params",
     "Session": "session",
     "SpecrtError": "errors",
     "Stream": "completion",
     "load": "loading",
     "open": "loading",
-    "read_template": "chat",
+    "read_template": "session",
 }
 
 _ALIASES = {"open": "load"}

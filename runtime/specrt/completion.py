@@ -1,13 +1,175 @@
-"""What a completion is: chunks while it runs, counts, times and a reason when it ends."""
+"""One completion: its chunks while it runs; its counts, times and finish reason when it ends.
+
+Counts are stored; rates are properties.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from specrt.logprobs import Entry
-from specrt.stats import SpeculationStats, Timings
+from specrt.params import Gamma
+from specrt.sampling.distribution import Entry
+from specrt.speculation.round import Round
+
+
+@dataclass
+class SpeculationStats:
+    """The rounds of one completion or many, and what follows from them. The prefill is not one."""
+
+    gamma: Gamma
+    drafter: str = ""
+    fallback: str | None = None
+    """Why speculation went off, where a limit was crossed."""
+    log: list[Round] = field(default_factory=list, init=False)
+    """Every round, as it was; `add` keeps it and the counts together."""
+    drafted: int = field(default=0, init=False)
+    """Tokens proposed."""
+    evaluated: int = field(default=0, init=False)
+    """Drafted tokens examined, up to and including the first rejection of each round."""
+    accepted: int = field(default=0, init=False)
+    """Drafted tokens kept."""
+    emitted: int = field(default=0, init=False)
+    """Tokens delivered: those of the rounds, less what was cut off at an end."""
+
+    def add(self, round_: Round, emitted: int) -> None:
+        """Count one round, of whose tokens `emitted` were delivered."""
+        self.log.append(round_)
+        self.drafted += round_.drafted
+        self.evaluated += round_.evaluated
+        self.accepted += round_.accepted
+        self.emitted += emitted
+
+    def merge(self, other: SpeculationStats) -> None:
+        """Add the rounds of another completion at the same gamma."""
+        self.log.extend(other.log)
+        self.drafted += other.drafted
+        self.evaluated += other.evaluated
+        self.accepted += other.accepted
+        self.emitted += other.emitted
+
+    @property
+    def rounds(self) -> int:
+        """Drafts verified; of plain decoding, tokens decoded."""
+        return len(self.log)
+
+    @property
+    def evaluated_at(self) -> list[int]:
+        """Per position in the draft, how often the token there was examined."""
+        longest = max((r.evaluated for r in self.log), default=0)
+        return [sum(r.evaluated > i for r in self.log) for i in range(longest)]
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Per position in the draft, how often the token there was accepted."""
+        return [sum(r.accepted > i for r in self.log) for i in range(len(self.evaluated_at))]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / evaluated (alpha); 0 where nothing was evaluated."""
+        return self.accepted / self.evaluated if self.evaluated else 0.0
+
+    @property
+    def draft_yield(self) -> float:
+        """Accepted / drafted; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """τ = emitted / rounds; 0 where no round ran."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """Per drafter that proposed, the tokens it drafted and those kept."""
+        found: dict[str, tuple[int, int]] = {}
+        for r in self.log:
+            if r.drafted:
+                drafted, accepted = found.get(r.source, (0, 0))
+                found[r.source] = (drafted + r.drafted, accepted + r.accepted)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts and rates under their public names."""
+        return {
+            "gamma": self.gamma,
+            "drafter": self.drafter,
+            "fallback": self.fallback,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "evaluated": self.evaluated,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "draft_yield": round(self.draft_yield, 4),
+            "tokens_per_round": round(self.tokens_per_round, 4),
+            "sources": {
+                name: {"drafted": drafted, "accepted": accepted}
+                for name, (drafted, accepted) in self.sources.items()
+            },
+        }
+
+
+@dataclass
+class Timings:
+    """When the tokens of one completion came.
+
+    Units: nanoseconds of `perf_counter_ns`, less the time in which nobody fetched anything. Where
+    several streams run, time goes on for all while one of them is read. Tokens of one round arrive
+    together.
+    """
+
+    began_ns: int
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    """(time, tokens delivered) per round, the prefill first."""
+    _known: tuple[int, list[float]] = field(default=(0, []), init=False, repr=False, compare=False)
+    """How many arrivals were looked at, and their gaps in order; replaced as a whole, so that
+    several threads may ask."""
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to first token: from the request to the first delivery."""
+        return (self.arrivals[0][0] - self.began_ns) / 1e6 if self.arrivals else 0.0
+
+    @property
+    def itl_ms(self) -> float:
+        """Median gap between deliveries, each gap shared by the tokens that came with it."""
+        gaps = self._gaps()
+        middle = len(gaps) // 2
+        if not gaps:
+            return 0.0
+        return gaps[middle] if len(gaps) % 2 else (gaps[middle - 1] + gaps[middle]) / 2
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode throughput: tokens after the first delivery over the time they took.
+
+        The draft reads the prompt after the first delivery, so that is part of it.
+        """
+        tokens = len(self._gaps())
+        if not tokens:
+            return 0.0
+        return tokens / ((self.arrivals[-1][0] - self.arrivals[0][0]) / 1e9)
+
+    def _gaps(self) -> list[float]:
+        """Return the gap of each token after the first delivery, in milliseconds, least first.
+
+        Only what arrived since the last call is looked at: who asks each round pays for a round.
+        """
+        seen, gaps = self._known
+        there = len(self.arrivals)
+        if seen < there:
+            arrivals = self.arrivals[max(0, seen - 1) : there]
+            more = [
+                (now - before) / count / 1e6
+                for (before, _), (now, count) in pairwise(arrivals)
+                for _ in range(count)
+            ]
+            gaps = sorted(gaps + more)
+            self._known = (there, gaps)
+        return gaps
 
 
 class Chunk(NamedTuple):

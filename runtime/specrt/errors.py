@@ -1,8 +1,9 @@
-"""The error family of specrt: what was found, what was expected, and the remedy."""
+"""The error family of specrt: a message holds the value, what was expected, and the remedy."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -47,3 +48,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     words = sorted(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(words)}"
+
+
+_LONGEST = 200
+
+
+def one_line(message: str) -> str:
+    """Return what a library's message comes down to, in one line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason given"]
+    found = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
+    found = re.sub(r"^(at )?(\d+)\(\d+\): ", r"line \2: ", found)
+    shown = "".join(c if c.isprintable() else "?" for c in found)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."

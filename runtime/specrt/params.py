@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
-from specrt.errors import RequestError, did_you_mean
-from specrt.processors import Callback
-from specrt.structure import (
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.constraints import (
     Structure,
     check_choice,
     check_grammar,
@@ -19,21 +20,41 @@ from specrt.structure import (
     schema_text,
     structure_of,
 )
+from specrt.errors import RequestError, did_you_mean
+
+Row = NDArray[np.float32]
+
+
+Callback = Callable[[list[int], Row], Row]
+"""Called with the token ids of prompt and output, and a row of scores [V]; returns the new row."""
+
+
+DRAFTERS = ("model", "ngram", "cascade", "none")
+
+AUTO: Literal["auto"] = "auto"
+
+Gamma = int | Literal["auto"]
+"""Tokens to draft each round, or `auto`: as many as pay, chosen round by round."""
+
 
 VERIFIERS = ("match", "rejection")
+
 _ALIASES = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+
 _LISTS: tuple[tuple[str, type], ...] = (
     ("stop_token_ids", int),
     ("allowed_token_ids", int),
     ("bad_words", str),
     ("choice", str),
 )
+
 _HARDEST = 100
+
 _MOST_BIAS = 10_000
 
 

@@ -1,19 +1,226 @@
-"""A conversation over a generator, kept in tokens so that only what is new is read."""
+"""Conversations: chat templates, and sessions that read only what is new."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from reprlib import repr as short
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import ref
 
-from specrt.answer import Answer, Turn
-from specrt.chat import ChatTemplate, Message
-from specrt.completion import Completion, Stream
-from specrt.errors import CapacityError, RequestError
-from specrt.models import Gamma
-from specrt.params import SamplingParams
+from specrt.completion import Chunk, Completion, Stream
+from specrt.errors import CapacityError, RequestError, SpecrtError
+from specrt.params import Gamma, SamplingParams
 
 if TYPE_CHECKING:
-    from specrt.generate import Generator
+    from specrt.generator import Generator
+
+
+Message = dict[str, str]
+
+_LONGEST = 200
+"""Characters of a template's own words in an error."""
+
+
+class NoTemplateError(RequestError):
+    """A bundle has no chat template."""
+
+
+class ChatTemplate:
+    """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._special = special
+        try:
+            self._template = environment.from_string(source)
+        except Exception as error:  # deep nesting fails in the parser and in Python's compiler
+            raise RequestError(
+                f"the bundle's chat template is not valid Jinja: {_line(error)}"
+            ) from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return the prompt text for messages of `role` and `content`.
+
+        Raises: RequestError when the template refuses them.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=None,  # templates ask whether it is none, not only whether it is defined
+                documents=None,
+                **self._special,
+            )
+        except SpecrtError:
+            raise
+        except Exception as error:  # a template is a program, and may fail like one
+            raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
+
+
+def read_template(bundle: str | Path) -> ChatTemplate:
+    """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
+
+    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
+    """
+    folder = Path(bundle)
+    config = _config(folder / "tokenizer_config.json")
+    separate = folder / "chat_template.jinja"
+    source = _read(separate) if separate.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several named ones; transformers takes `default`
+        named = [t for t in source if isinstance(t, dict)]
+        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if source is not None and not isinstance(source, str):
+        raise _damaged(
+            folder / "tokenizer_config.json",
+            f"has the chat_template {short(source)}; expected a string or a list of named ones",
+        )
+    if not source:
+        raise NoTemplateError(
+            f"{folder} has no chat template: its model was not trained for chat; "
+            "complete plain text instead (no --chat; a session without a template)"
+        )
+    tokens = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token")
+    }
+    return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise _damaged(path, f"holds {short(config)}; expected an object")
+    return config
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"cannot be read as UTF-8: {error}") from error
+
+
+def _damaged(path: Path, what: str) -> RequestError:
+    return RequestError(
+        f"{path} {what}; correct it in the checkpoint and build the bundle again, or leave --chat "
+        "out"
+    )
+
+
+def _generation_tag() -> type[Any]:
+    """Return the `{% generation %}` block of newer templates, which marks and changes nothing."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return Generation
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which a model has never seen.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: Any) -> NoReturn:
+    raise RequestError(f"the chat template refused the messages: {_line(message)}")
+
+
+def _line(said: Any) -> str:
+    """Return what a template or its failure says as one line of bearable length."""
+    shown = "".join(c if c.isprintable() else " " for c in str(said))
+    text = " ".join(shown.split()) or type(said).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+@dataclass(eq=False)
+class Turn:
+    """A message, and what was read of the answer to it."""
+
+    message: str
+    script: str
+    """The text of the whole conversation up to the answer."""
+    prompt: list[int]
+    """The same in tokens."""
+    completion: Completion
+    answer: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Of the answer."""
+
+    @property
+    def body(self) -> list[int]:
+        """The answer's tokens without the one that ended it."""
+        done = self.completion
+        whole = len(self.tokens) == len(done.token_ids) and done.finish_reason == "stop"
+        return self.tokens[:-1] if whole and not isinstance(done.stop_reason, str) else self.tokens
+
+
+class Answer:
+    """The answer to a message, which becomes part of the conversation as it is read."""
+
+    def __init__(self, turn: Turn, stream: Stream, settle: Callable[[Turn], object]) -> None:
+        self._turn = turn
+        self._stream = stream
+        self._settle = settle
+
+    def fetch(self) -> Chunk | None:
+        """Return the next chunk, None at the end; see `Stream`."""
+        chunk = None
+        try:
+            chunk = next(self._stream, None)
+        finally:
+            if chunk is None:
+                self._settle(self._turn)
+        if chunk is not None:
+            self._turn.answer += chunk.text
+            self._turn.tokens += chunk.token_ids
+        return chunk
+
+    def cancel(self) -> None:
+        """End it before its time; see `Stream.cancel`."""
+        self._stream.cancel()
+
+    def drop(self) -> None:
+        """Give up what is not read yet."""
+        self._stream.close()
+
 
 _TAIL = 64
 """Last tokens of an answer that may be no part of its text: a stop string, half a character."""

@@ -1,15 +1,18 @@
-"""Text in, tokens out, and back: a tokenizer, an incremental detokenizer, stop strings."""
+"""Text to tokens and back: tokenizer, incremental detokenizers, stop strings, prompt files."""
 
 from __future__ import annotations
 
+import codecs
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.bytelevel import ByteDetokenizer, byte_symbols, token_bytes
-from specrt.errors import BundleError, RequestError
+from specrt.errors import BundleError, RequestError, did_you_mean
 
 _INCOMPLETE = "\ufffd"
 
@@ -160,3 +163,138 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+class ByteDetokenizer:
+    """Joins the bytes of tokens and gives out whole characters.
+
+    One lookup per token, where asking the tokenizer to decode costs more than a round does.
+    `bytes_of(token)` is the token's bytes, empty for a special token; `known` keeps them.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes], known: dict[int, bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._known = known
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Add tokens and return the text that became certain."""
+        known = self._known
+        try:
+            data = b"".join([known[i] for i in ids])
+        except KeyError:
+            ids = list(ids)
+            known.update({i: self._bytes_of(i) for i in ids if i not in known})
+            data = b"".join([known[i] for i in ids])
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """Return what was held back; half a character becomes U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+def byte_symbols() -> dict[str, int]:
+    """Return the byte each printable symbol of a byte-level vocabulary stands for.
+
+    Source: Radford et al. 2019 (GPT-2): printable bytes stand for themselves, the others for the
+        code points from 256 on, in order.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    symbols = {chr(byte): byte for byte in printable}
+    rest = (byte for byte in range(256) if byte not in set(printable))
+    return {**symbols, **{chr(256 + at): byte for at, byte in enumerate(rest)}}
+
+
+def token_bytes(token: str, symbols: dict[str, int]) -> bytes:
+    """Return the bytes a token spells; one with other characters in it is its own text."""
+    try:
+        return bytes([symbols[c] for c in token])
+    except KeyError:
+        return token.encode()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a file, and the class of task it belongs to."""
+
+    text: str
+    category: str = ""
+    place: str = field(default="", compare=False)
+    """File and line it came from, for whoever has to refuse it."""
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read every prompt of a JSONL file; of several turns the first is taken.
+
+    Raises: RequestError naming the line that is wrong.
+    """
+    prompts = []
+    # JSON strings may hold the other line ends that splitlines() knows.
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            prompts.append(_parse(f"{path}:{number}", line))
+    if not prompts:
+        raise RequestError(f"{path} holds no prompts; expected JSON lines with `prompt` or `turns`")
+    return prompts
+
+
+def of_categories(prompts: Sequence[Prompt], wanted: Iterable[str]) -> list[Prompt]:
+    """Return the prompts of the categories wanted, all of them when none is named.
+
+    Raises: RequestError for a category without a prompt.
+    """
+    there = {p.category for p in prompts}
+    names = set(wanted)
+    for name in sorted(names - there):
+        raise RequestError(f"no prompt is of category {name!r}{did_you_mean(name, there)}")
+    return [p for p in prompts if p.category in (names or there)]
+
+
+def first_of_each(prompts: Iterable[Prompt], most: int) -> list[Prompt]:
+    """Return the first so many prompts of each category, in the order they came."""
+    taken: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        if taken[prompt.category] <= most:
+            kept.append(prompt)
+    return kept
+
+
+def read_text(path: Path) -> str:
+    """Read a text file as UTF-8, with or without a byte order mark.
+
+    Raises: RequestError when it is missing or not UTF-8.
+    """
+    try:
+        return decode_utf8(path.read_bytes(), str(path))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def decode_utf8(data: bytes, origin: str) -> str:
+    """Decode bytes that must be UTF-8; a byte order mark is no part of the text.
+
+    Raises: RequestError naming the first byte that is not.
+    """
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{origin} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
+            "convert it to UTF-8 first"
+        ) from None
+
+
+def _parse(place: str, line: str) -> Prompt:
+    try:
+        data: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{place} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"{place} is {type(data).__name__}; expected an object with `prompt`")
+    turns = data.get("turns")
+    text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(text, str):
+        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
+    return Prompt(text, str(data.get("category", "")), place)

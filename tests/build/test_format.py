@@ -15,15 +15,13 @@ import onnxruntime as ort
 import pytest
 
 from conftest import REPOSITORY
-from specrt.bundle import Bundle
-from specrt.engines.tensorrt.contract import DECOMPOSED, KV_TYPES, NATIVE, expected
-from specrt.engines.tensorrt.record import EngineRecord, Profile
-from specrt.geometry import Geometry
-from specrt.machine import Machine
-from specrt.manifest import FileRecord, Manifest, ModelRecord, Quality
-from specrt.tuning import FORMAT as TUNING_FORMAT
-from specrt.tuning import Setting, Tuning
-from specrt_export.compile.ort_cpu import compile_ort_cpu
+from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
+from specrt.engine.tensorrt.passes import DECOMPOSED, KV_TYPES, NATIVE, expected
+from specrt.system.machine import Machine
+from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
+from specrt.tuning.tuning_record import Setting, Tuning
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"

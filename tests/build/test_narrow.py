@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
-from specrt_export.build import build
+from specrt_export.bundle_builder import build
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.ort_cpu import compile_ort_cpu
-from specrt_export.narrow import narrow_engine
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, narrow_engine
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import read_recipe
@@ -81,7 +80,7 @@ def test_slices_do_not_show(
     draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, items in (("whole", 1 << 22), ("sliced", 1000)):
-        monkeypatch.setattr("specrt_export.narrow.SLICE", items)
+        monkeypatch.setattr("specrt_export.compile.ort_cpu_compiler.SLICE", items)
         compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH)
         narrow_engine(tmp_path / name, Precision.of("bf16"))
     for file in (ENGINE, WEIGHTS):

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import BuildError, CheckpointError
-from specrt_export import aside as room
-from specrt_export.aside import aside
-from specrt_export.build import build
+from specrt_export import bundle_builder as room
+from specrt_export.bundle_builder import aside, build
 from specrt_export.recipe import read_recipe
 
 

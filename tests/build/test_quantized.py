@@ -15,18 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 import specrt
-from specrt import SamplingParams
-from specrt.bundle import Bundle
+from specrt.bundle import Bundle, Quality, read_manifest
 from specrt.cli.inspect import command as inspect
-from specrt.engine import open_engine
+from specrt.engine.backends import open_engine
 from specrt.errors import BuildError, BundleError
-from specrt.manifest import Quality, read_manifest
-from specrt_export.build import build, is_fresh
-from specrt_export.compile.ort_cpu import ENGINE, compile_ort_cpu
-from specrt_export.equal import check_equal, exact
+from specrt.params import SamplingParams
+from specrt_export.bundle_builder import build, is_fresh
+from specrt_export.check.equivalence import check_equal, exact
+from specrt_export.check.quality import EngineScorer, measure
+from specrt_export.compile.engine_file import ENGINE
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.inputs import check_inputs, find_inputs
-from specrt_export.portable import GraphRun, runs_here
-from specrt_export.quality import EngineScorer, measure
+from specrt_export.portable.graph import GraphRun, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import Recipe, read_recipe
@@ -171,7 +171,7 @@ def test_a_text_that_will_not_do_is_refused_before_any_work(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("quantized")
 
-    monkeypatch.setattr("specrt_export.model.quantize", never)
+    monkeypatch.setattr("specrt_export.model_builder.quantize", never)
     recipe = asked("int8")
     text.unlink()
     if written is not None:
@@ -223,7 +223,8 @@ def test_a_model_that_returns_no_numbers_is_refused(
     asked: Callable[..., Recipe], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "specrt_export.gate.measure", lambda *_: Quality(kl=float("inf"), top1=0.0, tokens=1)
+        "specrt_export.check.quality.measure",
+        lambda *_: Quality(kl=float("inf"), top1=0.0, tokens=1),
     )
     assert "returns no numbers on the calibration text" in refusal(asked("int8"), out)
 

@@ -10,9 +10,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from specrt import Generator, SamplingParams
-from specrt.engines.packing import Part, pack
-from specrt.noise import Noise, Purpose
+from specrt.engine.rows import Part, pack
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.sampling.noise import Noise, Purpose
 
 
 class Reader:

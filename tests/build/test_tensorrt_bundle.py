@@ -17,14 +17,14 @@ import pytest
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.cli.inspect import memory
-from specrt.cuda import survey
-from specrt.engines.tensorrt.library import open_library
-from specrt.engines.tensorrt.record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.library import open_library
 from specrt.errors import BuildError, SpecrtError
-from specrt_export.build import build, is_fresh
-from specrt_export.compile import plan
+from specrt.system.gpu import survey
+from specrt_export.bundle_builder import build, is_fresh
 from specrt_export.compile.engine_file import ENGINE
-from specrt_export.model import ModelBuilder
+from specrt_export.compile.tensorrt import tensorrt_compiler as plan
+from specrt_export.model_builder import ModelBuilder
 from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from specrt.cli import run
-from specrt.cuda import survey
-from specrt.engines.tensorrt.library import is_installed
+from specrt.engine.tensorrt.library import is_installed
 from specrt.errors import BuildError, EngineError, RecipeError
-from specrt_export.build import build
-from specrt_export.compile import plan
-from specrt_export.model import ModelBuilder
+from specrt.system.gpu import survey
+from specrt_export.bundle_builder import build
+from specrt_export.compile.tensorrt import tensorrt_compiler as plan
+from specrt_export.model_builder import ModelBuilder
 from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from cli.ran import Run
 from runtime.toy import TableEngine, byte_level, generator, near
-from specrt import ChatTemplate, Generator, SamplingParams
-from specrt.cli.paint import Painter
-from specrt.cli.typed import Typed, next_typed
+from specrt.cli.terminal import Painter, Typed, next_typed
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.session import ChatTemplate
 from specrt.text import Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12)

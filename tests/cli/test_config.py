@@ -10,8 +10,8 @@ import pytest
 
 from cli.ran import Run
 from conftest import REPOSITORY
-from specrt.cli import compiling
-from specrt.cli.compiling import Wanted, _definitions
+from specrt.cli import config as compiling
+from specrt.cli.config import Wanted, _definitions
 
 PC = "prefix=${pcfiledir}/../..\nimplementation=native\n\nName: specrt\nVersion: 0.1.0\n"
 PROJECT = """

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from cli.ran import Run
-from specrt import Generator, SamplingParams
 from specrt.cli.generate import read_prompt
 from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 PROMPT = "def fibonacci(n):\n"
 STATISTICS = re.compile(

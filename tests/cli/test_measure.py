@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cli.ran import Run
-from specrt.bandwidth import measure_bandwidth
-from specrt.manifest import Manifest, read_manifest
-from specrt.verify import Verdict
+from specrt.bundle import Manifest, read_manifest
+from specrt.speculation.round import Verdict
+from specrt.system.machine import measure_bandwidth
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,9 @@ def believe_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     def accept(drafted: Sequence[int], choose: Callable[[int], int]) -> Verdict:
         return Verdict(len(drafted), choose(len(drafted)))
 
-    monkeypatch.setattr("specrt.target.match", accept)
+    monkeypatch.setattr("specrt.speculation.target.match", accept)
     monkeypatch.setattr(
-        "specrt.target.agree", lambda drafted, best: accept(drafted, best.__getitem__)
+        "specrt.speculation.target.agree", lambda drafted, best: accept(drafted, best.__getitem__)
     )
 
 

@@ -35,7 +35,7 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
 def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
     script = (
         "import signal, os\n"
-        "from specrt.reader import Reader\n"
+        "from specrt.scheduler.request import Reader\n"
         "real = Reader.take\n"
         "def late(*facts):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cli.ran import Run
-from specrt import Generator, SamplingParams
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 PROMPT = "def fibonacci(n):\n"
 OPTIONS: dict[str, tuple[list[Any], dict[str, Any]]] = {

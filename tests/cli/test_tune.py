@@ -12,11 +12,11 @@ import pytest
 import specrt
 from cli.ran import Run
 from specrt.bundle import Bundle
-from specrt.cli.bars import bar, chart
-from specrt.models import AUTO
-from specrt.sweep import PLAIN, Contender, Effort
-from specrt.tune import tune_quickly
-from specrt.tuning import FILE_NAME, read_tuning
+from specrt.cli.terminal import bar, chart
+from specrt.params import AUTO
+from specrt.tuning.pass_timer import tune_quickly
+from specrt.tuning.sweep import PLAIN, Contender, Effort
+from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 ENTRIES = {
     "format", "date", "source", "machine", "threads", "pools", "verify_ns", "draft_ns",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import specrt
-from specrt import Generator, SamplingParams
-from specrt_export.build import build
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt_export.bundle_builder import build
 from specrt_export.recipe import read_recipe
 
 ROWS = 3
@@ -36,7 +37,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
 @pytest.mark.parametrize("drafter", ["model", "ngram", "cascade", "none"])
 @pytest.mark.parametrize("gamma", [0, 3, "auto"])
 def test_neighbours_change_no_token(
-    rows: Generator, generator: Generator, drafter: str, gamma: specrt.models.Gamma
+    rows: Generator, generator: Generator, drafter: str, gamma: specrt.params.Gamma
 ) -> None:
     params = [
         SamplingParams(max_tokens=40 + 9 * i, temperature=0.7 * (i % 2), seed=i)

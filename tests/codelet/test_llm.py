@@ -9,7 +9,7 @@ import pytest
 
 import specrt
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 
 PARAMS = specrt.SamplingParams(max_tokens=8)
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from specrt import Completion, Generator, SamplingParams
 from specrt.bundle import Bundle
-from specrt.engine import open_engine
-from specrt.logprobs import Entry
-from specrt.prompts import read_prompts
+from specrt.completion import Completion
+from specrt.engine.backends import open_engine
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.sampling.distribution import Entry
+from specrt.text import read_prompts
 
 NEAR = 1e-4
 """Passes of other widths add in another order; what the documentation promises for fp32."""

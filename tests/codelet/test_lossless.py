@@ -13,23 +13,22 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy.stats import chisquare
 
-from specrt import Generator, SamplingParams
-from specrt.bundle import Bundle
-from specrt.draft import Drafter, ModelDrafter
-from specrt.engine import Engine, open_engine
+from specrt.bench.lossless import first_difference, plain_margin
+from specrt.bundle import Bundle, ModelRecord
+from specrt.completion import SpeculationStats
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Engine
 from specrt.errors import CapacityError
-from specrt.gamma import FixedGamma
-from specrt.lossless import first_difference, plain_margin
-from specrt.manifest import ModelRecord
-from specrt.noise import Noise
-from specrt.passes import Asking, alone
-from specrt.prompts import read_prompts
-from specrt.round import Round
-from specrt.sampling import Distribution, process
-from specrt.speculate import played, speculate
-from specrt.stats import SpeculationStats
-from specrt.target import CachedTokens, EngineTarget
-from specrt.verify import Proposal
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.sampling.distribution import Distribution, process
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import Asking, Drafter, Proposal, Round, alone, played, speculate
+from specrt.speculation.target import EngineTarget
+from specrt.text import read_prompts
 
 GREEDY_TOKENS = 105
 """Times 16 prompts and 3 gammas: 5,040 tokens, each held to plain decoding."""

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from runtime.schemas import NESTED, nested, valid
-from specrt import Completion, Generator, SamplingParams
+from specrt.completion import Completion
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
 

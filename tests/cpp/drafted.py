@@ -10,19 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from runtime.traces import COSTS
-from specrt.costs import Costs
-from specrt.draft import Drafter
-from specrt.drafters import Drafters, Manner
-from specrt.engine import check_bounds
-from specrt.geometry import Geometry
-from specrt.models import Models
-from specrt.noise import Noise
+from specrt.bundle import Geometry
+from specrt.engine.protocol import check_bounds
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.requested import rules_of
-from specrt.round import Round
-from specrt.rules import Rules
-from specrt.target import CachedTokens
+from specrt.request_factory import rules_of
+from specrt.sampling.noise import Noise
+from specrt.sampling.processors import Rules
+from specrt.speculation.costs import Costs
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.pool import Drafters, Manner, Models
+from specrt.speculation.round import Drafter, Round, alone
 
 Vector = dict[str, Any]
 _MASK = (1 << 64) - 1

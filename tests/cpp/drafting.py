@@ -9,14 +9,10 @@ from typing import Any
 
 from runtime import traces
 from runtime.traces import COSTS, LARGEST, Text, one_round
-from specrt.adaptive import AutoGamma
-from specrt.costs import Costs
-from specrt.gamma import BuiltGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.passes import alone
-from specrt.plan import Prices, plan
-from specrt.round import Round
-from specrt.suffixes import Suffixes
+from specrt.speculation.costs import Costs, Prices, plan
+from specrt.speculation.gamma import AutoGamma, BuiltGamma, GammaPolicy, Weight
+from specrt.speculation.ngram import NgramDrafter, Suffixes
+from specrt.speculation.round import Round, alone
 
 Vector = dict[str, Any]
 CHOSE, WEIGHED, OBSERVED = range(3)

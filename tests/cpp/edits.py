@@ -11,8 +11,8 @@ import numpy as np
 from cpp.numeric import Row, Vector, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.requested import rules_of
-from specrt.rules import Rules, likeliest
+from specrt.request_factory import rules_of
+from specrt.sampling.processors import Rules, likeliest
 
 
 def _halve(tokens: list[int], row: Row) -> Row:

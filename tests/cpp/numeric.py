@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import EngineError
-from specrt.logprobs import ranked
-from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process
+from specrt.sampling.distribution import Distribution, process, ranked
+from specrt.sampling.noise import Noise, Purpose
 
 Row = NDArray[np.float32]
 Vector = dict[str, Any]

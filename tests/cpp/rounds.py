@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from cpp.numeric import Row, Vector, known_numbers, plain
-from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process, residual
-from specrt.verify import Proposal, match, rejection
+from specrt.sampling.distribution import Distribution, process, residual
+from specrt.sampling.noise import Noise, Purpose
+from specrt.speculation.round import Proposal
+from specrt.speculation.target import match, rejection
 
 
 def _row_of(known: Any, name: str) -> Row:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cpp.conftest import BuildLibrary
-from specrt import SamplingParams
 from specrt.errors import RequestError
+from specrt.params import SamplingParams
 
 INTEGERS = (
     "max_tokens", "top_k", "no_repeat_ngram_size", "min_tokens", "logprobs", "prompt_logprobs",

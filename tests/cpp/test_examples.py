@@ -8,7 +8,8 @@ import pytest
 
 from conftest import REPOSITORY
 from cpp.conftest import BuildLibrary, run_program
-from specrt import Generator, SamplingParams
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 PROMPT = "def area(width, height):"
 

@@ -14,7 +14,8 @@ import pytest
 
 from conftest import REPOSITORY
 from cpp.conftest import BuildLibrary, Library, run_program
-from specrt import Generator, SamplingParams
+from specrt.generator import Generator
+from specrt.params import SamplingParams
 
 PROMPT = "def area(radius):\n"
 SOURCES = sorted((REPOSITORY / "tests" / "cpp" / "hosted").glob("*.cpp"))

@@ -15,7 +15,8 @@ import pytest
 
 from cpp.conftest import BuildLibrary, onnxruntime_library, run_check
 from specrt.bundle import Bundle
-from specrt.engine import Feed, PackedEngine, open_engine
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import BundleError
 
 Check = Callable[[str, dict[str, Any]], None]

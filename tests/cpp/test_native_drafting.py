@@ -12,7 +12,7 @@ import pytest
 
 from cpp import drafted, drafting
 from cpp.conftest import BuildLibrary, run_check
-from specrt import acceptance
+from specrt.speculation import acceptance
 
 MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
     "plan": drafting.plans,

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from cpp.conftest import BuildLibrary, run_check
-from specrt.bundle import Bundle
+from specrt.bundle import Bundle, read_manifest
 from specrt.errors import BundleError
-from specrt.manifest import read_manifest
-from specrt.tuning import read_tuning
+from specrt.tuning.tuning_record import read_tuning
 
 HOSTILE: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 7, 2**31 - 1, 2**31, 2**63 - 1, -(2**63), 2**64, 1e308, -0.5,

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
-from specrt.engines.tensorrt import fingerprint
-from specrt.engines.tensorrt.fingerprint import DeviceRecord
-from specrt.engines.tensorrt.record import EngineRecord, Profile, Range, Setting
+from specrt.engine.tensorrt import engine_record as fingerprint
+from specrt.engine.tensorrt.engine_record import DeviceRecord, EngineRecord, Profile, Range, Setting
 
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime" / "cpp"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cpp.conftest import BuildLibrary, run_check
-from specrt import Generator
+from specrt.generator import Generator
 from specrt.text import StopStrings
 
 BYTES = (0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC2, 0xC3, 0xA9, 0xE0, 0xA0, 0x9F, 0xED, 0xEF, 0xBB, 0xF0,

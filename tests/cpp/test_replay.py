@@ -12,10 +12,10 @@ import pytest
 import specrt
 from cpp import vectors
 from cpp.conftest import BuildLibrary, Library, onnxruntime_library, run_program
-from specrt import Generator
-from specrt.models import DRAFTERS
-from specrt.prompts import read_prompts
-from specrt_export.build import build
+from specrt.generator import Generator
+from specrt.params import DRAFTERS
+from specrt.text import read_prompts
+from specrt_export.bundle_builder import build
 from specrt_export.recipe import read_recipe
 
 Made = list[dict[str, Any]]

@@ -7,11 +7,9 @@ from itertools import count
 from typing import Any
 
 import specrt
-from specrt import Generator
 from specrt.errors import RequestError
-from specrt.models import AUTO
-from specrt.processors import Callback
-from specrt.rules import Row
+from specrt.generator import Generator
+from specrt.params import AUTO, Callback, Row
 
 Options = Mapping[str, Any]
 

@@ -25,7 +25,7 @@ Zoo = Callable[[str], Exported]
 @pytest.fixture(scope="module")
 def bare(exported: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph made where there is only a config.json."""
-    from specrt_export.graph import export_graph
+    from specrt_export.portable.exporter import export_graph
 
     folder = tmp_path_factory.mktemp("bare")
     # Of all architectures this one stores a weight under another name than it gives it.
@@ -35,7 +35,7 @@ def bare(exported: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_attaching_later_gives_the_same_bytes(bare: Path, exported: Zoo, tmp_path: Path) -> None:
-    from specrt_export.graph import attach_graph
+    from specrt_export.portable.exporter import attach_graph
 
     one = exported("gpt_neox")
     whole = attach_graph(bare, one.checkpoint, tmp_path / "whole.onnx")
@@ -44,7 +44,7 @@ def test_attaching_later_gives_the_same_bytes(bare: Path, exported: Zoo, tmp_pat
 
 
 def test_a_bare_graph_says_so(bare: Path, exported: Zoo) -> None:
-    from specrt_export.parity import check_parity
+    from specrt_export.check.parity import check_parity
 
     model = onnx.load(bare, load_external_data=False)
     meta = {entry.key: entry.value for entry in model.metadata_props}
@@ -57,7 +57,7 @@ def test_a_bare_graph_says_so(bare: Path, exported: Zoo) -> None:
 
 
 def test_a_whole_graph_is_not_attached_again(exported: Zoo) -> None:
-    from specrt_export.graph import attach_graph
+    from specrt_export.portable.exporter import attach_graph
 
     one = exported("gpt_neox")
     with pytest.raises(ExportError, match="is not a graph without weights"):
@@ -78,7 +78,7 @@ NAME = "gpt_neox.layers.0.attention.dense.weight"
 def test_weights_that_do_not_fit_are_named(
     change: dict[str, object] | None, message: str, bare: Path, exported: Zoo, tmp_path: Path
 ) -> None:
-    from specrt_export.graph import attach_graph
+    from specrt_export.portable.exporter import attach_graph
 
     one = exported("gpt_neox").checkpoint
     weights = dict(one.weights)
@@ -95,7 +95,7 @@ def test_names_without_their_first_part_are_found(
     bare: Path, exported: Zoo, tmp_path: Path
 ) -> None:
     """Checkpoints saved from a model without its head, GPT-2's for one, lack it."""
-    from specrt_export.graph import attach_graph
+    from specrt_export.portable.exporter import attach_graph
 
     one = exported("gpt_neox")
     shorter = {name.removeprefix("gpt_neox."): w for name, w in one.checkpoint.weights.items()}

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.vocabulary import check_vocabulary
+from specrt_export.inputs import check_vocabulary
 
 pytestmark = pytest.mark.export
 CODELET = Path(__file__).parents[2] / "engines" / "codelet"
@@ -18,8 +18,8 @@ CODELET = Path(__file__).parents[2] / "engines" / "codelet"
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_the_committed_graph_is_exported_again(role: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the export extra")
-    from specrt_export.graph import export_graph, exporter
-    from specrt_export.parity import check_parity
+    from specrt_export.check.parity import check_parity
+    from specrt_export.portable.exporter import export_graph, exporter
 
     committed = CODELET / "portable" / f"{role}.onnx"
     checkpoint = Checkpoint.open(CODELET / "checkpoint" / role)

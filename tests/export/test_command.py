@@ -56,7 +56,7 @@ def test_config_only_then_attach(exported: Zoo, tmp_path: Path) -> None:
 def test_a_graph_that_fails_its_check_replaces_nothing(
     exported: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrt_export import parity
+    from specrt_export.check import parity
 
     out = tmp_path / "opt.onnx"
     out.write_text("the last good one")

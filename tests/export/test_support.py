@@ -52,7 +52,7 @@ torch = pytest.importorskip("torch", reason="needs the export extra")
     ],
 )
 def test_a_model_is_refused_with_its_reason(config: dict[str, Any], message: str) -> None:
-    from specrt_export.support import check_support
+    from specrt_export.portable.exporter import check_support
 
     with pytest.raises(ExportError, match=message):
         check_support(config)
@@ -61,7 +61,7 @@ def test_a_model_is_refused_with_its_reason(config: dict[str, Any], message: str
 def test_the_zoo_is_supported() -> None:
     import transformers
 
-    from specrt_export.support import check_support
+    from specrt_export.portable.exporter import check_support
 
     for kind, _, _ in MODELS.values():
         check_support(getattr(transformers, kind)().to_dict())
@@ -69,7 +69,7 @@ def test_the_zoo_is_supported() -> None:
 
 def test_a_refusal_comes_before_any_work(tmp_path: Path) -> None:
     from specrt_export.checkpoint import Checkpoint
-    from specrt_export.graph import export_graph
+    from specrt_export.portable.exporter import export_graph
 
     stages: list[str] = []
     checkpoint = Checkpoint(tmp_path, {"model_type": "mamba"}, {})
@@ -87,7 +87,7 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
         sliding_window_causal_mask_function,
     )
 
-    from specrt_export.hook import Hook
+    from specrt_export.portable.hook import Hook
 
     def checked(rule: Callable[..., Any], window: int | None) -> None:
         hook = Hook()
@@ -114,8 +114,8 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
     ],
 )
 def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: str) -> None:
-    from specrt_export.hook import Hook
-    from specrt_export.trace import measure
+    from specrt_export.portable.hook import Hook
+    from specrt_export.portable.trace import measure
 
     hook = Hook()
     hook.windows = dict.fromkeys(shapes, 0)
@@ -130,7 +130,7 @@ def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: 
 
 
 def test_an_attention_with_more_terms_is_refused() -> None:
-    from specrt_export.hook import Hook
+    from specrt_export.portable.hook import Hook
 
     q = torch.zeros(1, 1, 1, 4)
     module = torch.nn.Linear(1, 1)

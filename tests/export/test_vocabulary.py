@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.vocabulary import check_vocabulary, read_tokens
+from specrt_export.inputs import check_vocabulary, read_tokens
 
 WORDS = ["<unk>", "def", "return", "x"]
 

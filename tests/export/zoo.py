@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.graph import ExportedGraph, export_graph
+from specrt_export.portable.exporter import ExportedGraph, export_graph
 
 WINDOW = 8
 SIZES: dict[str, Any] = {

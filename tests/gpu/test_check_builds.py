@@ -18,9 +18,9 @@ from gpucheck.rough import roughen
 from gpucheck.step import CheckError, NotRunError
 from gpucheck.steps import GROWN
 
-from specrt.engines.ort_cuda import OrtCudaEngine
+from specrt.bundle import Geometry
+from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.errors import BundleError
-from specrt.geometry import Geometry
 
 RTX = "tensorrt-rtx"
 

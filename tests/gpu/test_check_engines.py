@@ -21,15 +21,15 @@ from gpucheck.timing import interleaved, ratio
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import NumpyPlan, geometry_of, record_of
 from runtime.toy import TableEngine, byte_level, near
-from specrt.engines.ort_cuda import OrtCudaEngine
-from specrt.engines.tensorrt.plan import ITEM_BYTES, Tensor
-from specrt.engines.tensorrt.record import Profile, Range
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.tensorrt.engine_record import Profile, Range
+from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor
+from specrt.generator import Generator
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.portable import GraphRun
+from specrt.tuning.pass_timer import measure_costs
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.portable.graph import GraphRun
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gpucheck.step import CheckError, NotRunError, Outcome, Step
 from gpucheck.steps import steps
 from gpucheck.wanted import figures
 
-from specrt.cuda import Gpu, Survey
+from specrt.system.gpu import Gpu, Survey
 
 SCRIPT = HERE / "check.py"
 

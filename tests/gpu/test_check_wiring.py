@@ -19,9 +19,9 @@ from gpucheck.step import CheckError
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
-from specrt.engines.ort_cuda import OrtCudaEngine
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.lower.tensorrt import DECOMPOSED
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.tensorrt.passes import DECOMPOSED
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 
 RTX = "tensorrt-rtx"
 GAMMAS = (1, 2, 4)

@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 
 import specrt
-from specrt import Generator, SamplingParams
-from specrt.bundle import Bundle
-from specrt.engine import Engine
-from specrt.engines.cuda_session import missing, unloadable
-from specrt.engines.ort_cuda import OrtCudaEngine
-from specrt.geometry import Geometry
-from specrt.lossless import compare, first_difference
-from specrt.models import Models
-from specrt.prompts import read_prompts
-from specrt_export.build import build
-from specrt_export.compile.ort_cuda import compile_ort_cuda
+from specrt.bench.lossless import compare, first_difference
+from specrt.bundle import Bundle, Geometry
+from specrt.engine.ort_cuda import OrtCudaEngine, missing, unloadable
+from specrt.engine.protocol import Engine
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.speculation.pool import Models
+from specrt.text import read_prompts
+from specrt_export.bundle_builder import build
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import read_recipe
@@ -97,7 +96,7 @@ def run(engine: Engine) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
 def test_logits_are_those_of_the_portable_graph(
     built: Callable[[str, str], Built], role: str, precision: str
 ) -> None:
-    from specrt_export.portable import GraphRun
+    from specrt_export.portable.graph import GraphRun
 
     model = built(role, precision)
     reference = GraphRun(model[1], model[2])

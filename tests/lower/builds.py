@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.tensorrt.library import Library
-from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
+from specrt.engine.tensorrt.library import Library
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import PlanReport, build_plan
 
 PROFILES = profiles("target", 32, (1, 4))
 

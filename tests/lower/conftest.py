@@ -10,8 +10,8 @@ import pytest
 from conftest import locked, shared_folder
 from lower.plans import Model, Planned, make
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library, open_library
-from specrt.engines.tensorrt.record import FILE_NAME
+from specrt.engine.tensorrt.engine_record import FILE_NAME
+from specrt.engine.tensorrt.library import Library, open_library
 from specrt_export.quantize.precision import Precision
 
 Plans = Callable[..., Planned]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.tensorrt.library import Library
-from specrt.engines.tensorrt.record import FILE_NAME, PLAN, EngineRecord, read_engine_record
-from specrt.geometry import Geometry
+from specrt.bundle import Geometry
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.library import Library
 from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.plan import PlanCompiler, compute_type
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.portable import geometry_of, read_graph
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.tensorrt_compiler import PlanCompiler, compute_type
+from specrt_export.portable.graph import geometry_of, read_graph
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 

@@ -11,9 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from specrt_export.lower.stored import as_float, stored_weights
-from specrt_export.mapped import external_tensors
-from specrt_export.portable import read_graph
+from specrt_export.lower.lazy_tensor import as_float, stored_weights
+from specrt_export.portable.graph import external_tensors, read_graph
 
 INT4, INT8 = onnx.TensorProto.INT4, onnx.TensorProto.INT8
 

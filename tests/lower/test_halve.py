@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrt.engines.ort_cuda import CAPTURED
+from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
-from specrt_export.compile import ort_cuda
+from specrt_export.check.equivalence import TOLERANCES, check_halved, on_cpu
+from specrt_export.compile import ort_cuda_compiler as ort_cuda
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.halved import TOLERANCES, build_ort_cuda, check_halved, on_cpu
-from specrt_export.compile.ort_cpu import CompiledModel
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.lower.halve import TYPES, narrowed
-from specrt_export.lower.stored import Stored, held
-from specrt_export.portable import facts_of, geometry_of, read_graph, runs_here
+from specrt_export.compile.ort_cpu_compiler import CompiledModel
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.lower.half import TYPES, narrowed
+from specrt_export.lower.lazy_tensor import Stored, held
+from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 
@@ -204,9 +204,8 @@ def test_ends_of_whole_numbers_are_held_beside_layers_in_bf16(
 @needs_reference
 def test_buffers_may_be_as_short_as_the_widest_pass(engines: Path, tmp_path: Path) -> None:
     graph, weights = source(engines, "draft")
-    build_ort_cuda(
-        graph, weights, tmp_path, max_length=CAPTURES, gammas=[CAPTURES - 1], precision="fp16"
-    )
+    compiled = compile_ort_cuda(graph, weights, tmp_path, CAPTURES, captured=CAPTURES)
+    check_halved(graph, weights, tmp_path, compiled.geometry, CAPTURES, [1, CAPTURES])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])
 
 

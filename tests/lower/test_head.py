@@ -14,10 +14,11 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from specrt.engine import Engine, open_engine
-from specrt_export.compile.ort_cpu import compile_ort_cpu
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.lower.head import cheapen_argmax
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Engine
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.lower.logits import cheapen_argmax
 from specrt_export.lower.view import GraphView
 
 MAX_LENGTH = 64

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt_export.lint import lint
-from specrt_export.lower.stored import stored_weights
-from specrt_export.lower.tensorrt import (
-    DECOMPOSED,
-    NATIVE,
-    TensorRtTarget,
-    lower_tensorrt,
-    mark_decomposable,
-)
-from specrt_export.portable import geometry_of, read_graph
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
+from specrt_export.portable.graph import geometry_of, read_graph
 
 
 @pytest.mark.parametrize("compute", ["fp16", "bf16", "fp32"])

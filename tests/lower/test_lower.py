@@ -15,16 +15,16 @@ import pytest
 from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
-from specrt.engines.ort import OrtEngine
+from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
-from specrt_export.compile.ort_cpu import CompiledModel, compile_ort_cpu
-from specrt_export.equal import check_equal
+from specrt_export.check.equivalence import check_equal
+from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
 from specrt_export.lower import rotary
-from specrt_export.lower.lowered import Lowered
-from specrt_export.lower.ort import Target, lower
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.ort_lowering import Target, lower
 from specrt_export.lower.rotary import Rotary, tabulate
-from specrt_export.lower.stored import stored_weights
-from specrt_export.portable import geometry_of, read_graph, runs_here
+from specrt_export.lower.view import Lowered
+from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported

@@ -14,23 +14,21 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
+from specrt_export.check.equivalence import hold_lowered, lowered_engine
 from specrt_export.compile.engine_file import ENGINE, write_engine
-from specrt_export.compile.held import hold_lowered
-from specrt_export.compile.lowered_engine import lowered_engine
-from specrt_export.lower import partner, peak
-from specrt_export.lower.lowered import Lowered
-from specrt_export.lower.stored import stored_weights
-from specrt_export.lower.tensorrt import (
-    DECOMPOSED,
-    NATIVE,
+from specrt_export.lower import logits as peak
+from specrt_export.lower import tensorrt_matmul as partner
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import (
     TensorRtTarget,
     form_of,
     lower_tensorrt,
     mark_decomposable,
 )
-from specrt_export.lower.view import GraphView
-from specrt_export.portable import GraphRun, geometry_of, read_graph, runs_here
+from specrt_export.lower.view import GraphView, Lowered
+from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from specrt_export.mapped import external_tensors
-from specrt_export.portable import read_graph
+from specrt_export.portable.graph import external_tensors, read_graph
 
 MIB = 1 << 20
 VOCABULARY = 600_000
@@ -20,7 +19,7 @@ MEASURED = r"""
 import re, sys
 from pathlib import Path
 from specrt_export.compile import engine_file
-from specrt_export.compile.ort_cpu import compile_ort_cpu
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 
 def peak():
     # Not ru_maxrss, which a process inherits from the one that started it.

@@ -12,17 +12,18 @@ import numpy as np
 import onnx
 import pytest
 
-from specrt.engine import Feed, PackedEngine, open_engine
-from specrt.engines import ort_packed
-from specrt.engines.packing import Packing, Part, pack
+from specrt.engine import ort_packed
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Feed, PackedEngine
+from specrt.engine.rows import Packing, Part, pack
 from specrt.errors import BuildError
-from specrt_export.compile.ort_cpu import compile_ort_cpu
-from specrt_export.equal import check_equal
+from specrt_export.check.equivalence import check_equal
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.attention import FusedAttention, fuse_attention
-from specrt_export.lower.ort import Target, lower
-from specrt_export.lower.stored import stored_weights
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.ort_lowering import Target, lower
 from specrt_export.lower.view import GraphView
-from specrt_export.portable import GraphRun, geometry_of, read_graph, runs_here
+from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported
@@ -37,7 +38,7 @@ NAMES = (
 )  # fmt: skip
 OUTSIDE = {"llama3": 2, "smollm3": 1, "mistral": 2, "gpt_neox": 2}
 """Layers whose heads of 8 are rotated outside attention, of some."""
-_FUSE = "specrt_export.lower.ort.fuse_attention"
+_FUSE = "specrt_export.lower.ort_lowering.fuse_attention"
 
 
 def built(one: Exported, folder: Path, batch: int) -> PackedEngine:

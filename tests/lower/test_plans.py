@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from lower.plans import GAMMAS, OLD, Model, Planned, layers, make, parsed
-from specrt.engines.tensorrt.library import Library
+from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
-from specrt_export.compile import plan
 from specrt_export.compile.engine_file import WEIGHTS
-from specrt_export.lower import products, tensorrt
-from specrt_export.portable import runs_here
+from specrt_export.compile.tensorrt import tensorrt_compiler as plan
+from specrt_export.lower import tensorrt_lowering as tensorrt
+from specrt_export.lower import tensorrt_matmul as products
+from specrt_export.portable.graph import runs_here
 from specrt_export.quantize.precision import Precision
 
 Plans = Callable[..., Planned]

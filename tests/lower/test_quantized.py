@@ -13,11 +13,11 @@ import pytest
 
 from lower.quantized import quantize
 from specrt.errors import BuildError
-from specrt_export.compile.ort_cpu import CompiledModel, compile_ort_cpu
-from specrt_export.equal import check_equal
-from specrt_export.lower import matrix
-from specrt_export.lower.stored import Stored, unsigned
-from specrt_export.portable import runs_here
+from specrt_export.check.equivalence import check_equal
+from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
+from specrt_export.lower import projections as matrix
+from specrt_export.lower.lazy_tensor import Stored, unsigned
+from specrt_export.portable.graph import runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported
@@ -188,8 +188,8 @@ def test_codes_without_their_zero_in_the_middle_are_found(
 def test_parts_joined_in_another_order_are_found(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrt_export.lower import join
-    from specrt_export.lower.matrix import Matrix, join_matrices
+    from specrt_export.lower import projections as join
+    from specrt_export.lower.projections import Matrix, join_matrices
 
     def turned(parts: list[Matrix]) -> Matrix:
         return join_matrices(parts[::-1])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from lower.quantized import pack
 from specrt_export.compile import engine_file
 from specrt_export.compile.engine_file import ALIGNMENT, WEIGHTS, write_engine
-from specrt_export.lower.matrix import Matrix, blocks, join_matrices
-from specrt_export.lower.stored import (
+from specrt_export.lower.lazy_tensor import (
     Stored,
     as_float,
     computed,
@@ -29,7 +28,8 @@ from specrt_export.lower.stored import (
     transposed,
     unsigned,
 )
-from specrt_export.portable import read_graph
+from specrt_export.lower.projections import Matrix, blocks, join_matrices
+from specrt_export.portable.graph import read_graph
 
 BFLOAT16, INT4, INT8 = (
     onnx.TensorProto.BFLOAT16,
@@ -159,7 +159,7 @@ def test_small_weights_lie_in_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_checkpoints_weights_are_found_where_they_are(engines: Path, role: str) -> None:
-    from specrt_export.mapped import map_weights
+    from specrt_export.portable.graph import map_weights
 
     folder = engines / "codelet" / "checkpoint" / role
     portable = read_graph(engines / "codelet" / "portable" / f"{role}.onnx")

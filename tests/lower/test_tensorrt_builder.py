@@ -11,12 +11,11 @@ import pytest
 
 from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library
-from specrt.engines.tensorrt.record import Compiled, Setting, read_engine_record
-from specrt.engines.tensorrt.summary import summary
-from specrt_export.compile.tensorrt.builder import PlanReport, build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
+from specrt.engine.tensorrt.engine_record import Compiled, Setting, read_engine_record, summary
+from specrt.engine.tensorrt.library import Library
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import PlanReport, build_plan
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 

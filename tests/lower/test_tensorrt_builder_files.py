@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.tensorrt.library import FLAVOURS
+from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.cache import TimingCache
-from specrt_export.compile.tensorrt.place import written_aside
+from specrt_export.compile.engine_file import written_aside
+from specrt_export.compile.tensorrt.plan_builder import TimingCache
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

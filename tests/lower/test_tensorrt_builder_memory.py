@@ -6,15 +6,15 @@ import onnx
 import pytest
 
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.memory import (
+from specrt_export.compile.tensorrt.builder_config import (
+    PlanOptions,
     Room,
     Weights,
     check_memory,
     need,
     weights_of,
 )
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
+from specrt_export.compile.tensorrt.network import profiles
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.engines.tensorrt.library import FLAVOURS
-from specrt.engines.tensorrt.record import (
-    Range,
-)
+from specrt.engine.tensorrt.engine_record import Range
+from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.options import PlanOptions, check_options, configure
-from specrt_export.compile.tensorrt.profiles import add_profiles, profiles
+from specrt_export.compile.tensorrt.builder_config import PlanOptions, check_options, configure
+from specrt_export.compile.tensorrt.network import add_profiles, profiles
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from specrt.engines.tensorrt.journal import Message
-from specrt.engines.tensorrt.record import (
+from specrt.engine.tensorrt.engine_record import (
     EngineRecord,
     Profile,
     Range,
     read_engine_record,
+    summary,
     writes_weight,
 )
-from specrt.engines.tensorrt.summary import summary
-from specrt_export.compile.tensorrt.profiles import profiles
-from specrt_export.compile.tensorrt.report import compiled, highlights, read_header
+from specrt.engine.tensorrt.library import Message
+from specrt_export.compile.tensorrt.monitor import compiled, highlights, read_header
+from specrt_export.compile.tensorrt.network import profiles
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

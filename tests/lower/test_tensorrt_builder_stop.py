@@ -18,10 +18,10 @@ pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so no
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from specrt.engines.tensorrt.library import open_library
-from specrt_export.compile.tensorrt.builder import build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
+from specrt.engine.tensorrt.library import open_library
+from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
 
 def progress(stage, done):
     print(stage, flush=True)

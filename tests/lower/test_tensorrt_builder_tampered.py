@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lower.builds import left, make
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engines.tensorrt.library import Library
+from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")

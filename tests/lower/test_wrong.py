@@ -11,24 +11,21 @@ import onnx
 import pytest
 
 from specrt.errors import SpecrtError
-from specrt_export.compile.ort_cpu import compile_ort_cpu
-from specrt_export.equal import check_equal
-from specrt_export.lower import (
-    attention,
-    fold,
-    layers,
-    matrix,
-    norm,
-    parts,
-    recognise,
-    rows,
-    stored,
-)
-from specrt_export.lower.matrix import Matrix, join_matrices
-from specrt_export.lower.stored import Stored
+from specrt_export.check.equivalence import check_equal
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.lower import attention, norm
+from specrt_export.lower import attention as layers
+from specrt_export.lower import canonical as fold
+from specrt_export.lower import canonical as parts
+from specrt_export.lower import canonical as recognise
+from specrt_export.lower import canonical as rows
+from specrt_export.lower import lazy_tensor as stored
+from specrt_export.lower import projections as matrix
+from specrt_export.lower.attention import surplus
+from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.projections import Matrix, join_matrices
 from specrt_export.lower.view import GraphView
-from specrt_export.lower.window import surplus
-from specrt_export.portable import runs_here
+from specrt_export.portable.graph import runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported
@@ -122,7 +119,7 @@ def score_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def join_q_k_v_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    from specrt_export.lower.join import join_projections as join
+    from specrt_export.lower.projections import join_projections as join
 
     patch.setattr(attention, "join_projections", lambda view, three: join(view, three[::-1]))
 

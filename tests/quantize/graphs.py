@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specrt.geometry import Geometry
-from specrt_export.portable import ATTACHED, GEOMETRY
+from specrt.bundle import Geometry
+from specrt_export.portable.graph import ATTACHED, GEOMETRY
 
 VOCAB, WIDTH = 256, 64
 _TYPES: Mapping[str, int] = {

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt_export.mapped import map_weights
-from specrt_export.portable import read_graph
-from specrt_export.quantize.codes import decode, encode, pack, unpack
-from specrt_export.quantize.source import widen
+from specrt_export.portable.graph import map_weights, read_graph
+from specrt_export.quantize.codes import decode, encode, pack, unpack, widen
 
 Floats = NDArray[np.float32]
 FORMS = [("int8", 32), ("int8", 128), ("int4", 16), ("int4", 32), ("int4", 128)]

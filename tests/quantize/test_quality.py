@@ -15,15 +15,14 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from quantize.graphs import geometry
+from specrt.bundle import Geometry
 from specrt.errors import BuildError
-from specrt.geometry import Geometry
 from specrt.text import Tokenizer
-from specrt_export.calibration import FEWEST, MOST, PIECE, read_calibration
-from specrt_export.portable import GraphRun, Logits, Tokens, runs_here
-from specrt_export.quality import GraphScorer, divergences, measure
+from specrt_export.check.quality import GraphScorer, divergences, measure, sensitivities
+from specrt_export.inputs import FEWEST, MOST, PIECE, read_calibration
+from specrt_export.portable.graph import GraphRun, Logits, Tokens, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
-from specrt_export.quantize.sensitivity import sensitivities
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -78,7 +77,7 @@ def test_more_noise_is_further_away() -> None:
 
 def test_narrow_passes_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(Table(), Table(0.1), PIECES)
-    monkeypatch.setattr("specrt_export.quality.PASS_BYTES", 4 * 50 * 9)
+    monkeypatch.setattr("specrt_export.portable.graph.PASS_BYTES", 4 * 50 * 9)
     narrow = Table()
     found = measure(narrow, Table(0.1), PIECES)
     assert (found.kl, found.top1) == (pytest.approx(whole.kl, rel=1e-9), whole.top1)
@@ -247,7 +246,7 @@ def test_a_large_graph_runs_without_copies_of_its_weights(
     made = quantize(graph, folder, tmp_path / "q", Precision.of("int4", head="bf16"))
     for path, place in ((graph, folder), (made.graph, made.folder)):
         small = GraphScorer(GraphRun(path, place), 32)(text(32), 0)
-        monkeypatch.setattr("specrt_export.portable.LARGE_BYTES", 0)
+        monkeypatch.setattr("specrt_export.portable.graph.LARGE_BYTES", 0)
         large = GraphScorer(GraphRun(path, place), 32)(text(32), 0)
         monkeypatch.undo()
         assert np.abs(small - large).max() < 1e-4

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.engines.tensorrt.device import ALIGNMENT, Bytes, Graph, Recording
+from specrt.engine.tensorrt.device import ALIGNMENT, Bytes, Graph, Recording
 from specrt.errors import EngineError
 
 POISON = 0xA5

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from runtime.toy import TableEngine, TableOutput
-from specrt.engine import Feed
+from specrt.engine.protocol import Feed
 
 
 class PackedTable:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.bench.clock import Busy
-from specrt.bench.configuration import PLAIN, Configuration
-from specrt.bench.row import Row
-from specrt.bench.sample import Sample
-from specrt.round import Round
-from specrt.stats import SpeculationStats
+from specrt.bench.samples import PLAIN, Busy, Configuration, Row, Sample
+from specrt.completion import SpeculationStats
+from specrt.speculation.round import Round
 
 DRAFTING = Configuration(2, "model")
 US = 1000

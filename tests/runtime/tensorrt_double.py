@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from runtime.numpy_device import POISON, NumpyDevice
 from runtime.toy import TableEngine
-from specrt.engines.tensorrt.contract import CANDIDATES, KV_TYPES, NATIVE, cache_names, expected
-from specrt.engines.tensorrt.device import ALIGNMENT
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.memory import Block
-from specrt.engines.tensorrt.plan import Tensor
-from specrt.engines.tensorrt.record import EngineRecord, Profile, Range
-from specrt.geometry import Geometry
+from specrt.bundle import Geometry
+from specrt.engine.tensorrt.device import ALIGNMENT, Block
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
+from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, NATIVE, cache_names, expected
+from specrt.engine.tensorrt.plan import Tensor
 
 
 class NumpyContext:

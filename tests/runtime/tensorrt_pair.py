@@ -7,16 +7,15 @@ from collections.abc import Collection, Sequence
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import PREFILL, draft_profiles, opened
 from runtime.toy import TableEngine
-from specrt.draft import Drafter, ModelDrafter
-from specrt.engines.tensorrt.opening import whole_rounds
-from specrt.engines.tensorrt.rounds import Rounds
-from specrt.gamma import GammaPolicy
-from specrt.noise import Noise
+from specrt.engine.protocol import Drafted
+from specrt.engine.tensorrt.fused_round import Rounds, whole_rounds
 from specrt.params import SamplingParams
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
-from specrt.whole import Drafted
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter
+from specrt.speculation.gamma import GammaPolicy
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import Drafter, Round, played, speculate
+from specrt.speculation.target import EngineTarget
 
 LENGTH = 96
 GREEDY = SamplingParams()

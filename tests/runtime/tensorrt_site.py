@@ -23,13 +23,13 @@ from runtime.tensorrt_double import (
 )
 from runtime.test_trt_library import module_like
 from runtime.toy import TableEngine, byte_level, near
-from specrt.bundle import hash_file
-from specrt.engines import ort
-from specrt.engines.tensorrt import fingerprint, opening
-from specrt.engines.tensorrt.library import FLAVOURS, Library, describe
-from specrt.engines.tensorrt.record import FILE_NAME, PLAN, EngineRecord
-from specrt.engines.tensorrt.weights import Wants
-from specrt.manifest import FORMAT, Manifest, ModelRecord
+from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
+from specrt.engine import ort
+from specrt.engine.tensorrt import engine as opening
+from specrt.engine.tensorrt import engine_record as fingerprint
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord
+from specrt.engine.tensorrt.library import FLAVOURS, Library, describe
+from specrt.engine.tensorrt.plan import Wants
 
 LENGTH = 160
 VOCABULARY = 270

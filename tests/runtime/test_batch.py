@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from runtime.rows import PackedTable, packed, padded
 from runtime.toy import TableEngine, generator, near
 from specrt.completion import Stream
-from specrt.costs import Costs
-from specrt.engine import Engine
+from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 
 WIDTH, LENGTH = 16, 128

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from runtime.rows import packed, padded
 from runtime.test_batch import alone, rows, shared_prompt, toys
-from specrt.costs import Costs
 from specrt.errors import EngineError, RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.request import Request
-from specrt.rules import Rules
+from specrt.sampling.processors import Rules
+from specrt.scheduler.request import Request
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs
+from specrt.tuning.pass_timer import measure_costs
 
 SOME = SamplingParams(max_tokens=40)
 

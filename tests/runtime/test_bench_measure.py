@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from runtime.toy import TableEngine, generator, near
-from specrt.bench.clock import TimedEngine
-from specrt.bench.configuration import PLAIN, Configuration, configurations
-from specrt.bench.measure import WARM_UP_TOKENS, Clocks, Samples, measure
-from specrt.bench.outputs import compare_outputs
-from specrt.costs import Costs
+from specrt.bench.lossless import compare_outputs
+from specrt.bench.measure import WARM_UP_TOKENS, Clocks, Samples, TimedEngine, measure
+from specrt.bench.samples import PLAIN, Configuration, configurations
 from specrt.errors import RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

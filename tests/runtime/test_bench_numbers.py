@@ -8,11 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.samples import drafting, plain, rounds, row, sample
-from specrt.bench.clock import Busy
-from specrt.bench.configuration import PLAIN, Configuration, configurations, in_turn
-from specrt.bench.sample import Stages, repeated_tokens, shared_gaps
-from specrt.bench.spread import Spread, quantile
-from specrt.models import Gamma
+from specrt.bench.samples import (
+    PLAIN,
+    Busy,
+    Configuration,
+    Spread,
+    Stages,
+    configurations,
+    in_turn,
+    quantile,
+    repeated_tokens,
+    shared_gaps,
+)
+from specrt.params import Gamma
 
 numbers = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40)
 

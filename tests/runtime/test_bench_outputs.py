@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from runtime.samples import DRAFTING, drafting, plain, rounds, sample
-from specrt.bench.configuration import PLAIN, Configuration
-from specrt.bench.outputs import Comparison, Difference, compare_outputs
+from specrt.bench.lossless import Comparison, Difference, compare_outputs
+from specrt.bench.samples import PLAIN, Configuration
 
 AUTO = Configuration("auto", "model")
 

@@ -6,19 +6,13 @@ import pytest
 
 from runtime.rows import packed
 from runtime.toy import TableEngine, near
-from specrt.bench import throughput
-from specrt.bench.throughput import (
-    Crowd,
-    Throughput,
-    check_rows,
-    measure_throughput,
-    throughput_table,
-)
-from specrt.costs import Costs
+from specrt.bench import batch as throughput
+from specrt.bench.batch import Crowd, Throughput, check_rows, measure_throughput, throughput_table
 from specrt.errors import RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 
 COSTS = Costs((100.0, *(105.0 + 5 * i for i in range(40))), tuple(10.0 * g for g in range(9)))

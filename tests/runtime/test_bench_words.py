@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 
 from runtime.samples import DRAFTING, drafting, plain, rounds, sample
-from specrt.bandwidth import Bandwidth, last_cache_bytes, measure_bandwidth
-from specrt.bench.configuration import PLAIN, Configuration
-from specrt.bench.footprint import Footprint, peak_bytes, resident_bytes
-from specrt.bench.measure import Samples
-from specrt.bench.outputs import Comparison
-from specrt.bench.plot import check_plot, curves, draw, levels
-from specrt.bench.report import ALL, Report, report
-from specrt.bench.setting import Setting
-from specrt.bench.summary import Summary
-from specrt.bench.table import Table
-from specrt.bench.verdict import verdicts
+from specrt.bench.lossless import Comparison
+from specrt.bench.measure import Footprint, Samples, Setting, peak_bytes, resident_bytes
+from specrt.bench.report import (
+    ALL,
+    Report,
+    Summary,
+    Table,
+    check_plot,
+    curves,
+    draw,
+    levels,
+    report,
+    verdicts,
+)
+from specrt.bench.samples import PLAIN, Configuration
 from specrt.errors import RequestError
-from specrt.machine import Machine
 from specrt.params import SamplingParams
+from specrt.system.machine import Bandwidth, Machine, last_cache_bytes, measure_bandwidth
 
 AUTO = Configuration("auto", "model")
 LOSING = Configuration(4, "model")
@@ -215,7 +219,7 @@ def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path, name: str, 
 def test_drawing_without_matplotlib_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.bench.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("specrt.bench.report.find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r'pip install "specrt\[plot\]"'):
         check_plot(tmp_path / "out.png")
 
@@ -231,7 +235,7 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_bandwidth_is_of_the_fastest_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0, 500, 1000, 1250, 2000, 3000])
-    monkeypatch.setattr("specrt.bandwidth.perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr("specrt.system.machine.perf_counter_ns", lambda: next(times))
     found = measure_bandwidth(2, MIB, reads=3)
     assert found == Bandwidth(MIB / 250e-9, MIB, 2, 3)
     assert found.to_json()["bytes_per_second"] == round(MIB / 250e-9)

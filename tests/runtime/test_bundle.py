@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from specrt.bundle import Bundle, hash_file
+from specrt.bundle import FORMAT, Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
 from specrt.errors import BundleError
-from specrt.geometry import Geometry
-from specrt.manifest import FORMAT, Manifest, ModelRecord, read_manifest
 
 GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
 FILES = {

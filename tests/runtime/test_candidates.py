@@ -13,15 +13,15 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import ArrayLike, NDArray
 
 from runtime.toy import TableEngine, TableOutput, best, near, plain, run
-from specrt.draft import REACH, ModelDrafter
-from specrt.engine import candidates_of
+from specrt.engine.protocol import candidates_of
 from specrt.errors import EngineError
-from specrt.gamma import FixedGamma
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.sampling import Distribution, distribution_of, process
-from specrt.target import CachedTokens
+from specrt.sampling.distribution import Distribution, distribution_of, process
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import REACH, ModelDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import alone
 
 PROMPT = [3, 1, 4, 1, 5]
 KNOWN = 16

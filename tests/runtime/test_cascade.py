@@ -18,17 +18,14 @@ from runtime.test_verify import (
     surprise,
 )
 from runtime.toy import Run, TableEngine, near, plain
-from specrt import target as target_module
-from specrt.cascade import CascadeDrafter
-from specrt.draft import ModelDrafter, NoDrafter
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import Asking, alone
-from specrt.round import Round
-from specrt.target import CachedTokens
-from specrt.verify import NOTHING, Proposal
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.drafters import CascadeDrafter, ModelDrafter, NoDrafter
+from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.round import NOTHING, Asking, Proposal, Round, alone
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams()
@@ -55,7 +52,7 @@ class Says:
 class Counts:
     """A policy that drafts equally far, and remembers which rounds it learned from."""
 
-    def __init__(self, gamma: int, first: Weight = Weight.MORE) -> None:
+    def __init__(self, gamma: int, first: DraftDecision = DraftDecision.CONTINUE) -> None:
         self.gamma = gamma
         self.first = first
         self.seen: list[Round] = []
@@ -63,8 +60,8 @@ class Counts:
     def choose(self) -> int:
         return self.gamma
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        return self.first if drafted == 1 else Weight.MORE
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return self.first if drafted == 1 else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.seen.append(round_)
@@ -100,7 +97,7 @@ def test_the_second_is_asked_where_the_first_has_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Counts(0), Counts(4, Weight.DROP)], ids=["a plain step", "nothing kept"]
+    "policy", [Counts(0), Counts(4, DraftDecision.DISCARD)], ids=["a plain step", "nothing kept"]
 )
 def test_the_model_drafts_where_lookups_policy_would_not(policy: Counts) -> None:
     text = [1, 2, 3, 1, 2]

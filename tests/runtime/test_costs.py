@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.costs import Costs
 from specrt.errors import BundleError
+from specrt.speculation.costs import Costs
 
 NS = st.floats(1.0, 1e9)
 

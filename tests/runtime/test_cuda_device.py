@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from runtime.cuda_double import MACHINE, Code, CudaDouble
-from specrt.cuda import Survey
-from specrt.engines.tensorrt import bindings, cuda
-from specrt.engines.tensorrt.bindings import cuda_bindings, install, lost
-from specrt.engines.tensorrt.cuda import CudaDevice
-from specrt.engines.tensorrt.device import Device
+from specrt.engine.tensorrt import cuda
+from specrt.engine.tensorrt import cuda as bindings
+from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings, install, lost
+from specrt.engine.tensorrt.device import Device
 from specrt.errors import EngineError
+from specrt.system.gpu import Survey
 
 
 def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:

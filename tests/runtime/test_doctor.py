@@ -10,12 +10,12 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from specrt import doctor
-from specrt.cuda import Devices, Gpu, Survey
-from specrt.doctor import Finding, fits
-from specrt.engines import cuda_session
-from specrt.engines.tensorrt import ability
-from specrt.jetson import Jetson, power_mode, read_jetson
+from specrt.engine import ort_cuda as cuda_session
+from specrt.engine.tensorrt import library as ability
+from specrt.system import doctor
+from specrt.system.doctor import Finding, fits
+from specrt.system.gpu import Devices, Gpu, Survey
+from specrt.system.machine import Jetson, power_mode, read_jetson
 
 ONE = Devices(("A GPU",))
 NONE = Devices((), "no NVIDIA driver: libcuda.so.1 is not there")

@@ -9,12 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.toy import TableEngine, generator, near
-from specrt.costs import Costs
-from specrt.drafters import Drafters, Manner
 from specrt.errors import RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Drafters, Manner, Models
 from specrt.text import Tokenizer
 
 COSTS = Costs(tuple(100.0 + 5 * g for g in range(9)), tuple(4.0 * g for g in range(9)))

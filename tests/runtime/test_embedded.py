@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from specrt import Generator, embedded
+from specrt import c_host as embedded
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

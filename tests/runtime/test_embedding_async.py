@@ -18,7 +18,7 @@ from runtime.test_batch import alone, rows, toys
 from runtime.test_embedding_cancel import LONG, Gate, target_of
 from runtime.toy import generator
 from specrt.errors import EngineError, RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

@@ -14,7 +14,7 @@ from runtime.rows import packed
 from runtime.test_batch import alone, rows, toys
 from runtime.toy import generator
 from specrt.completion import Stream
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

@@ -16,7 +16,7 @@ from runtime.test_batch import Build, alone, rows
 from runtime.test_embedding_cancel import LONG, Gate, target_of
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

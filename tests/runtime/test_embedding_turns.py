@@ -14,10 +14,10 @@ from runtime.rows import packed
 from runtime.test_batch import alone, rows
 from runtime.test_embedding_cancel import LONG, Gate, target_of
 from specrt.errors import EngineError, RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.scheduler.scheduler import Turn
 from specrt.text import Tokenizer
-from specrt.turn import Turn
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "pthread_kill"), reason="signals are sent to a thread"

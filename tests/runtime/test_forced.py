@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from runtime.toy import TableEngine, generator
-from specrt.draft import Drafter
-from specrt.forced import ForcedDrafter
 from specrt.params import SamplingParams
-from specrt.passes import Asking, alone
-from specrt.round import Round
+from specrt.speculation.drafters import ForcedDrafter
+from specrt.speculation.round import Asking, Drafter, Proposal, Round, alone
 from specrt.text import Tokenizer
-from specrt.verify import Proposal
 
 PROMPT, EOS = list(b"is it?"), 263
 FACT = "yes, the thing is in the"

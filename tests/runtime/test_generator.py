@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.errors import EngineError, RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

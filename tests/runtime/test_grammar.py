@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from runtime.schemas import STRUCTURES, Asked
 from specrt.errors import RequestError
-from specrt.grammar import GrammarProcessor
-from specrt.grammars import Grammars
 from specrt.params import SamplingParams
+from specrt.sampling.grammar import GrammarProcessor, Grammars
 from specrt.text import Tokenizer
 
 pytest.importorskip("llguidance", reason="needs the structured extra")

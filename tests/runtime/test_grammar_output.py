@@ -15,7 +15,7 @@ from runtime.schemas import NESTED, STRUCTURES, Asked
 from runtime.toy import TableEngine, byte_fallback, generator, near
 from specrt.completion import Completion
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.test_grammar import EOS, VOCABULARY, allowed, processor
 from specrt.errors import RequestError
-from specrt.grammars import Grammars
 from specrt.params import SamplingParams
+from specrt.sampling.grammar import Grammars
 from specrt.text import Tokenizer
 
 

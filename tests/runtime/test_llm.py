@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import specrt.llm
+import specrt.loading
 from runtime.rows import PackedTable, packed
 from runtime.toy import TableEngine, near
 from specrt.errors import CapacityError, RequestError
-from specrt.generate import Generator
-from specrt.llm import LLM, Prompt, RequestOutput
-from specrt.models import Models
+from specrt.generator import Generator
+from specrt.loading import LLM, Prompt, RequestOutput
 from specrt.params import SamplingParams
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 
 
@@ -28,7 +28,7 @@ def generator(tokenizer: Tokenizer) -> Generator:
 
 @pytest.fixture
 def llm(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr(specrt.llm, "load", lambda *_, **__: generator)
+    monkeypatch.setattr(specrt.loading, "load", lambda *_, **__: generator)
     return LLM(Path("bundle"), num_speculative_tokens=3)
 
 

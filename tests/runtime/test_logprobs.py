@@ -19,17 +19,16 @@ from runtime.rows import PackedTable, packed, padded
 from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, TableOutput, generator, near
 from specrt.completion import Completion
-from specrt.draft import NoDrafter
-from specrt.engine import Engine
+from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
-from specrt.gamma import FixedGamma
-from specrt.generate import Generator
-from specrt.logprobs import LEAST, Entry, Logprob, joined, ranked
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.round import Round
-from specrt.target import CachedTokens
+from specrt.sampling.distribution import LEAST, Entry, Logprob, joined, ranked
+from specrt.speculation.drafters import NoDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.pool import Models
+from specrt.speculation.round import Round, alone
 from specrt.text import Tokenizer
 
 VOCABULARY = 263

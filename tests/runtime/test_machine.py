@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.machine import Machine, this_machine, vector_units
+from specrt.system.machine import Machine, this_machine, vector_units
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel

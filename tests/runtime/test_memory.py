@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.memory import available_bytes
+from specrt.system.machine import available_bytes
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:  10 kB\nMemAvailable:    2048 kB\n"
 

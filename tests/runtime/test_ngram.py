@@ -26,18 +26,24 @@ from runtime.test_verify import (
     surprise,
 )
 from runtime.toy import Call, Run, TableEngine, plain
-from specrt import target as target_module
-from specrt.draft import Drafter
 from specrt.errors import RequestError
-from specrt.gamma import FixedGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import Asking, alone
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
-from specrt.verify import NOTHING, Proposal
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.round import (
+    NOTHING,
+    Asking,
+    Drafter,
+    Proposal,
+    Round,
+    alone,
+    played,
+    speculate,
+)
+from specrt.speculation.target import EngineTarget
 
 PROMPT = [3, 1, 4, 1, 5]
 WARM = SamplingParams(temperature=1.0)
@@ -65,7 +71,7 @@ def proposed(tokens: Sequence[int], gamma: int = 8, room: int = 100, **lengths: 
 class Script:
     """A policy that says what it was told to, and remembers what it was asked and told."""
 
-    def __init__(self, gamma: int, *weights: Weight) -> None:
+    def __init__(self, gamma: int, *weights: DraftDecision) -> None:
         self.gamma = gamma
         self.weights = weights
         self.weighed: list[tuple[int, float]] = []
@@ -74,9 +80,9 @@ class Script:
     def choose(self) -> int:
         return self.gamma
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         self.weighed.append((drafted, confidence))
-        return self.weights[drafted - 1] if drafted <= len(self.weights) else Weight.MORE
+        return self.weights[drafted - 1] if drafted <= len(self.weights) else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.seen.append(round_)
@@ -91,8 +97,8 @@ class Whim:
     def choose(self) -> int:
         return int(self._rng.integers(0, 7))
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        return list(Weight)[int(self._rng.integers(3))]
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return list(DraftDecision)[int(self._rng.integers(3))]
 
     def observe(self, round_: Round) -> None:
         pass
@@ -226,14 +232,18 @@ def test_tokens_of_plain_rounds_are_read_later() -> None:
 @pytest.mark.parametrize("place", range(1, 6))
 def test_what_the_policy_says_of_a_token_is_done(place: int) -> None:
     text = [*range(10, 20), 10, 11]
-    before = (Weight.MORE,) * (place - 1)
-    for weight, kept in ((Weight.DROP, place - 1), (Weight.LAST, place), (Weight.MORE, 7)):
-        policy = Script(7, *before, weight)
+    before = (DraftDecision.CONTINUE,) * (place - 1)
+    for decision, kept in (
+        (DraftDecision.DISCARD, place - 1),
+        (DraftDecision.STOP, place),
+        (DraftDecision.CONTINUE, 7),
+    ):
+        policy = Script(7, *before, decision)
         proposal = alone(NgramDrafter(policy).propose(text, 100))
         assert list(proposal.tokens) == [*range(12, 12 + kept)]
         assert len(proposal.confidences) == kept
         assert [drafted for drafted, _ in policy.weighed] == [
-            *range(1, (7 if weight is Weight.MORE else place) + 1)
+            *range(1, (7 if decision is DraftDecision.CONTINUE else place) + 1)
         ]
         if kept == 0:
             assert proposal is NOTHING

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specrt import noise as module
-from specrt.noise import Noise, Purpose
-from specrt.sampling import Distribution
+from specrt.sampling import noise as module
+from specrt.sampling.distribution import Distribution
+from specrt.sampling.noise import Noise, Purpose
 
 # Seeds are fixed, so a test either always passes or always fails; a correct generator with other
 # seeds would fail one of these with the probability given here.

@@ -15,18 +15,18 @@ import onnxruntime
 import pytest
 
 import specrt
-from specrt import Generator
-from specrt.bundle import Bundle
-from specrt.cuda import Devices, find_devices
-from specrt.engine import Engine, open_engine
-from specrt.engines import cuda_session
-from specrt.engines.ort_cuda import OrtCudaEngine
+from specrt.bench.lossless import compare
+from specrt.bundle import Bundle, Geometry
+from specrt.engine import ort_cuda as cuda_session
+from specrt.engine.backends import open_engine
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
-from specrt.geometry import Geometry
-from specrt.lossless import compare
-from specrt.models import Models
-from specrt.prompts import read_prompts
-from specrt_export.compile.ort_cuda import compile_ort_cuda
+from specrt.generator import Generator
+from specrt.speculation.pool import Models
+from specrt.system.gpu import Devices, find_devices
+from specrt.text import read_prompts
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 
 MAX_LENGTH = 512
 MAX_WIDTH = 64

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrt.engine import Engine, Feed, PackedEngine, open_engine
-from specrt.engines.ort import OrtEngine
-from specrt.engines.ort_packed import OrtPackedEngine
-from specrt.engines.packing import Part, pack
-from specrt.engines.partners import settle_partners
+from specrt.bundle import Geometry
+from specrt.engine.backends import open_engine
+from specrt.engine.ort import OrtEngine
+from specrt.engine.ort_packed import OrtPackedEngine, settle_partners
+from specrt.engine.protocol import Engine, Feed, PackedEngine
+from specrt.engine.rows import Part, pack
 from specrt.errors import EngineError
-from specrt.geometry import Geometry
-from specrt_export.compile.ort_cpu import compile_ort_cpu
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 
@@ -44,7 +44,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> dict[str,
 @pytest.fixture(scope="module")
 def geometry(engines: Path) -> Geometry:
     """The shape of codelet's draft."""
-    from specrt_export.portable import geometry_of, read_graph
+    from specrt_export.portable.graph import geometry_of, read_graph
 
     return geometry_of(read_graph(engines / "codelet" / "portable" / "draft.onnx"))
 
@@ -271,8 +271,8 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
 def test_packings_beyond_those_remembered_work(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.engines.ort_packed._KNOWN", 2)
-    monkeypatch.setattr("specrt.engines.ort_packed._SETS", 2)
+    monkeypatch.setattr("specrt.engine.ort_packed._KNOWN", 2)
+    monkeypatch.setattr("specrt.engine.ort_packed._SETS", 2)
     test_rows_are_what_they_are_alone(0, opened)
 
 

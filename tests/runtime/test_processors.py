@@ -14,7 +14,8 @@ from scipy.special import softmax
 
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.processors import (
+from specrt.sampling.distribution import process
+from specrt.sampling.processors import (
     AllowedTokens,
     BadWords,
     Custom,
@@ -22,10 +23,11 @@ from specrt.processors import (
     MinTokens,
     NoRepeatNgram,
     OutputPenalties,
+    Processor,
     RepetitionPenalty,
+    Rules,
+    Spot,
 )
-from specrt.rules import Processor, Rules, Spot
-from specrt.sampling import process
 
 VOCABULARY = 12
 Row = np.ndarray[Any, np.dtype[np.float32]]

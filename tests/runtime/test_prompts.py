@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import RequestError
-from specrt.prompts import (
-    Prompt,
-    decode_utf8,
-    first_of_each,
-    of_categories,
-    read_prompts,
-    read_text,
-)
+from specrt.text import Prompt, decode_utf8, first_of_each, of_categories, read_prompts, read_text
 
 
 def lines(folder: Path, text: str) -> Path:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process
-from specrt.verify import Proposal, rejection
+from specrt.sampling.distribution import Distribution, process
+from specrt.sampling.noise import Noise, Purpose
+from specrt.speculation.round import Proposal
+from specrt.speculation.target import rejection
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "noise.json").read_text())
 DOCUMENT = Path(__file__).parents[2] / "docs" / "randomness.md"

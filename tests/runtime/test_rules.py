@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrt.errors import EngineError
-from specrt.noise import Noise, Purpose
 from specrt.params import SamplingParams
-from specrt.sampling import Distribution, process
-from specrt.typical import typical
+from specrt.sampling.distribution import Distribution, process, typical
+from specrt.sampling.noise import Noise, Purpose
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},

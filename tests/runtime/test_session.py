@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 import specrt
 from runtime.rows import packed
 from runtime.toy import EOS, TableEngine, byte_fallback, generator, near
-from specrt.chat import ChatTemplate
 from specrt.completion import Stream
 from specrt.errors import CapacityError, EngineError, RequestError
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.session import Session
+from specrt.session import ChatTemplate, Session
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 
 TEMPLATE = ChatTemplate(

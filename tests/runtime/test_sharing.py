@@ -10,7 +10,7 @@ import pytest
 
 from runtime.toy import TableEngine, generator, near
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 

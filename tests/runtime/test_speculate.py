@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from runtime.toy import Call, TableEngine, generator, near, plain, run
+from specrt.completion import SpeculationStats
 from specrt.errors import CapacityError, EngineError
-from specrt.gamma import Weight
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.round import Round
-from specrt.stats import SpeculationStats
-from specrt.target import CachedTokens
+from specrt.speculation.gamma import DraftDecision
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import Round, alone
 from specrt.text import Tokenizer
 
 GAMMAS = range(9)
@@ -51,7 +50,7 @@ def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
 class Whim:
     """A policy without reason: any gamma, and any weight for any token."""
 
-    def __init__(self, seed: int, weights: Sequence[Weight]) -> None:
+    def __init__(self, seed: int, weights: Sequence[DraftDecision]) -> None:
         self._rng = np.random.default_rng(seed)
         self._weights = weights
         self.seen: list[Round] = []
@@ -59,7 +58,7 @@ class Whim:
     def choose(self) -> int:
         return int(self._rng.integers(0, 9))
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         assert 0.0 < confidence <= 1.0
         return self._weights[int(self._rng.integers(len(self._weights)))]
 
@@ -67,10 +66,10 @@ class Whim:
         self.seen.append(round_)
 
 
-@pytest.mark.parametrize("weights", [(Weight.MORE,), tuple(Weight)], ids=len)
+@pytest.mark.parametrize("weights", [(DraftDecision.CONTINUE,), tuple(DraftDecision)], ids=len)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
 def test_no_policy_changes_the_output(
-    weights: tuple[Weight, ...], options: dict[str, float]
+    weights: tuple[DraftDecision, ...], options: dict[str, float]
 ) -> None:
     drafted: set[int] = set()
     for seed in range(10):

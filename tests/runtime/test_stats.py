@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import median
 
-from specrt.stats import Timings
+from specrt.completion import Timings
 
 
 def test_asked_each_round_the_times_are_those_asked_at_the_end() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.errors import RequestError
-from specrt.suffixes import Match, Suffixes
+from specrt.speculation.ngram import Match, Suffixes
 
 
 def searched(text: list[int], least: int, most: int) -> Match | None:

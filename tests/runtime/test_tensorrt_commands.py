@@ -14,12 +14,13 @@ from runtime.tensorrt_double import NumpyPlan
 from runtime.tensorrt_site import Site, make_site, pair
 from specrt.bundle import Bundle
 from specrt.cli import run
-from specrt.cuda import Survey
-from specrt.engines.tensorrt import fingerprint, opening
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.engine.protocol import Drafted
+from specrt.engine.tensorrt import engine as opening
+from specrt.engine.tensorrt import engine_record as fingerprint
+from specrt.engine.tensorrt.fused_round import Rounds
 from specrt.loading import load
-from specrt.tuning import read_tuning
-from specrt.whole import Drafted
+from specrt.system.gpu import Survey
+from specrt.tuning.tuning_record import read_tuning
 
 TEXTS = ("the thing in the sea", "a b c d", "in the end", "xyz", "the the the", "0123456789")
 

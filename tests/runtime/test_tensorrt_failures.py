@@ -18,8 +18,8 @@ from runtime.tensorrt_double import (
     target_profiles,
 )
 from runtime.toy import TableEngine
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import Rounds
 from specrt.errors import EngineError
 
 LENGTH = 64

@@ -13,12 +13,11 @@ import pytest
 import specrt
 from runtime.tensorrt_site import GAMMAS, LENGTH, Site, make_site, pair
 from runtime.toy import TableEngine, plain
-from specrt.engines.tensorrt.opening import OpenedEngine
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.engine.tensorrt.engine import OpenedEngine
+from specrt.engine.tensorrt.fused_round import Rounds
 from specrt.errors import EngineError, RequestError, SpecrtError
-from specrt.generate import Generator
-from specrt.models import Gamma
-from specrt.params import SamplingParams
+from specrt.generator import Generator
+from specrt.params import Gamma, SamplingParams
 
 PROMPT = list(range(40, 75))  # more than two chunks of a prompt
 NEW = 60

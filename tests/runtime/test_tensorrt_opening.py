@@ -19,23 +19,27 @@ from runtime.tensorrt_double import PREFILL, draft_profiles, record_of, target_p
 from runtime.tensorrt_site import Site, make_site, pair
 from runtime.test_trt_plan import World, fake
 from specrt.bundle import hash_file
-from specrt.cuda import Gpu, Survey
-from specrt.engines.tensorrt import fingerprint, library, opening, trt_plan
-from specrt.engines.tensorrt.cuda import CudaDevice
-from specrt.engines.tensorrt.fingerprint import DeviceRecord, difference
-from specrt.engines.tensorrt.library import FLAVOURS, describe
-from specrt.engines.tensorrt.opening import Lease
-from specrt.engines.tensorrt.record import (
+from specrt.engine.tensorrt import engine as opening
+from specrt.engine.tensorrt import engine_record as fingerprint
+from specrt.engine.tensorrt import library
+from specrt.engine.tensorrt import plan as trt_plan
+from specrt.engine.tensorrt.cuda import CudaDevice
+from specrt.engine.tensorrt.engine import Lease
+from specrt.engine.tensorrt.engine_record import (
     Compiled,
+    DeviceRecord,
     EngineRecord,
     Kernel,
     Profile,
     Range,
     Setting,
+    difference,
     read_engine_record,
 )
-from specrt.engines.tensorrt.weights import WHOLE, Wants, supply
+from specrt.engine.tensorrt.library import FLAVOURS, describe
+from specrt.engine.tensorrt.plan import WHOLE, Wants, supply
 from specrt.errors import BundleError, EngineError, SpecrtError
+from specrt.system.gpu import Gpu, Survey
 
 RTX = ("tensorrt-rtx", "tensorrt-rtx")
 

@@ -22,8 +22,8 @@ from runtime.tensorrt_double import (
     target_profiles,
 )
 from runtime.toy import TableEngine
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.memory import Block
+from specrt.engine.tensorrt.device import Block
+from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.errors import EngineError
 
 LENGTH = 64

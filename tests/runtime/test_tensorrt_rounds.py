@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.rounds import Drafted, Rounds
+from specrt.engine.protocol import Drafted
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import Rounds
 from specrt.errors import EngineError
 
 LENGTH = 160

@@ -11,18 +11,16 @@ import pytest
 from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
 from runtime.toy import TableEngine, near, plain
-from specrt.draft import Drafter, ModelDrafter
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import Rounds
 from specrt.errors import EngineError
-from specrt.gamma import FixedGamma
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.passes import Asking
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
-from specrt.verify import NOTHING, Proposal
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.round import NOTHING, Asking, Drafter, Proposal, Round, played, speculate
+from specrt.speculation.target import EngineTarget
 
 LENGTH = 200
 PROMPT = list(range(1, 24))  # more than one chunk of a prompt

@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from runtime.test_trt_library import module_like
-from specrt.cuda import Gpu, Survey
-from specrt.engines.tensorrt.fingerprint import DeviceRecord, difference, remark, this_device
-from specrt.engines.tensorrt.library import FLAVOURS, describe
+from specrt.engine.tensorrt.engine_record import DeviceRecord, difference, remark, this_device
+from specrt.engine.tensorrt.library import FLAVOURS, describe
 from specrt.errors import EngineError
-from specrt.schema import read
+from specrt.records import read
+from specrt.system.gpu import Gpu, Survey
 
 TRT = DeviceRecord("tensorrt", "10.13.3.9", "NVIDIA H200", ("9.0",), "580.65.06")
 RTX = DeviceRecord("tensorrt-rtx", "1.7.1.116", "NVIDIA RTX 4090", ("8.9",), "580.65.06")

@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
-from specrt.cuda import Gpu, Survey
-from specrt.engines.tensorrt import ability, library
-from specrt.engines.tensorrt.ability import lacks_to_build, lacks_to_run
-from specrt.engines.tensorrt.journal import Journal, first_line
-from specrt.engines.tensorrt.library import FLAVOURS, describe, open_library, parse_version
+from specrt.engine.tensorrt import library
+from specrt.engine.tensorrt import library as ability
+from specrt.engine.tensorrt.library import (
+    FLAVOURS,
+    Journal,
+    describe,
+    first_line,
+    lacks_to_build,
+    lacks_to_run,
+    open_library,
+    parse_version,
+)
 from specrt.errors import EngineError
+from specrt.system.gpu import Gpu, Survey
 
 NONE = Survey(problem="no NVIDIA driver: x is not there")
 
@@ -164,10 +172,10 @@ def test_the_real_library_is_as_written_down() -> None:
 def test_asking_for_a_runtime_without_a_driver_ends_well() -> None:
     pytest.importorskip("tensorrt_rtx")
     code = (
-        "from specrt.engines.tensorrt.library import open_library\n"
+        "from specrt.engine.tensorrt.library import open_library\n"
         "from specrt.errors import EngineError\n"
-        "import specrt.engines.tensorrt.library as library\n"
-        "from specrt.cuda import Survey\n"
+        "import specrt.engine.tensorrt.library as library\n"
+        "from specrt.system.gpu import Survey\n"
         "library.survey = lambda: Survey(problem='no NVIDIA driver')\n"
         "try: open_library('tensorrt-rtx').runtime()\n"
         "except EngineError as error: print(error)\n"

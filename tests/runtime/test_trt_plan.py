@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from runtime.cuda_double import MACHINE, Code, CudaDouble
-from specrt.cuda import Survey
-from specrt.engines.tensorrt import kernels, trt_plan
-from specrt.engines.tensorrt import library as library_module
-from specrt.engines.tensorrt.cuda import CudaDevice
-from specrt.engines.tensorrt.library import FLAVOURS, Library, describe
-from specrt.engines.tensorrt.plan import Plan, Tensor
-from specrt.engines.tensorrt.trt_plan import TrtContext, TrtPlan, open_plan
+from specrt.engine.tensorrt import library as kernels
+from specrt.engine.tensorrt import library as library_module
+from specrt.engine.tensorrt import plan as trt_plan
+from specrt.engine.tensorrt.cuda import CudaDevice
+from specrt.engine.tensorrt.library import FLAVOURS, Library, describe
+from specrt.engine.tensorrt.plan import Plan, Tensor, TrtContext, TrtPlan, open_plan
 from specrt.errors import EngineError
+from specrt.system.gpu import Survey
 
 Members = IntEnum("Members", ["VERSION_MISMATCH", "UNSUPPORTED_CC"], start=1)
 SHAPES = {

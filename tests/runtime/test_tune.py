@@ -17,15 +17,23 @@ from numpy.typing import ArrayLike
 
 from runtime.rows import PackedTable
 from runtime.toy import TableEngine, TableOutput
-from specrt import tune
-from specrt.costs import Costs, shared_widths
 from specrt.errors import EngineError
-from specrt.models import Models
-from specrt.reader import Reader
-from specrt.rehearsal import CONTEXT, Rehearsal, Timed
+from specrt.scheduler.request import Reader
+from specrt.speculation.costs import Costs, shared_widths
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs, rising, thinned, tune_quickly, turned
-from specrt.tuning import FILE_NAME
+from specrt.tuning import pass_timer as tune
+from specrt.tuning.pass_timer import (
+    CONTEXT,
+    Rehearsal,
+    Timed,
+    measure_costs,
+    rising,
+    thinned,
+    tune_quickly,
+    turned,
+)
+from specrt.tuning.tuning_record import FILE_NAME
 
 GAMMAS = tuple(range(9))
 
@@ -55,7 +63,7 @@ class Priced(TableEngine):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("specrt.speculate.perf_counter_ns", made)
+    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", made)
     return made
 
 

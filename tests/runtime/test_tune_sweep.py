@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.toy import TableEngine, near
-from specrt.costs import Costs
+from specrt.completion import SpeculationStats
 from specrt.errors import RequestError
-from specrt.generate import Generator
-from specrt.models import AUTO, Models
-from specrt.stats import SpeculationStats
-from specrt.sweep import (
+from specrt.generator import Generator
+from specrt.params import AUTO
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
+from specrt.text import Tokenizer
+from specrt.tuning.sweep import (
     PLAIN,
     Contender,
     Contest,
@@ -25,7 +27,6 @@ from specrt.sweep import (
     spread,
     sweep,
 )
-from specrt.text import Tokenizer
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
 MODEL, FREE, FIXED = Contender("model", AUTO), Contender("cascade", AUTO), Contender("model", 3)

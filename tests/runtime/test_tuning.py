@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt.bundle import Bundle
-from specrt.costs import Costs
+from specrt.bundle import Bundle, read_manifest
 from specrt.errors import BundleError
-from specrt.machine import this_machine
-from specrt.manifest import read_manifest
-from specrt.models import AUTO
-from specrt.tuning import (
+from specrt.params import AUTO
+from specrt.speculation.costs import Costs
+from specrt.system.machine import this_machine
+from specrt.tuning.tuning_record import (
     FILE_NAME,
     FORMAT,
     Setting,

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from runtime.toy import TableEngine, near, run
-from specrt import target as target_module
-from specrt.gamma import Weight
-from specrt.noise import Noise
 from specrt.params import SamplingParams
-from specrt.round import Round
-from specrt.sampling import Distribution, process, residual
-from specrt.verify import Proposal, Verdict, match, rejection
+from specrt.sampling.distribution import Distribution, process, residual
+from specrt.sampling.noise import Noise
+from specrt.speculation import target as target_module
+from specrt.speculation.gamma import DraftDecision
+from specrt.speculation.round import Proposal, Round, Verdict
+from specrt.speculation.target import match, rejection
 
 ALPHA = 1e-4
 VOCAB = 4
@@ -267,8 +267,8 @@ class LooksBack:
     def choose(self) -> int:
         return self._next
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        return Weight.MORE
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         refused = round_.drafted == 3 and round_.accepted == 0

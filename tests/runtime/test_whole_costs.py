@@ -10,17 +10,14 @@ import pytest
 from runtime.tensorrt_double import GAMMAS, NumpyPlan
 from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.bench.clock import TimedEngine, TimedRounds
-from specrt.bench.configuration import Configuration
-from specrt.bench.measure import measure
-from specrt.drafters import Drafters, Manner, undivided
-from specrt.gamma import FixedGamma
-from specrt.generate import Generator
-from specrt.models import Models
+from specrt.bench.measure import TimedEngine, TimedRounds, measure
+from specrt.bench.samples import Configuration
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.rehearsal import Rehearsal
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.pool import Drafters, Manner, Models, undivided
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs
+from specrt.tuning.pass_timer import Rehearsal, measure_costs
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""
@@ -79,7 +76,7 @@ DEAR = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 390_000)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("specrt.speculate.perf_counter_ns", made)
+    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", made)
     return made
 
 

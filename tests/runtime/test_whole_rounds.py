@@ -13,22 +13,19 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
 from runtime.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.cascade import CascadeDrafter
-from specrt.costs import Costs
-from specrt.draft import Drafter
-from specrt.drafters import undivided
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.opening import whole_rounds
-from specrt.gamma import BuiltGamma, FixedGamma, GammaPolicy, Weight
-from specrt.ngram import NgramDrafter
-from specrt.noise import Noise
+from specrt.engine.protocol import LaterRounds
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import whole_rounds
 from specrt.params import SamplingParams
-from specrt.passes import alone
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
-from specrt.verify import NOTHING
-from specrt.whole import LaterRounds
+from specrt.sampling.noise import Noise
+from specrt.speculation.costs import Costs
+from specrt.speculation.drafters import CascadeDrafter
+from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.ngram import NgramDrafter
+from specrt.speculation.pool import undivided
+from specrt.speculation.round import NOTHING, Drafter, Round, alone, played, speculate
+from specrt.speculation.target import EngineTarget
 
 
 class Random:
@@ -40,8 +37,8 @@ class Random:
     def choose(self) -> int:
         return int(self._rng.integers(0, 9))
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        return list(Weight)[self._rng.choice(3, p=[0.1, 0.2, 0.7])]
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return list(DraftDecision)[self._rng.choice(3, p=[0.1, 0.2, 0.7])]
 
     def observe(self, round_: Round) -> None:
         assert round_.draft_ns >= 0
@@ -201,9 +198,9 @@ class Watched:
     def choose(self) -> int:
         return 3
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         self.confidences.append(confidence)
-        return Weight.MORE
+        return DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         self.rounds.append(round_)

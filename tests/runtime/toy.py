@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from specrt.draft import Drafter, ModelDrafter, NoDrafter
-from specrt.engine import Candidates, check_bounds
-from specrt.gamma import FixedGamma, GammaPolicy
-from specrt.generate import Generator
-from specrt.geometry import Geometry
-from specrt.models import Models
-from specrt.noise import Noise
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Candidates, check_bounds
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.round import Round
-from specrt.speculate import played, speculate
-from specrt.target import CachedTokens, EngineTarget
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter, NoDrafter
+from specrt.speculation.gamma import FixedGamma, GammaPolicy
+from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.pool import Models
+from specrt.speculation.round import Drafter, Round, played, speculate
+from specrt.speculation.target import EngineTarget
 from specrt.text import Tokenizer as BundleTokenizer
 
 _ROWS = 1021

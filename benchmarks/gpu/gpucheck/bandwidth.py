@@ -34,8 +34,7 @@ def open_device() -> Any:
 
     Raises: NotRunError where the CUDA bindings are missing.
     """
-    from specrt.engines.tensorrt.bindings import cuda_bindings
-    from specrt.engines.tensorrt.cuda import CudaDevice
+    from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
     from specrt.errors import EngineError
 
     try:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpucheck.step import CheckError
-from specrt.engines.tensorrt.library import Library
-from specrt.engines.tensorrt.plan import ITEM_BYTES, Plan
-from specrt.engines.tensorrt.record import Compiled, Profile, Range
+from specrt.engine.tensorrt.engine_record import Compiled, Profile, Range
+from specrt.engine.tensorrt.library import Library
+from specrt.engine.tensorrt.plan import ITEM_BYTES, Plan
+from specrt_export.compile.tensorrt.monitor import compiled, printable
 from specrt_export.compile.tensorrt.network import parse
-from specrt_export.compile.tensorrt.report import compiled, printable
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Shapes of inputs by name."""

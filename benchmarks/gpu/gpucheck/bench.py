@@ -13,15 +13,13 @@ from gpucheck.models import opened, target_of
 from gpucheck.place import Place
 from gpucheck.step import CheckError, Facts
 from gpucheck.timing import device_passes, device_rounds, fill, host_passes, ratio, summary
-from specrt.bench.configuration import configurations
+from specrt.bench.lossless import compare_outputs, plain_margin
 from specrt.bench.measure import measure
-from specrt.bench.outputs import compare_outputs
 from specrt.bench.report import report
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.generate import Generator
-from specrt.lossless import plain_margin
-from specrt.models import AUTO
-from specrt.params import SamplingParams
+from specrt.bench.samples import configurations
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.generator import Generator
+from specrt.params import AUTO, SamplingParams
 
 FILLED = 512
 """Positions that are filled when passes are timed."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gpucheck.step import NotRunError
-from specrt.engine import Engine, open_engine
-from specrt.engines.tensorrt.record import FILE_NAME, EngineRecord, read_engine_record
-from specrt.geometry import Geometry
-from specrt.manifest import Manifest, read_manifest
+from specrt.bundle import Geometry, Manifest, read_manifest
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.engine_record import FILE_NAME, EngineRecord, read_engine_record
 
 FACTS = "built.json"
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
@@ -42,7 +42,7 @@ class Built:
         if self.backend in TENSORRT:
             return self._plan(device, capture)
         if self.backend == "ort-cuda":
-            from specrt.engines.ort_cuda import OrtCudaEngine
+            from specrt.engine.ort_cuda import OrtCudaEngine
 
             return OrtCudaEngine(
                 self.path, self.geometry, batch=1, max_length=self.max_length,
@@ -55,9 +55,9 @@ class Built:
 
     def _plan(self, device: Any, capture: bool) -> Engine:
         """Open a plan without asking whether the library lists this GPU."""
-        from specrt.engines.tensorrt.engine import TensorRtEngine
-        from specrt.engines.tensorrt.library import open_library
-        from specrt.engines.tensorrt.trt_plan import open_plan
+        from specrt.engine.tensorrt.engine import TensorRtEngine
+        from specrt.engine.tensorrt.library import open_library
+        from specrt.engine.tensorrt.plan import open_plan
 
         record = self.record
         plan = open_plan(self.path, open_library(self.backend), device, record.wants)

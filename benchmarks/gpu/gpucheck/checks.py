@@ -20,7 +20,7 @@ from gpucheck.passes import (
     text,
 )
 from gpucheck.step import CheckError, Facts
-from specrt.engine import Engine
+from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 1e-2, "int4": 1e-2, "fp8": 1e-2}

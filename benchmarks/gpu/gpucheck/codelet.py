@@ -15,17 +15,16 @@ from gpucheck.lowered import build_tensorrt
 from gpucheck.models import bundle_of, codelet_source
 from gpucheck.place import CODELET, PROMPTS, Place
 from gpucheck.step import CheckError, Facts
-from specrt.engine import Engine
+from specrt.bench.lossless import compare, first_difference, plain_margin
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.passes import DECOMPOSED
 from specrt.errors import EngineError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.lossless import compare, first_difference, plain_margin
-from specrt.models import AUTO, Gamma
-from specrt.params import SamplingParams
-from specrt.prompts import read_prompts
-from specrt_export.build import build
-from specrt_export.lower.tensorrt import DECOMPOSED
-from specrt_export.portable import GraphRun
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.text import read_prompts
+from specrt_export.bundle_builder import build
+from specrt_export.portable.graph import GraphRun
 from specrt_export.recipe import read_recipe
 
 TIE = 0.1

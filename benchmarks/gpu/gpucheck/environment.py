@@ -10,12 +10,17 @@ from typing import Any
 
 from gpucheck.place import ROOT, Place
 from gpucheck.step import Facts, NotRunError
-from specrt.cuda import Survey
-from specrt.engines.tensorrt.ability import lacks_to_build, lacks_to_run
-from specrt.engines.tensorrt.fingerprint import this_device
-from specrt.engines.tensorrt.library import FLAVOURS, is_installed, open_library
+from specrt.engine.tensorrt.engine_record import this_device
+from specrt.engine.tensorrt.library import (
+    FLAVOURS,
+    is_installed,
+    lacks_to_build,
+    lacks_to_run,
+    open_library,
+)
 from specrt.errors import SpecrtError
-from specrt.jetson import read_jetson
+from specrt.system.gpu import Survey
+from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",
@@ -97,13 +102,13 @@ def why_not(backend: str, found: Survey) -> str:
     if found.problem:
         return no_gpu(found)
     if backend == "ort-cuda":
-        from specrt.engines.cuda_session import missing, unloadable
+        from specrt.engine.ort_cuda import missing, unloadable
 
         return missing() or unloadable() or ""
     try:
         library = open_library(backend)
         this_device(library, found=found)
-        from specrt.engines.tensorrt.bindings import cuda_bindings
+        from specrt.engine.tensorrt.cuda import cuda_bindings
 
         cuda_bindings()
     except SpecrtError as error:

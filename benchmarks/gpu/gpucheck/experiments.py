@@ -23,9 +23,8 @@ from gpucheck.passes import relative
 from gpucheck.place import MAX_LENGTH, Place
 from gpucheck.step import CheckError, Facts, NotRunError
 from gpucheck.timing import BURST, interleaved, launches, ratio, summary
-from specrt.engines.tensorrt.ability import lacks_to_build
-from specrt.engines.tensorrt.library import open_library
-from specrt.engines.tensorrt.record import PLAN
+from specrt.engine.tensorrt.engine_record import PLAN
+from specrt.engine.tensorrt.library import lacks_to_build, open_library
 from specrt_export.compile.engine_file import ENGINE
 
 WIDTHS = (1, 5)
@@ -189,7 +188,7 @@ def measure(place: Place, backend: str, name: str) -> Facts:
 def _plans(
     place: Place, backend: str, variant: Variant, size: str, device: Any
 ) -> Iterator[tuple[Any, Any]]:
-    from specrt.engines.tensorrt.trt_plan import open_plan
+    from specrt.engine.tensorrt.plan import open_plan
 
     paths = [folder_of(place, backend, one, size) / PLAN for one in (BASE, variant)]
     for path in paths:

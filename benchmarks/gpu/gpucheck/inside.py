@@ -9,10 +9,10 @@ import numpy as np
 
 from gpucheck.passes import Pass, alive, feed, fitted, relative, require_same, run_shapes, text
 from gpucheck.step import CheckError, Facts
-from specrt.engines.tensorrt.contract import KV_TYPES, NATIVE, cache_names
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.plan import ITEM_BYTES
-from specrt.engines.tensorrt.rounds import Rounds
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.passes import KV_TYPES, NATIVE, cache_names
+from specrt.engine.tensorrt.plan import ITEM_BYTES
 
 
 def aliasing(engine: TensorRtEngine) -> Facts:

@@ -13,23 +13,19 @@ import onnx
 from gpucheck.built import Built
 from gpucheck.place import MAX_LENGTH, PREFILL
 from gpucheck.step import Facts, NotRunError
-from specrt.engines.tensorrt.library import open_library
-from specrt.engines.tensorrt.record import FILE_NAME, PLAN
+from specrt.bundle import Geometry
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
+from specrt.engine.tensorrt.library import open_library
+from specrt.engine.tensorrt.passes import NATIVE
 from specrt.errors import BuildError
-from specrt.geometry import Geometry
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
-from specrt_export.compile.ort_cuda import compile_ort_cuda
-from specrt_export.compile.tensorrt.builder import build_plan
-from specrt_export.compile.tensorrt.options import PlanOptions
-from specrt_export.compile.tensorrt.profiles import profiles
-from specrt_export.lower.stored import stored_weights
-from specrt_export.lower.tensorrt import (
-    NATIVE,
-    TensorRtTarget,
-    lower_tensorrt,
-    mark_decomposable,
-)
-from specrt_export.portable import geometry_of, read_graph
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
+from specrt_export.portable.graph import geometry_of, read_graph
 
 CANDIDATES = 64
 Rewrite = Callable[[onnx.ModelProto, Geometry], None]

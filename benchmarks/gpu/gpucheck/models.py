@@ -16,14 +16,14 @@ from gpucheck.lowered import Source, build_ort_cuda, build_tensorrt
 from gpucheck.place import CODELET, HERE, Place, import_tools
 from gpucheck.rough import roughen
 from gpucheck.step import Facts, NotRunError
-from specrt.engines.tensorrt.ability import lacks_to_build
-from specrt.generate import Generator
-from specrt.manifest import read_manifest
-from specrt.models import Models
+from specrt.bundle import read_manifest
+from specrt.engine.tensorrt.library import lacks_to_build
+from specrt.generator import Generator
+from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tune import measure_costs
-from specrt_export.build import build
-from specrt_export.compile.tensorrt.options import RTX, PlanOptions
+from specrt.tuning.pass_timer import measure_costs
+from specrt_export.bundle_builder import build
+from specrt_export.compile.tensorrt.builder_config import RTX, PlanOptions
 from specrt_export.quantize.precision import SCALED, Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import read_recipe
@@ -85,7 +85,7 @@ def grow(place: Place, size: str) -> Facts:
     from specrt_export.checkpoint import Checkpoint
 
     try:
-        from specrt_export.graph import export_graph
+        from specrt_export.portable.exporter import export_graph
     except ImportError as error:
         raise NotRunError(f"exporting a grown checkpoint needs {error.name}") from error
     out, began = grown(place, size), time.monotonic()
@@ -186,7 +186,7 @@ def opened(place: Place, target: Built, backend: str) -> Iterator[Generator]:
 
 def generator_of(target: Any, draft: Any, place: Place) -> Generator:
     """Return what completes prompts with a pair of engines."""
-    from specrt.engines.tensorrt.opening import whole_rounds
+    from specrt.engine.tensorrt.fused_round import whole_rounds
 
     tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
     models = Models(

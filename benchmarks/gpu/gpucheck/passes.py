@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpucheck.step import CheckError, Facts
-from specrt.engine import Engine
+from specrt.engine.protocol import Engine
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -22,7 +22,7 @@ them."""
 
 
 class Reference(Protocol):
-    """What an engine is held to; `specrt_export.portable.GraphRun` is one."""
+    """What an engine is held to; `specrt_export.portable.graph.GraphRun` is one."""
 
     def reset(self, batch: int, length: int) -> None:
         """Start over."""

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrt.cuda import Survey, survey
+from specrt.system.gpu import Survey, survey
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = ROOT / "benchmarks" / "gpu"

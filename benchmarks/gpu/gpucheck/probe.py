@@ -22,10 +22,10 @@ from gpucheck.lowered import lower, mark
 from gpucheck.models import codelet_source
 from gpucheck.place import HERE, MAX_LENGTH, PREFILL, Place
 from gpucheck.step import CheckError, Facts, NotRunError
-from specrt.engines.tensorrt.library import is_installed, open_library
-from specrt.engines.tensorrt.record import FORMAT, PLAN, EngineRecord, Profile, Range
+from specrt.engine.tensorrt.engine_record import FORMAT, PLAN, EngineRecord, Profile, Range
+from specrt.engine.tensorrt.library import is_installed, open_library
 from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt.report import read_header
+from specrt_export.compile.tensorrt.monitor import read_header
 
 DEFAULT = "default"
 STAGES = ("build", "validity", "deserialize", "pass", "numbers")
@@ -140,7 +140,7 @@ def stages(backend: str, way: str, folder: Path, say: Say) -> None:
 
 
 def _survey() -> Any:
-    from specrt.cuda import survey
+    from specrt.system.gpu import survey
 
     return survey()
 
@@ -203,8 +203,8 @@ def record(backend: str) -> EngineRecord:
 
 def _open(backend: str, path: Path, opened: dict[str, Any]) -> Facts:
     from gpucheck.bandwidth import open_device
-    from specrt.engines.tensorrt.engine import TensorRtEngine
-    from specrt.engines.tensorrt.trt_plan import open_plan
+    from specrt.engine.tensorrt.engine import TensorRtEngine
+    from specrt.engine.tensorrt.plan import open_plan
 
     device = opened["device"] = open_device()
     plan = open_plan(path, open_library(backend), device)

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _roles(bundle: str) -> list[str]:
-    from specrt.manifest import read_manifest
+    from specrt.bundle import read_manifest
 
     manifest = read_manifest(Path(bundle))
     models = {"target": manifest.target, "draft": manifest.draft}
@@ -76,8 +76,8 @@ def _run(bundle: Path, role: str) -> None:
     import numpy as np
     import onnxruntime
 
-    from specrt.engines.ort_cuda import OrtCudaEngine
-    from specrt.manifest import read_manifest
+    from specrt.bundle import read_manifest
+    from specrt.engine.ort_cuda import OrtCudaEngine
 
     del onnxruntime.preload_dlls  # it would load NVIDIA's own libraries where they are installed
     manifest = read_manifest(bundle)

@@ -120,7 +120,7 @@ def rehearse(stage: Stage | None = None) -> Facts:
 
 def timing(stage: Stage) -> Facts:
     """Run what times things; the figures themselves say nothing here."""
-    from specrt.engines.tensorrt.rounds import Rounds
+    from specrt.engine.tensorrt.fused_round import Rounds
 
     target, draft = stage.target(), stage.draft()
     whole = Rounds(target, draft)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt.geometry import Geometry
+from specrt.bundle import Geometry
 
 EXTENT = "extent"
 """The input that only its shape is read of: how many positions of the buffers are."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from gpucheck.passes import text
 from gpucheck.step import Facts
-from specrt.engine import Engine
-from specrt.engines.tensorrt.engine import TensorRtEngine
-from specrt.engines.tensorrt.rounds import Rounds
-from specrt.tune import turned
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.tuning.pass_timer import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")

@@ -1,16 +1,57 @@
-"""Write an engine: a graph, and beside it the bytes of its weights, a slice at a time."""
+"""Writes an engine: a graph, and beside it the bytes of its weights, a slice at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import onnx
 
-from specrt_export.compile.room import no_room
-from specrt_export.lower.stored import Stored
+from specrt.errors import BuildError
+from specrt_export.lower.lazy_tensor import Stored
+
+
+def no_room(path: Path) -> BuildError:
+    """Return the error for a file that could not be written, with what is free on its disk."""
+    free = shutil.disk_usage(path.parent).free >> 20
+    return BuildError(
+        f"{path} could not be written, with {free} MiB free on its disk; free some, or build "
+        "elsewhere with --out"
+    )
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write; at the end it takes the place of `path`.
+
+    Whatever stops the writing, what was at `path` is as it was and the file is gone.
+    Raises: BuildError for what the disk refused.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+    except OSError as error:
+        raise BuildError(
+            f"{path} cannot be written ({error.strerror or error}); build elsewhere with --out"
+        ) from error
+    aside = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
+        aside.chmod(0o644)
+        aside.replace(path)
+    except OSError as error:
+        raise no_room(path) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
 
 ENGINE, WEIGHTS = "engine.onnx", "engine.data"
 

@@ -10,21 +10,22 @@ from pathlib import Path
 
 import onnx
 
-from specrt_export.lint import attention, cache, operators, quantized, types, weights
-from specrt_export.lint.facts import Facts, Version
-from specrt_export.lint.finding import SEVERITIES, Finding, Rule, Severity
+from specrt_export.lint.attention_rules import ATTENTION_RULES, CACHE_RULES
+from specrt_export.lint.facts import SEVERITIES, Facts, Finding, Rule, Severity, Version
+from specrt_export.lint.operator_rules import OPERATOR_RULES
+from specrt_export.lint.weight_rules import LAYOUT_RULES, QUANTIZED_RULES, TYPE_RULES
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Version", "lint"]
 
 NEWEST: Version = (11, 0)
 
 RULES: tuple[Rule, ...] = (
-    *operators.RULES,
-    *attention.RULES,
-    *cache.RULES,
-    *quantized.RULES,
-    *types.RULES,
-    *weights.RULES,
+    *OPERATOR_RULES,
+    *ATTENTION_RULES,
+    *CACHE_RULES,
+    *QUANTIZED_RULES,
+    *TYPE_RULES,
+    *LAYOUT_RULES,
 )
 
 

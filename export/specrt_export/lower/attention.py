@@ -1,4 +1,4 @@
-"""Fuse cache update, rotation and attention into GroupQueryAttention."""
+"""Attention layers, taken apart and fused with cache update and rotation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,139 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+from onnx import helper
 
-from specrt.geometry import Geometry
-from specrt_export.lower.join import join_projections
-from specrt_export.lower.layers import Layer, find_layers, positions
-from specrt_export.lower.linear import MICROSOFT, find_projection
+from specrt.bundle import Geometry
+from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
 from specrt_export.lower.rotary import Rotations, match_rotary
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
-from specrt_export.lower.window import surplus
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer over the KV buffers of the contract.
+
+    ```
+    k ─ TensorScatter(key.i) ───┐
+    v ─ TensorScatter(value.i) ─┼─ Attention(mask)
+    q ──────────────────────────┘
+    ```
+    """
+
+    node: onnx.NodeProto
+    key_update: onnx.NodeProto
+    value_update: onnx.NodeProto
+    index: int
+
+
+def find_layers(view: GraphView) -> list[Layer]:
+    """Return the attention layers whose keys and values lie in the buffers of the contract."""
+    return [layer for node in view.nodes("Attention") if (layer := _take_apart(view, node))]
+
+
+def _take_apart(view: GraphView, node: onnx.NodeProto) -> Layer | None:
+    key, value = (view.maker(name, "TensorScatter") for name in node.input[1:3])
+    if key is None or value is None or len(node.input) < 4:
+        return None
+    slot, _, index = key.input[0].partition(".")
+    if slot != "key" or value.input[0] != f"value.{index}":
+        return None
+    return Layer(node, key, value, int(index))
+
+
+def fold_query_scale(view: GraphView) -> None:
+    """Move a factor of the queries into the scale of their attention.
+
+    ```
+    x ─ Mul c ─ Reshape ─ Transpose ─ Attention(scale s)  =>  x ─ ... ─ Attention(scale c · s)
+    ```
+    """
+    for node in view.nodes("Attention"):
+        transpose = view.maker(node.input[0], "Transpose")
+        reshape = transpose and view.maker(transpose.input[0], "Reshape")
+        product = reshape and view.maker(reshape.input[0], "Mul")
+        if not product or not reshape or len(view.readers(product.output[0])) > 1:
+            continue
+        for x, factor in (product.input, reversed(product.input)):
+            by = view.scalar(factor)
+            stated = next((a for a in node.attribute if a.name == "scale"), None)
+            if by is not None and by > 0 and stated is not None:
+                stated.f *= by
+                view.replace(product.output[0], x)
+                break
+    view.tidy()
+
+
+def positions(view: GraphView) -> str:
+    """Return the positions [B, S] of the tokens, adding them to the graph once.
+
+    ```
+    input_ids ─ Shape ─ Range ─┐
+    start ────────── Unsqueeze ─ Add ─ positions
+    ```
+    """
+    name = "specrt.positions"
+    if view.maker(name) is None:
+        zero, one = (view.add_constant(str(i), np.array(i, np.int64)) for i in (0, 1))
+        axis = view.add_constant("axis", np.array([1], np.int64))
+        width = view.add("Squeeze", [view.add("Shape", ["input_ids"], start=1, end=2)])
+        steps = view.add("Range", [zero, width, one])
+        view.add("Add", [view.add("Unsqueeze", ["start", axis]), steps], outputs=[name])
+    return name
+
+
+_TOLD, _KEYS, _SIZE = 2, 6, 8
+
+
+def surplus() -> int:
+    """Return how many keys more than `local_window_size` the installed kernel sees.
+
+    None in current versions; one in 1.23, where the window was counted beside the query itself.
+    Equal queries weigh all the keys they see alike, and each value is a row of its own, so what
+    comes out tells which they were.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(_attention(), options, ["CPUExecutionProvider"])
+    values = np.eye(_KEYS, _SIZE, dtype=np.float32)[None]
+    empty = np.zeros((1, 1, _KEYS, _SIZE), np.float32)
+    feed = {"q": 0 * values, "k": 0 * values, "v": values, "key": empty, "value": empty}
+    (made,) = session.run(["y"], feed)
+    return int((made[0, -1] > 0).sum()) - _TOLD
+
+
+def _attention() -> bytes:
+    """Return a graph of one layer with a local window of `_TOLD`."""
+    inputs = [
+        *((name, [1, _KEYS, _SIZE]) for name in ("q", "k", "v")),
+        *((name, [1, 1, _KEYS, _SIZE]) for name in ("key", "value")),
+    ]
+    lengths = [
+        helper.make_tensor("last", onnx.TensorProto.INT32, [1], [_KEYS - 1]),
+        helper.make_tensor("total", onnx.TensorProto.INT32, [1], [_KEYS]),
+    ]
+    node = helper.make_node(
+        "GroupQueryAttention",
+        ["q", "k", "v", "key", "value", "last", "total"],
+        ["y", "new_key", "new_value"],
+        domain="com.microsoft",
+        num_heads=1,
+        kv_num_heads=1,
+        local_window_size=_TOLD,
+    )
+    floats = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [node],
+        "window",
+        [helper.make_tensor_value_info(name, floats, shape) for name, shape in inputs],
+        [helper.make_tensor_value_info("y", floats, [1, _KEYS, _SIZE])],
+        lengths,
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return bytes(model.SerializeToString())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from specrt_export.lower.linear import MICROSOFT, add_projection, find_projection
+from specrt_export.lower.projections import MICROSOFT, add_projection, find_projection
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
 

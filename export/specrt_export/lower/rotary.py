@@ -9,9 +9,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specrt_export.lower.opset import stamp_oldest_opset
-from specrt_export.lower.stored import held
-from specrt_export.lower.view import GraphView
+from specrt_export.lower.lazy_tensor import held
+from specrt_export.lower.view import GraphView, stamp_oldest_opset
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Shapes of values, with names for the sizes that are known only at run time."""
+"""Shapes and types of values, with names for the sizes that are known only at run time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx
 from specrt_export.lower.view import GraphView
 
 Dim = int | str
+
 Dims = tuple[Dim, ...]
 
 _LIKE_FIRST = """
@@ -19,7 +20,9 @@ _LIKE_FIRST = """
     SimplifiedLayerNormalization Sin SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax
     Softplus Sqrt Tanh TensorScatter
 """
+
 _LIKE_ALL = "Add And Div Greater LessOrEqual Max Min Mul Or Pow Sub Where"
+
 _DECIDE = {
     **dict.fromkeys(("GroupQueryAttention", "Reshape", *_LIKE_FIRST.split()), 1),
     "Attention": 3,
@@ -248,3 +251,46 @@ def _factors(sizes: Sequence[Dim]) -> tuple[int, list[str]]:
     """Return the product of the numbers in some sizes, and the names in them."""
     parts = [part for size in sizes for part in str(size).split("*")]
     return prod(int(p) for p in parts if p.isdigit()), [p for p in parts if not p.isdigit()]
+
+
+_INT64, _BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+
+_FIXED = {
+    **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero"), _INT64),
+    **dict.fromkeys(
+        ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual",
+         "Not", "Or", "Xor"),
+        _BOOL,
+    ),
+}  # fmt: skip
+
+_LIKE = {"Where": 1, "DequantizeLinear": 1, "GatherBlockQuantized": 2, "OneHot": 2}
+"""Operators whose output has the type of another input than the first."""
+
+
+def value_types(view: GraphView) -> dict[str, int]:
+    """Return the element type of every value, by name; 0 for one that is not known."""
+    types = {i.name: i.type.tensor_type.elem_type for i in view.graph.input}
+    types |= {t.name: t.data_type for t in view.graph.initializer}
+    for node in view.nodes():
+        for index, name in enumerate(node.output):
+            types[name] = _output_type(view, node, index, types)
+    return types
+
+
+def _output_type(view: GraphView, node: onnx.NodeProto, index: int, types: dict[str, int]) -> int:
+    said = view.attributes(node)
+    if node.op_type in _FIXED:
+        return _FIXED[node.op_type]
+    if node.op_type == "Cast":
+        return int(said["to"])
+    if node.op_type == "Constant":
+        return int(said["value"].data_type) if "value" in said else 0
+    if node.op_type == "ConstantOfShape":
+        return int(said["value"].data_type) if "value" in said else onnx.TensorProto.FLOAT
+    if node.op_type == "TopK" and index == 1:
+        return _INT64
+    if node.op_type == "GroupQueryAttention" and index:
+        return types.get(node.input[2 + index], 0)
+    like = _LIKE.get(node.op_type, 0)
+    return types.get(node.input[like], 0) if len(node.input) > like else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from specrt_export.lower.stored import Stored
+from specrt_export.lower.lazy_tensor import Stored
 
 
 class GraphView:
@@ -206,3 +207,64 @@ class GraphView:
                 continue
             stack.append((node, True))
             stack.extend((maker[i], False) for i in reversed(node.input) if i in maker)
+
+
+OLDEST = 21
+
+_OLDEST_IR = 10
+
+
+def stamp_oldest_opset(model: onnx.ModelProto) -> int:
+    """Lower the standard opset to 21 where no operator needs more; return the version.
+
+    ONNX Runtime 1.23, the last for Python 3.10, refuses opset 24. A graph whose attention was
+    fused holds nothing newer than opset 21.
+    """
+    return stamp_opset(model, OLDEST)
+
+
+def stamp_opset(model: onnx.ModelProto, version: int) -> int:
+    """Lower the standard opset to a version where no operator needs more; return what it is."""
+    stamp = next(o for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    nodes = [n for n in model.graph.node if n.domain in ("", "ai.onnx")]
+    if all(_exists(n.op_type, version) for n in nodes):
+        for node in nodes:
+            _drop_newer_attributes(node, version)
+        stamp.version = version
+        model.ir_version = _OLDEST_IR
+    return int(stamp.version)
+
+
+def _exists(op_type: str, version: int) -> bool:
+    # ONNX Runtime registers this one in the standard domain, outside the standard.
+    if op_type == "SimplifiedLayerNormalization":
+        return True
+    return onnx.defs.has(op_type, version, "")
+
+
+def _drop_newer_attributes(node: onnx.NodeProto, version: int) -> None:
+    if not onnx.defs.has(node.op_type, version, ""):
+        return
+    known = onnx.defs.get_schema(node.op_type, version, "").attributes
+    kept = [a for a in node.attribute if a.name in known]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph, its weights, and per rewrite how many of how many places it took."""
+
+    model: onnx.ModelProto
+    weights: dict[str, Stored]
+    fused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the rewrites found, as `n/of`."""
+
+    said: dict[str, str] = field(default_factory=dict)
+
+    def __setitem__(self, name: str, counts: tuple[int, int]) -> None:
+        self.said[name] = "/".join(map(str, counts))

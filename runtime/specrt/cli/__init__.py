@@ -25,6 +25,7 @@ COMMANDS = (
     "doctor",
     "config",
 )
+
 INTERRUPTED = 130
 
 

@@ -6,40 +6,201 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from specrt.bandwidth import measure_bandwidth
-from specrt.bench.footprint import footprint, resident_bytes
-from specrt.bench.measure import Samples, measure
-from specrt.bench.outputs import Comparison, compare_outputs
-from specrt.bench.plot import check_plot, draw
-from specrt.bench.report import Report, report
-from specrt.bench.setting import Setting, target_precision
-from specrt.bench.summary import Summary
-from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.apart import crowd, parse_rows, structure
-from specrt.cli.asked import (
-    SHARED_PROMPTS,
-    Asked,
-    choose,
-    encode,
-    parse_drafters,
-    progress,
-    resolve,
+from specrt.bench.batch import (
+    check_rows,
+    measure_structure,
+    measure_throughput,
+    structure_table,
+    throughput_table,
 )
-from specrt.cli.gammas import parse_gammas
-from specrt.cli.structured import read_structured, structured
-from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.bench.lossless import Comparison, compare_outputs, plain_margin
+from specrt.bench.measure import (
+    Samples,
+    Setting,
+    footprint,
+    measure,
+    resident_bytes,
+    target_precision,
+)
+from specrt.bench.report import ALL, Report, Summary, Table, check_plot, draw, report
+from specrt.bench.samples import Configuration, configurations
+from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
+from specrt.cli.options import parse_gammas, read_structured, structured
+from specrt.constraints import KINDS
+from specrt.errors import RequestError, did_you_mean
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.lossless import plain_margin
-from specrt.manifest import Manifest, read_manifest
-from specrt.models import DRAFTERS
-from specrt.params import VERIFIERS, SamplingParams
-from specrt.structure import KINDS
+from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
+from specrt.system.machine import measure_bandwidth
+from specrt.text import Prompt, first_of_each, of_categories, read_prompts
+
+SHARED_PROMPTS = 24
+"""Prompts measured where no limit is given, shared by the classes: about a minute for codelet."""
+
+FEW_GAMMAS = (2, 4)
+"""Fixed gammas measured beside plain decoding and auto where none are named."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured; None and nothing leave it to the bundle."""
+
+    prompts: Sequence[Prompt]
+    gammas: Sequence[Gamma] | None
+    drafters: Sequence[str]
+    params: SamplingParams
+    repeats: int
+
+
+def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
+    """Return the prompts to measure; one without a category takes the name of its file.
+
+    Raises: RequestError for prompts that cannot be read, and a class called as all of them.
+    """
+    read = [(file, prompt) for file in files for prompt in read_prompts(file)]
+    named = [replace(p, category=p.category or file.stem) for file, p in read]
+    wanted = of_categories(named, categories)
+    classes = {p.category for p in wanted}
+    if ALL in classes and len(classes) > 1:
+        place = next(p.place for p in wanted if p.category == ALL)
+        raise RequestError(
+            f"{place} is of category {ALL!r}, as all classes together are called; give it another "
+            "`category`, or its file another name"
+        )
+    each = limit or max(1, SHARED_PROMPTS // len(classes))
+    return first_of_each(wanted, each)
+
+
+def parse_drafters(given: Sequence[str]) -> list[str]:
+    """Read names of drafters, several in one separated by commas.
+
+    Raises: RequestError for an unknown one.
+    """
+    names = [name.strip() for text in given for name in text.split(",")]
+    for name in names:
+        if name not in DRAFTERS:
+            raise RequestError(f"--drafter is {name!r}{did_you_mean(name, DRAFTERS)}")
+    return list(dict.fromkeys(names))
+
+
+def resolve(
+    generator: Generator, gammas: Sequence[Gamma] | None, drafters: Sequence[str]
+) -> list[Configuration]:
+    """Return what to compare, every configuration one that this bundle can run.
+
+    Raises: RequestError for a gamma that was not built, or a drafter that is not there.
+    """
+    if gammas is None:
+        built = generator.models.gammas
+        gammas = [0, *(g for g in FEW_GAMMAS if g in built), AUTO]
+    if not drafters:
+        drafters = [generator.stream([0]).completion.speculation.drafter]
+    for gamma in gammas:
+        for drafter in drafters:
+            generator.stream([0], gamma=gamma, drafter=drafter)  # refuses; nothing runs yet
+    return configurations(gammas, drafters)
+
+
+def encode(
+    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams
+) -> list[list[int]]:
+    """Return the token ids of every prompt.
+
+    Raises: RequestError naming a prompt that is empty, or too long for what is to follow it.
+    """
+    context = generator.models.target.max_length
+    encoded = []
+    for prompt in prompts:
+        ids = generator.tokenizer.encode(prompt.text)
+        if not ids:
+            raise RequestError(f"{prompt.place} has a prompt of no tokens; give it some text")
+        if len(ids) + params.max_tokens > context + 1:
+            raise RequestError(
+                f"{prompt.place}: a prompt of {len(ids)} tokens and {params.max_tokens} more do "
+                f"not fit the context of {context}; lower --max-tokens or shorten the prompt"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def progress(done: float) -> None:
+    """Show how much was measured, where somebody looks."""
+    if sys.stderr.isatty():
+        end = "\n" if done >= 1 else ""
+        print(f"\rmeasuring {done:4.0%}", end=end, file=sys.stderr, flush=True)
+
+
+def crowd(
+    generator: Generator, asked: Asked, rows: Sequence[int], setting: Setting, markdown: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measure several completions at once, and print what that came to."""
+    check_rows(generator, rows)
+    if len(asked.prompts) < max(rows):
+        raise RequestError(
+            f"{len(asked.prompts)} prompts cannot keep {max(rows)} rows busy; give as many "
+            "prompts as rows, or more"
+        )
+    gammas, drafter = asked.gammas or [0, AUTO], one_drafter(generator, asked, "--rows")
+    found = measure_throughput(
+        generator, encode(generator, asked.prompts, asked.params), rows, gammas, asked.params,
+        repeats=asked.repeats, drafter=drafter, progress=progress,
+    )  # fmt: skip
+    title = f"{len(asked.prompts)} prompts, read and completed so many at once"
+    _print(setting, throughput_table(found, title), markdown, as_json)
+    print(json.dumps({**setting.to_json(), "throughput": [t.to_json() for t in found]}))
+
+
+def structure(
+    generator: Generator, asked: Asked, setting: Setting, markdown: bool, as_json: bool
+) -> None:
+    """Measure what keeping to a structure costs, and print it."""
+    gammas, drafter = asked.gammas or [0, 4, AUTO], one_drafter(generator, asked, "a structure")
+    found = measure_structure(
+        generator, encode(generator, asked.prompts, asked.params), gammas, asked.params,
+        repeats=asked.repeats, drafter=drafter, progress=progress,
+    )  # fmt: skip
+    title = f"{len(asked.prompts)} prompts, freely and within the structure"
+    _print(setting, structure_table(found, title), markdown, as_json)
+    print(json.dumps({**setting.to_json(), "structure": [cost.to_json() for cost in found]}))
+
+
+def one_drafter(generator: Generator, asked: Asked, what: str) -> str | None:
+    """Return the drafter that was named, if one was, after every check of gammas and drafter.
+
+    Raises: RequestError.
+    """
+    if len(asked.drafters) > 1:
+        raise RequestError(f"{what} is measured with one drafter, not {len(asked.drafters)}")
+    resolve(generator, asked.gammas, asked.drafters)
+    return asked.drafters[0] if asked.drafters else None
+
+
+def _print(setting: Setting, table: Table, markdown: bool, as_json: bool) -> None:
+    if not as_json:
+        print(setting, table.to_markdown() if markdown else table.to_text(), sep="\n\n")
+        print()
+
+
+def parse_rows(text: str) -> list[int]:
+    """Read numbers of rows, as 1,2,4.
+
+    Raises: RequestError for anything else.
+    """
+    try:
+        rows = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        rows = []
+    if not rows or rows[0] < 1:
+        raise RequestError(f"--rows is {text!r}; expected numbers of 1 or more, as 1,2,4")
+    return rows
+
 
 PROMISING = ("ort-cpu",)
 """Backends that compute in fp32 whatever the weights are stored as, quantized layers of a target

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.bundle import BUILD_ROOT
-from specrt.cuda import survey
-from specrt.engine import TENSORRT
+from specrt.engine.backends import TENSORRT
 from specrt.errors import BuildError
-from specrt.tune import tune_quickly
+from specrt.system.gpu import survey
+from specrt.tuning.pass_timer import tune_quickly
 
 if TYPE_CHECKING:
     from specrt_export.recipe import Recipe
@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Build the bundle of RECIPE (default place: engines/build/NAME)."""
     try:
-        from specrt_export import build as builder
+        from specrt_export import bundle_builder as builder
         from specrt_export.recipe import read_recipe
     except ImportError as error:
         raise BuildError(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from specrt import doctor
+from specrt.system import doctor
 
 
 @click.command("doctor")

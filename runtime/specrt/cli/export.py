@@ -15,8 +15,8 @@ import click
 from specrt.errors import ExportError
 
 if TYPE_CHECKING:
-    from specrt_export.graph import ExportedGraph
-    from specrt_export.parity import ParityReport
+    from specrt_export.check.parity import ParityReport
+    from specrt_export.portable.exporter import ExportedGraph
 
 
 @click.command("export")
@@ -60,7 +60,7 @@ def _export(
     name: str, out: Path, check: bool, config_only: bool, attach: bool, revision: str | None
 ) -> tuple[ExportedGraph, ParityReport | None]:
     from specrt_export.checkpoint import Checkpoint
-    from specrt_export.graph import attach_graph, export_graph
+    from specrt_export.portable.exporter import attach_graph, export_graph
 
     checkpoint = Checkpoint.open(name, revision, config_only)
     # A graph takes its place only once it has passed.
@@ -72,7 +72,7 @@ def _export(
             graph = export_graph(checkpoint, place, progress=_tell)
         if not check:
             return graph, None
-        from specrt_export.parity import check_parity
+        from specrt_export.check.parity import check_parity
 
         _tell("check")
         report = check_parity(checkpoint, place)

@@ -1,25 +1,34 @@
-"""`specrt generate`: complete one prompt, text as it comes."""
+"""`specrt generate`: complete one prompt, several times, or all prompts of a file."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.logprobs import ranking, require_json
-from specrt.cli.many import FilePrompts, complete_file, complete_one
-from specrt.cli.sampling import read_params, sampled
-from specrt.cli.tally import summary
+from specrt.cli.options import ranking, read_params, require_json, sampled
+from specrt.cli.terminal import summary
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.models import Gamma
-from specrt.prompts import decode_utf8, read_prompts, read_text
+from specrt.params import Gamma, SamplingParams
+from specrt.text import Prompt, decode_utf8, read_prompts, read_text
+
+
+@dataclass(frozen=True)
+class FilePrompts:
+    """The prompts of a file, and what turns each into tokens; the tokenizer where nothing does."""
+
+    prompts: Sequence[Prompt]
+    rendered: Callable[[str], list[int]] | None = None
+
 
 Source = str | list[int] | FilePrompts
 
@@ -83,7 +92,7 @@ def command(
 
 def _rendered(source: Source, bundle: Path, generator: Generator) -> Source:
     """Return prompts as messages of a user, as the bundle's chat template writes them."""
-    from specrt.chat import read_template
+    from specrt.session import read_template
 
     if isinstance(source, list):
         raise RequestError("--chat needs a text prompt, not --prompt-ids")
@@ -170,3 +179,64 @@ def report(completion: Completion, as_json: bool) -> None:
         print(json.dumps(completion.to_json(), ensure_ascii=False))
         return
     print(summary(completion), file=sys.stderr)
+
+
+def complete_one(
+    generator: Generator, prompt: str | list[int], params: SamplingParams, gamma: Gamma | None,
+    drafter: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Print n completions of a prompt, each under its number; return 1 where one failed."""
+    (done,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
+    if as_json:
+        _print_json({"completions": [_entry(completion) for completion in done]})
+    else:
+        for completion in done:
+            _show(completion)
+    return _status(done)
+
+
+def complete_file(
+    generator: Generator, source: FilePrompts, params: SamplingParams, gamma: Gamma | None,
+    drafter: str | None,
+) -> int:  # fmt: skip
+    """Print a JSON object for each prompt, in order, once it is complete; return 1 on failures.
+
+    Raises: RequestError before any work, naming the line of a prompt that cannot be completed.
+    """
+    encode = source.rendered or generator.tokenizer.encode
+    asked = []
+    for prompt in source.prompts:
+        try:
+            asked.append(encode(prompt.text))
+            generator.stream(asked[-1], replace(params, n=1), gamma=gamma, drafter=drafter)
+        except RequestError as error:
+            raise RequestError(f"{prompt.place}: {error}") from None
+    status = 0
+    found = generator.generate_each(asked, params, gamma=gamma, drafter=drafter)
+    for prompt, done in zip(source.prompts, found, strict=True):
+        entries = [_entry(completion) for completion in done]
+        told = entries[0] if params.n == 1 else {"completions": entries}
+        _print_json({"prompt": prompt.text, **told})
+        status |= _status(done)
+    return status
+
+
+def _entry(completion: Completion) -> dict[str, Any]:
+    failed = {} if completion.error is None else {"error": completion.error}
+    return {**completion.to_json(), **failed}
+
+
+def _print_json(told: dict[str, Any]) -> None:
+    print(json.dumps(told, ensure_ascii=False), flush=True)
+
+
+def _show(completion: Completion) -> None:
+    print(f"[{completion.index + 1}]\n{completion.text}", flush=True)
+    if completion.error is not None:
+        print(f"specrt: completion {completion.index + 1}: {completion.error}", file=sys.stderr)
+    else:
+        print(summary(completion), file=sys.stderr)
+
+
+def _status(done: Sequence[Completion]) -> int:
+    return int(any(completion.error is not None for completion in done))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE, Bundle
-from specrt.engine import TENSORRT
-from specrt.manifest import Manifest, ModelRecord
-from specrt.tuning import read_tuning
+from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
+from specrt.engine.backends import TENSORRT
+from specrt.tuning.tuning_record import read_tuning
 
 if TYPE_CHECKING:
-    from specrt.engines.tensorrt.record import EngineRecord
+    from specrt.engine.tensorrt.engine_record import EngineRecord
+
 
 MIB = 1 << 20
 
@@ -115,7 +115,7 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
 
 def _plan_facts(bundle: Path, manifest: Manifest, model: ModelRecord) -> list[tuple[str, str]]:
     """Say what TensorRT made of the model, where it is a plan."""
-    from specrt.engines.tensorrt.summary import summary
+    from specrt.engine.tensorrt.engine_record import summary
 
     record = _record_of(bundle, manifest, model)
     return [(f"  {name}", value) for name, value in summary(record)] if record else []
@@ -125,7 +125,7 @@ def _record_of(bundle: Path, manifest: Manifest, model: ModelRecord) -> EngineRe
     """Return what is known of the plan of a model, where it is one."""
     if manifest.backend_of(model) not in TENSORRT:
         return None
-    from specrt.engines.tensorrt.record import FILE_NAME, read_engine_record
+    from specrt.engine.tensorrt.engine_record import FILE_NAME, read_engine_record
 
     return read_engine_record((bundle / model.engine).with_name(FILE_NAME))
 

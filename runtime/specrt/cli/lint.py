@@ -17,7 +17,8 @@ from specrt.errors import BuildError
 if TYPE_CHECKING:
     import onnx
 
-    from specrt_export.lint import Finding
+    from specrt_export.lint.facts import Finding
+
 
 LARGEST_BYTES = (1 << 31) - 1
 """Protobuf reads no longer message."""
@@ -58,7 +59,7 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
 def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
-    from specrt.engines.tensorrt.library import OLDEST
+    from specrt.engine.tensorrt.library import OLDEST
 
     found = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
     version = (int(found[1]), int(found[2] or 0)) if found else (0, 0)

@@ -13,19 +13,18 @@ from typing import Any
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE, Bundle
-from specrt.cli.bars import chart
-from specrt.engine import Engine
+from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
+from specrt.cli.terminal import chart
+from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.machine import this_machine
-from specrt.manifest import Manifest, read_manifest
-from specrt.models import AUTO, Gamma
-from specrt.prompts import read_prompts
-from specrt.sweep import check_prompts, plan_effort, spread, sweep
-from specrt.tune import measure_costs
-from specrt.tuning import FORMAT, Tuning, check_writable, read_tuning, write_tuning
+from specrt.params import AUTO, Gamma
+from specrt.system.machine import this_machine
+from specrt.text import read_prompts
+from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning.sweep import check_prompts, plan_effort, spread, sweep
+from specrt.tuning.tuning_record import FORMAT, Tuning, check_writable, read_tuning, write_tuning
 
 _QUICK_S, _THOROUGH_S = 1.0, 8.0
 
@@ -138,7 +137,7 @@ def _settled(target: Engine) -> bool:
     """Say whether rows of the target need partners, where it may run them in company at all."""
     if not getattr(target, "spare", False):
         return False
-    from specrt.engines.partners import settle_partners  # loads an engine library
+    from specrt.engine.ort_packed import settle_partners
 
     return settle_partners(target)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
+from specrt.bench.lossless import FP32_TOLERANCE, Report, compare, default_drafter
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.gammas import parse_gammas
+from specrt.cli.options import parse_gammas
 from specrt.errors import RequestError
-from specrt.generate import Generator
+from specrt.generator import Generator
 from specrt.loading import load
-from specrt.lossless import FP32_TOLERANCE, Report, compare, default_drafter
-from specrt.models import AUTO, DRAFTERS, Gamma
-from specrt.prompts import read_prompts
+from specrt.params import AUTO, DRAFTERS, Gamma
+from specrt.text import read_prompts
 
 
 @click.command("verify")

@@ -1,1 +1,1 @@
-"""The algorithm: rounds, drafters, and how far to draft."""
+"""The algorithm: the round, the target, drafters and the gamma policy."""

@@ -7,8 +7,8 @@ from enum import Enum
 from math import exp, log, log1p, sqrt
 from typing import Protocol
 
-from specrt.round import Round
 from specrt.speculation.costs import Costs
+from specrt.speculation.round import Round
 
 TURN = 0.01
 """How likely the text is to become easier or harder from one round to the next."""
@@ -175,9 +175,7 @@ class Acceptance:
         for i, features in enumerate(self._tokens[:evaluated]):
             right, offset = i < accepted, self._offset(*features)
             chances = [_chance(level + offset) for level in self.LEVELS]
-            belief = [
-                b * (c if right else 1.0 - c) for b, c in zip(belief, chances, strict=True)
-            ]
+            belief = [b * (c if right else 1.0 - c) for b, c in zip(belief, chances, strict=True)]
             chance = _chance(self.ease + offset)
             for j, feature in enumerate(features):
                 self._known[j] += chance * (1.0 - chance) * feature * feature

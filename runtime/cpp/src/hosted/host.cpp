@@ -90,7 +90,7 @@ class HostedHost : public Host {
 
 Object import_runtime() {
   const PythonApi& api = Interpreter::get().api();
-  Object module(api.PyImport_ImportModule("specrt.embedded"));
+  Object module(api.PyImport_ImportModule("specrt.c_host"));
   if (module.get() == nullptr) {
     throw Failure(SPECRT_ENGINE, "specrt cannot be imported by the Python of this process (" +
                                      raised_text() +

@@ -1,0 +1,1 @@
+"""Compares exports and engines with what they were made from."""

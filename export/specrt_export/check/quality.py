@@ -1,0 +1,304 @@
+"""How far a quantized model is from the one it was made from, and the gate it must pass."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from specrt.bundle import Geometry, Quality
+from specrt.engine.backends import TENSORRT, open_engine
+from specrt.engine.protocol import Engine, Feed, PackedEngine
+from specrt.errors import BuildError
+from specrt_export.check.equivalence import lowered_engine, on_cpu
+from specrt_export.compile.engine_file import ENGINE
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.portable.graph import (
+    PASS_BYTES,
+    GraphRun,
+    Logits,
+    Tokens,
+    external_tensors,
+    location,
+    read_graph,
+    runs_here,
+)
+from specrt_export.quantize.quantize import WEIGHTS, Quantized, graft
+from specrt_export.quantize.store import Stored
+from specrt_export.recipe import EngineOptions, QualityOptions
+
+_ROWS = 16
+
+
+class Scorer(Protocol):
+    """A model that is fed one text at a time, from its beginning on."""
+
+    geometry: Geometry
+
+    def __call__(self, tokens: Tokens, start: int) -> Logits:
+        """Feed tokens [S] at `start`; return the logits [S, V] after each."""
+
+
+class GraphScorer:
+    """A portable graph as a scorer."""
+
+    def __init__(self, run: GraphRun, length: int) -> None:
+        self.geometry = run.geometry
+        self._run = run
+        self._length = length
+
+    def __call__(self, tokens: Tokens, start: int) -> Logits:
+        """See `Scorer`."""
+        if start == 0:
+            self._run.reset(batch=1, length=self._length)
+        logits: Logits = self._run(tokens[None], [start], range(len(tokens)))[0][0]
+        return logits
+
+
+class EngineScorer:
+    """A compiled engine as a scorer; of an engine of several rows that packs them, the first."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.geometry = engine.geometry
+        self._engine = engine
+
+    def __call__(self, tokens: Tokens, start: int) -> Logits:
+        """See `Scorer`."""
+        if isinstance(self._engine, PackedEngine):
+            feed = Feed(0, tokens.tolist(), start, len(tokens))
+            logits: Logits = self._engine.forward_rows([feed])[0].logits[0]
+            return logits.copy()
+        batch = self._engine.batch  # other engines run all rows, here with the same tokens
+        # Every row has logits of its own, so as many passes keep their memory the same.
+        width = -(-len(tokens) // batch)
+        rows = []
+        for at in range(0, len(tokens), width):
+            piece = np.broadcast_to(tokens[at : at + width], (batch, len(tokens[at : at + width])))
+            rows.append(self._engine.forward(piece, [start + at] * batch).logits[0].copy())
+        return np.concatenate(rows)
+
+
+def measure(reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]) -> Quality:
+    """Score pieces with both models, position by position.
+
+    `kl` is the mean over positions of the sum of p·log(p / q), in nats; p is the reference's
+    distribution. `top1` is the share of positions where both have the same likeliest token.
+    """
+    divergence, agreed, tokens = 0.0, 0, 0
+    for piece in pieces:
+        for one, other in _both(reference, quantized, piece):
+            divergence += float(divergences(one, other).sum())
+            agreed += int((one.argmax(-1) == other.argmax(-1)).sum())
+            tokens += len(one)
+    return Quality(kl=max(0.0, divergence / tokens), top1=agreed / tokens, tokens=tokens)
+
+
+def _both(reference: Scorer, quantized: Scorer, piece: Tokens) -> Iterator[tuple[Logits, Logits]]:
+    """Yield a few rows of logits of both models at a time, until the piece is through."""
+    vocab = reference.geometry.vocab_size
+    piece = piece[piece < vocab]
+    # A power of two divides most pieces: an engine binds memory anew for each width it meets.
+    width = 1 << max(0, (PASS_BYTES // (4 * vocab)).bit_length() - 1)
+    for start in range(0, len(piece), width):
+        part = piece[start : start + width]
+        one, other = reference(part, start), quantized(part, start)
+        for row in range(0, len(part), _ROWS):
+            yield one[row : row + _ROWS], other[row : row + _ROWS]
+
+
+def divergences(one: Logits, other: Logits) -> NDArray[np.float64]:
+    """Return the KL divergence of each row [R, V] of logits, in nats; infinite for no numbers."""
+    first, second = _log_softmax(one), _log_softmax(other)
+    weight = np.exp(first)
+    with np.errstate(invalid="ignore"):  # -inf in both, of a token that cannot be
+        found = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _log_softmax(logits: Logits) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
+
+
+_NAMED = 3
+"""Parts named when a limit is exceeded."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A portable graph, and the folder of its weights."""
+
+    graph: Path
+    weights: Path
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Holds compiled engines to the checkpoints they were made from."""
+
+    options: EngineOptions
+    limits: QualityOptions
+    pieces: Sequence[Tokens]
+    """The calibration text; pieces of it are scored one by one."""
+
+    def hold(
+        self, role: str, original: Source, quantized: Quantized, engine: Path, geometry: Geometry,
+        backend: str,
+    ) -> Quality:  # fmt: skip
+        """Return how far the engine in a folder is from the model it was made from.
+
+        Raises: BuildError beyond a limit, naming the parts of the model that hurt most.
+        """
+        with (
+            self._reference(original, engine) as reference,
+            self._engine(engine, geometry, backend) as made,
+        ):
+            quality = measure(reference, made, self.pieces)
+        if not isfinite(quality.kl):
+            raise BuildError(
+                f"the quantized {role} returns no numbers on the calibration text. This is a "
+                "defect of the lowering: please report the architecture"
+            )
+        exceeded = self._exceeded(quality)
+        if exceeded:
+            raise BuildError(
+                f"the quantized {role} is further from its checkpoint than the recipe allows: "
+                f"{exceeded}. {self._parts(original, quantized)}Give it more bits "
+                f"({role}.precision, {role}.embedding, {role}.head, a smaller {role}.block), or "
+                "change the limits in [quality]"
+            )
+        return quality
+
+    def _exceeded(self, quality: Quality) -> str:
+        most, least = self.limits.max_kl, self.limits.min_top1
+        found = []
+        if most is not None and quality.kl > most:
+            found.append(f"KL divergence {quality.kl:.4f} nats, max_kl {most}")
+        if least is not None and quality.top1 < least:
+            found.append(f"top-1 agreement {quality.top1:.4f}, min_top1 {least}")
+        return "; ".join(found)
+
+    def _parts(self, original: Source, quantized: Quantized) -> str:
+        if not runs_here():
+            return ""
+        found = sensitivities(original.graph, original.weights, quantized, self.pieces[0])
+        worst = ", ".join(f"{one.part} ({one.kl:.4f})" for one in found[:_NAMED])
+        return f"Quantized alone, these hurt most, in nats: {worst}. "
+
+    @contextmanager
+    def _reference(self, original: Source, beside: Path) -> Iterator[Scorer]:
+        """Give the unquantized model: its portable graph, or an engine where that cannot run."""
+        if runs_here():
+            run = GraphRun(original.graph, original.weights)
+            yield GraphScorer(run, max(map(len, self.pieces)))
+            return
+        with tempfile.TemporaryDirectory(dir=beside.parent) as folder:
+            whole = Path(folder) / "engine"
+            compiled = compile_ort_cpu(
+                original.graph, original.weights, whole, self.options.max_length,
+                batch=self.options.batch,
+            )  # fmt: skip
+            with self._engine(whole, compiled.geometry, "ort-cpu") as scorer:
+                yield scorer
+
+    @contextmanager
+    def _engine(self, folder: Path, geometry: Geometry, backend: str) -> Iterator[EngineScorer]:
+        if backend == "ort-cuda":  # scored without a GPU
+            widest = max(map(len, self.pieces))
+            with on_cpu(folder, geometry, self.options.max_length, widest) as halved:
+                yield EngineScorer(halved)
+            return
+        if backend in TENSORRT:  # the graph that the plan will be made of
+            options = self.options
+            with lowered_engine(
+                folder, geometry, batch=options.batch, max_length=options.max_length
+            ) as lowered:
+                yield EngineScorer(lowered)
+            return
+        engine = open_engine(
+            backend,
+            folder / ENGINE,
+            geometry,
+            batch=self.options.batch,
+            max_length=self.options.max_length,
+            max_width=max(map(len, self.pieces)),
+            threads=len(os.sched_getaffinity(0)),
+        )
+        try:
+            yield EngineScorer(engine)
+        finally:
+            engine.close()
+
+
+TOKENS = 96
+"""Of the calibration text; enough to put parts in order, not to measure them."""
+
+BUDGET_S = 120.0
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What quantizing one part alone does."""
+
+    part: str
+    kl: float
+
+
+def sensitivities(
+    graph: Path,
+    checkpoint: Path,
+    quantized: Quantized,
+    piece: Tokens,
+    *,
+    budget_s: float = BUDGET_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Sensitivity]:
+    """Measure each part with all others as they were, the worst first.
+
+    Parts that lost most of their weights' squares come first, and none is begun once the time is
+    up, so that a large model answers too; the first always is.
+    """
+    piece, began = piece[:TOKENS], clock()
+    reference = GraphScorer(GraphRun(graph, checkpoint), len(piece))
+    found: list[Sensitivity] = []
+    for part, stored in _parts(quantized):
+        if found and clock() - began > budget_s:
+            break
+        mixed = read_graph(graph)
+        graft(mixed, stored)
+        take_in(mixed, quantized.folder)
+        scorer = GraphScorer(GraphRun(mixed, checkpoint), len(piece))
+        found.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
+    return sorted(found, key=lambda one: -one.kl)
+
+
+def take_in(model: onnx.ModelProto, folder: Path) -> None:
+    """Write the weights of a quantized graph's folder into a graph: a session reads one folder."""
+    for tensor in external_tensors(model):
+        if location(tensor) == WEIGHTS:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            length, offset = int(place["length"]), int(place["offset"])
+            held = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
+            tensor.raw_data = held.tobytes()
+            del tensor.external_data[:]
+            tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def _parts(quantized: Quantized) -> list[tuple[str, list[Stored]]]:
+    parts: dict[str, list[Stored]] = defaultdict(list)
+    for stored in quantized.stored:
+        parts[stored.choice.group].append(stored)
+    return sorted(parts.items(), key=lambda part: -max(stored.error for stored in part[1]))

@@ -1,0 +1,224 @@
+"""Weights that are read, and computed with, only when they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from specrt.errors import BuildError
+from specrt_export.portable.graph import STORAGE, external_tensors, map_weights
+from specrt_export.quantize.codes import unpack
+
+Rows = Callable[[int, int], NDArray[Any]]
+
+_FLOAT = onnx.TensorProto.FLOAT
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of known shape whose values exist only while they are written.
+
+    Of two with one name, only one is written.
+    """
+
+    name: str
+    onnx_type: int
+    shape: tuple[int, ...]
+    rows: Rows
+    """Returns the part `[begin:end]` along the first axis; of int4 [n, K] the bytes [n, K / 2]."""
+    bytes_of: str = ""
+    """Name of the tensor with the same bytes in another shape, where there is one."""
+
+    @property
+    def length(self) -> int:
+        """Rows along the first axis; a number is one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def items(self) -> int:
+        """Numbers it holds."""
+        return prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        size = prod(self.shape[1:]) * STORAGE[self.onnx_type].itemsize
+        return size // 2 if self.onnx_type == onnx.TensorProto.INT4 else size
+
+    @property
+    def identity(self) -> str:
+        """What two tensors of the same bytes have in common."""
+        return self.bytes_of or self.name
+
+    def load(self) -> NDArray[Any]:
+        """Return all of it at once."""
+        return self.rows(0, self.length)
+
+
+def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, Stored]:
+    """Return the weights that a portable graph points at in a folder.
+
+    Raises: CheckpointError for a shard that is missing or too short.
+    """
+    mapped = {weight.name: weight.array for weight in map_weights(model, folder)}
+    return {t.name: _from_file(t, folder, mapped[t.name]) for t in external_tensors(model)}
+
+
+def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> Stored:
+    """Read rows with plain reads: mapped pages would count as memory of this process."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    path, offset = folder / place["location"], int(place.get("offset", 0))
+    dtype, inner = mapped.dtype, mapped.shape[1:]
+    items = prod(inner)
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        at = offset + begin * items * dtype.itemsize
+        read = np.fromfile(path, dtype, (end - begin) * items, offset=at)
+        return read.reshape((end - begin, *inner)) if mapped.shape else read.reshape(())
+
+    return Stored(tensor.name, tensor.data_type, tuple(tensor.dims), rows)
+
+
+def held(name: str, array: NDArray[Any]) -> Stored:
+    """Return an array that is in memory already."""
+    onnx_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return Stored(name, onnx_type, array.shape, lambda begin, end: array[begin:end])
+
+
+def as_float(source: Stored) -> Stored:
+    """Return a tensor as fp32; bf16 and fp16 hold nothing that fp32 does not."""
+    if source.onnx_type == _FLOAT:
+        return source
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part = source.rows(begin, end)
+        if source.onnx_type == onnx.TensorProto.BFLOAT16:
+            return (part.astype(np.uint32) << 16).view(np.float32)
+        return part.astype(np.float32)
+
+    return Stored(f"{source.name}/float", _FLOAT, source.shape, rows)
+
+
+def transposed(source: Stored) -> Stored:
+    """Return a matrix [K, N] as [N, K]; it is loaded whole while it is written."""
+    rows, columns = source.shape
+
+    def turned(begin: int, end: int) -> NDArray[Any]:
+        return source.load()[:, begin:end].T
+
+    return Stored(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
+
+
+def joined(parts: Sequence[Stored], name: str | None = None) -> Stored:
+    """Return tensors one after another along their first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    offsets = [0, *accumulate(part.length for part in parts)]
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        spans = zip(parts, pairwise(offsets), strict=True)
+        pieces = [
+            part.rows(max(begin, low) - low, min(end, high) - low)
+            for part, (low, high) in spans
+            if begin < high and low < end
+        ]
+        return np.concatenate(pieces)
+
+    name = name or "+".join(part.name for part in parts)
+    return Stored(name, first.onnx_type, (offsets[-1], *first.shape[1:]), rows)
+
+
+def taken(source: Stored, begin: int, end: int) -> Stored:
+    """Return the rows `begin` to `end` of a tensor."""
+    if (begin, end) == (0, source.length):
+        return source
+    shape = (end - begin, *source.shape[1:])
+    return Stored(
+        f"{source.name}[{begin}:{end}]",
+        source.onnx_type,
+        shape,
+        lambda low, high: source.rows(begin + low, begin + high),
+    )
+
+
+def reshaped(source: Stored, name: str, shape: tuple[int, ...]) -> Stored:
+    """Return the same bytes in another shape with as many rows; they are written once."""
+    assert shape[0] == source.length, "rows stay rows"
+    return replace(
+        source,
+        name=name,
+        shape=shape,
+        rows=lambda begin, end: source.rows(begin, end).reshape(end - begin, *shape[1:]),
+        bytes_of=source.identity,
+    )
+
+
+def unsigned(source: Stored) -> Stored:
+    """Return int8 or int4 codes [N, K] as bytes [N, K · bits / 8] with their zero in the middle.
+
+    Raising two's complement by half its range flips the upper bit, in each half of a byte for
+    int4: zero becomes 128, or 8.
+    """
+    flip = np.uint8(0x88 if source.onnx_type == onnx.TensorProto.INT4 else 0x80)
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        return source.rows(begin, end).view(np.uint8) ^ flip
+
+    shape = (source.shape[0], source.row_bytes)
+    return Stored(f"{source.name}/unsigned", onnx.TensorProto.UINT8, shape, rows)
+
+
+def dequantized(codes: Stored, scales: Stored, block: int) -> Stored:
+    """Return the fp32 weights [N, K] that codes with a scale for each block stand for."""
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part, scale = codes.rows(begin, end), scales.rows(begin, end)
+        whole = unpack(part) if codes.onnx_type == onnx.TensorProto.INT4 else part
+        values = whole.astype(np.float32)
+        values *= np.repeat(scale, block, axis=1)
+        return values
+
+    return Stored(f"{codes.name}/float", _FLOAT, codes.shape, rows)
+
+
+def held_off_zero(source: Stored) -> Stored:
+    """Return fp32 scales none of which is 0 in fp16: TensorRT refuses a scale of 0."""
+    least = np.float32(2.0**-24)
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part = source.rows(begin, end)
+        return np.where(np.abs(part) < least, np.copysign(least, part), part)
+
+    return Stored(f"{source.name}/positive", _FLOAT, source.shape, rows)
+
+
+def doubled(source: Stored) -> Stored:
+    """Return a scale a row [N, 1] as two that are equal, [N, 2]."""
+    return Stored(
+        f"{source.name}/doubled", source.onnx_type, (source.shape[0], 2),
+        lambda begin, end: np.repeat(source.rows(begin, end), 2, axis=1),
+    )  # fmt: skip
+
+
+def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> Stored:
+    """Return an fp32 tensor that some function makes whole."""
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        whole = np.asarray(load(), np.float32)
+        if whole.shape != shape:
+            raise BuildError(
+                f"{name} was computed with shape {list(whole.shape)}, and the graph says "
+                f"{list(shape)}. This is a defect of the lowering: please report the architecture"
+            )
+        return whole[begin:end] if shape else whole
+
+    return Stored(name, _FLOAT, shape, rows)

@@ -1,0 +1,384 @@
+"""Projections: recognised in whatever form they were exported, kept in one, emitted at the end.
+
+Between recognition and emission a projection is one node of our own:
+
+    x, W [N, K] (, bias [N]) ─ specrt.Projection(N) ─ x · Wᵀ + bias
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from specrt_export.lower.lazy_tensor import Stored, joined, reshaped, taken, transposed, unsigned
+from specrt_export.lower.view import GraphView
+from specrt_export.quantize.precision import SMALLEST_BLOCK
+
+_BITS: dict[int, int] = {
+    onnx.TensorProto.INT8: 8,
+    onnx.TensorProto.INT4: 4,
+    onnx.TensorProto.FLOAT8E4M3FN: 8,
+}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight [N, K] of stored tensors; scales [N, K / block] where it is quantized."""
+
+    values: Stored
+    scales: Stored | None = None
+    block: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """N, the width of what it projects to."""
+        return self.values.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """K, the width of what it reads."""
+        return self.values.shape[1]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a quantized weight; 32 for fp32."""
+        return _BITS.get(self.values.onnx_type, 32)
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Tell whether the kernels take its codes: blocks of a power of two, from 16 on."""
+        block = self.block
+        return self.scales is not None and block >= SMALLEST_BLOCK and block & (block - 1) == 0
+
+    def fits(self, other: Matrix) -> bool:
+        """Tell whether rows of both can form one matrix."""
+        kinds = self.values.onnx_type == other.values.onnx_type
+        return kinds and (self.block, self.inputs) == (other.block, other.inputs)
+
+    def taken(self, begin: int, end: int) -> Matrix:
+        """Return some of its rows: a part of what it projects to."""
+        scales = self.scales and taken(self.scales, begin, end)
+        return Matrix(taken(self.values, begin, end), scales, self.block)
+
+    def add_to(self, view: GraphView) -> str:
+        """Make it a value of a graph, and return the value's name."""
+        values = view.add_stored(self.values)
+        if self.scales is None:
+            return values
+        inputs = [values, view.add_stored(self.scales)]
+        return view.add("DequantizeLinear", inputs, axis=1, block_size=self.block)
+
+
+def join_matrices(parts: Sequence[Matrix], name: str | None = None) -> Matrix:
+    """Return matrices that fit each other, one below the other."""
+    scales = [part.scales for part in parts if part.scales is not None]
+    values = joined([part.values for part in parts], name)
+    of_scales = name and f"{name}.scale"
+    return Matrix(values, joined(scales, of_scales) if scales else None, parts[0].block)
+
+
+def find_matrix(view: GraphView, name: str) -> Matrix | None:
+    """Return the matrix that a value is.
+
+    ```
+    w [N, K]                                                          fp32
+    codes [N, K], scales [N, K / block] ─ DequantizeLinear            int8, int4
+    either ─ Transpose                                                [K, N] the other way round
+    ```
+    """
+    stored = view.stored(name)
+    if stored is not None:
+        dense = stored.onnx_type == onnx.TensorProto.FLOAT and len(stored.shape) == 2
+        return Matrix(stored) if dense else None
+    node = view.maker(name, "DequantizeLinear")
+    if node is None or len(node.input) != 2:
+        return None
+    codes, scales = view.stored(node.input[0]), view.stored(node.input[1])
+    said = view.attributes(node)
+    block = said.get("block_size", 0)
+    if codes is None or scales is None or said.get("axis", 1) not in (1, -1) or not block:
+        return None
+    if codes.onnx_type not in _BITS or len(codes.shape) != 2:
+        return None
+    whole = scales.shape == (codes.shape[0], codes.shape[1] // block)
+    return Matrix(codes, scales, block) if whole and codes.shape[1] % block == 0 else None
+
+
+def find_factor(view: GraphView, name: str) -> Matrix | None:
+    """Return the matrix [N, K] whose transpose [K, N] a value is."""
+    transpose = view.maker(name, "Transpose")
+    if transpose is not None and view.attributes(transpose).get("perm", [1, 0]) == [1, 0]:
+        return find_matrix(view, transpose.input[0])
+    stored = view.stored(name)
+    if stored is None or stored.onnx_type != onnx.TensorProto.FLOAT or len(stored.shape) != 2:
+        return None
+    return Matrix(transposed(stored))
+
+
+def blocks(matrix: Matrix) -> Stored:
+    """Return the codes as MatMulNBits reads them: bytes [N, K / block, block · bits / 8]."""
+    bytes_ = unsigned(matrix.values)
+    shape = (matrix.outputs, matrix.inputs // matrix.block, matrix.block * matrix.bits // 8)
+    return reshaped(bytes_, f"{matrix.values.name}/blocks", shape)
+
+
+PROJECTION, SPECRT, MICROSOFT = "Projection", "specrt", "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A projection node, taken apart."""
+
+    node: onnx.NodeProto
+    x: str
+    matrix: Matrix
+    bias: Stored | None
+
+    @property
+    def output(self) -> str:
+        """Name of what it makes."""
+        return str(self.node.output[0])
+
+
+def find_projections(view: GraphView) -> tuple[int, int]:
+    """Replace products with weights by projections; return how many, and of how many.
+
+    ```
+    W ─ Transpose ─┐
+    x ─────────── MatMul ─ y                =>   x, W ─ Projection ─ y
+    x ─────────── MatMul ─ Add bias ─ y     =>   x, W, bias ─ Projection ─ y
+    x, W, bias ── Gemm ─ y                  =>   x, W, bias ─ Projection ─ y
+    ```
+    """
+    products = [node for node in view.nodes("MatMul", "Gemm") if _has_weight(view, node)]
+    found = 0
+    for node in products:
+        matrix = _factor(view, node)
+        if matrix is None:
+            continue
+        bias = view.stored(node.input[2]) if len(node.input) > 2 else None
+        add_projection(view, node.input[0], matrix, bias, node.output[0])
+        found += 1
+    view.tidy()
+    for node in view.nodes(PROJECTION):
+        _take_bias(view, node)
+    view.tidy()
+    return found, len(products)
+
+
+def add_projection(
+    view: GraphView, x: str, matrix: Matrix, bias: Stored | None, output: str | None = None
+) -> str:
+    """Add a projection and return its output."""
+    inputs = [x, matrix.add_to(view), *([view.add_stored(bias)] if bias else [])]
+    outputs = [output] if output is not None else None
+    return view.add(PROJECTION, inputs, outputs=outputs, domain=SPECRT, N=matrix.outputs)
+
+
+def find_projection(view: GraphView, output: str) -> Projection | None:
+    """Return the projection that makes a value."""
+    node = view.maker(output, PROJECTION)
+    return read_projection(view, node) if node is not None else None
+
+
+def read_projection(view: GraphView, node: onnx.NodeProto) -> Projection:
+    """Take a projection node apart."""
+    matrix = find_matrix(view, node.input[1])
+    assert matrix is not None, "a projection was made of a matrix"
+    bias = view.stored(node.input[2]) if len(node.input) > 2 else None
+    return Projection(node, node.input[0], matrix, bias)
+
+
+def emit_projections(view: GraphView, accuracy_level: int) -> tuple[int, int]:
+    """Replace projections by what ONNX Runtime runs; return how many in codes, and of how many.
+
+    ```
+    fp32          x, W ─ FusedMatMul(transB) ─ (Add bias) ─ y
+    int8, int4    x, codes, scales (, bias) ─ MatMulNBits ─ y
+    ```
+    The weight stays [N, K], as checkpoints and embeddings have it, so that a tied embedding is
+    stored once; packed at load, it is as fast as [K, N].
+    """
+    quantized = emitted = 0
+    for node in view.nodes(PROJECTION):
+        projection = read_projection(view, node)
+        quantized += projection.matrix.scales is not None
+        if projection.matrix.is_in_blocks:
+            _emit_codes(view, projection, accuracy_level)
+            emitted += 1
+        else:
+            _emit_dense(view, projection)
+    view.tidy()
+    return emitted, quantized
+
+
+def _has_weight(view: GraphView, node: onnx.NodeProto) -> bool:
+    return not view.depends_on(node.input[1], [i.name for i in view.graph.input])
+
+
+def _factor(view: GraphView, node: onnx.NodeProto) -> Matrix | None:
+    if node.op_type == "MatMul":
+        return find_factor(view, node.input[1])
+    said = view.attributes(node)
+    plain = said.get("alpha", 1.0) == said.get("beta", 1.0) == 1.0 and not said.get("transA")
+    if not plain or (len(node.input) > 2 and not _is_bias(view, node.input[2])):
+        return None
+    find = find_matrix if said.get("transB") else find_factor
+    return find(view, node.input[1])
+
+
+def _is_bias(view: GraphView, name: str) -> bool:
+    stored = view.stored(name)
+    return (
+        stored is not None and len(stored.shape) == 1 and stored.onnx_type == onnx.TensorProto.FLOAT
+    )
+
+
+def _take_bias(view: GraphView, node: onnx.NodeProto) -> None:
+    add = view.only_reader(node.output[0], "Add")
+    if add is None or len(node.input) > 2:
+        return
+    projection = read_projection(view, node)
+    for name in add.input:
+        bias = view.stored(name)
+        if bias is not None and bias.shape == (projection.matrix.outputs,):
+            add_projection(view, projection.x, projection.matrix, bias, add.output[0])
+
+
+def _emit_dense(view: GraphView, projection: Projection) -> None:
+    view.require_domain(MICROSOFT, 1)
+    inputs = [projection.x, projection.matrix.add_to(view)]
+    if projection.bias is None:
+        view.add("FusedMatMul", inputs, [projection.output], MICROSOFT, transB=1)
+        return
+    product = view.add("FusedMatMul", inputs, domain=MICROSOFT, transB=1)
+    view.add("Add", [product, view.add_stored(projection.bias)], outputs=[projection.output])
+
+
+def _emit_codes(view: GraphView, projection: Projection, accuracy_level: int) -> None:
+    view.require_domain(MICROSOFT, 1)
+    matrix = projection.matrix
+    assert matrix.scales is not None
+    codes = view.add_stored(blocks(matrix))
+    bias = ["", "", view.add_stored(projection.bias)] if projection.bias else []
+    view.add(
+        "MatMulNBits",
+        [projection.x, codes, view.add_stored(matrix.scales), *bias],
+        outputs=[projection.output],
+        domain=MICROSOFT,
+        K=matrix.inputs,
+        N=matrix.outputs,
+        bits=matrix.bits,
+        block_size=matrix.block,
+        accuracy_level=accuracy_level,
+    )
+
+
+def join_projections(view: GraphView, parts: Sequence[Projection]) -> str | None:
+    """Return a value that holds the outputs of projections side by side, or None.
+
+    ```
+    x ─┬─ Projection W ─ a
+       └─ Projection V ─ b      =>      x ─ Projection [W; V] ─ a and b, along the last axis
+    ```
+    They must read one value, have all a bias or none, and weights of one precision and block.
+    """
+    first = parts[0]
+    if any(p.x != first.x or not p.matrix.fits(first.matrix) for p in parts):
+        return None
+    biases = [p.bias for p in parts if p.bias is not None]
+    if len(biases) not in (0, len(parts)):
+        return None
+    matrix = join_matrices([p.matrix for p in parts])
+    return add_projection(view, first.x, matrix, joined(biases) if biases else None)
+
+
+def join_siblings(view: GraphView) -> None:
+    """Join all projections that read one value, and split what they make.
+
+    ```
+    x ─┬─ Projection gate ─ a
+       └─ Projection up ── b    =>      x ─ Projection [gate; up] ─ Split ─ a, b
+    ```
+    """
+    siblings: dict[str, list[Projection]] = defaultdict(list)
+    for node in view.nodes(PROJECTION):
+        siblings[node.input[0]].append(read_projection(view, node))
+    for group in siblings.values():
+        made = join_projections(view, group) if len(group) > 1 else None
+        if made is not None:
+            sizes = np.array([p.matrix.outputs for p in group], np.int64)
+            inputs = [made, view.add_constant("sizes", sizes)]
+            view.add("Split", inputs, outputs=[p.output for p in group], axis=-1)
+    view.tidy()
+
+
+def gated(view: GraphView) -> list[tuple[str, str]]:
+    """Return the outputs (gate, up) of every gated feed-forward layer.
+
+    ```
+    gate ─ activation ─┐
+    up ────────────── Mul
+    ```
+    """
+    pairs = []
+    for product in view.nodes("Mul"):
+        for act, up in (product.input, reversed(product.input)):
+            gate = _activated(view, act)
+            if gate and gate != up and all(view.maker(name, PROJECTION) for name in (gate, up)):
+                pairs.append((gate, str(up)))
+                break
+    return pairs
+
+
+def _activated(view: GraphView, name: str) -> str | None:
+    """Return x if a value is some function of x alone, such as `x · sigmoid(x)`."""
+    node = view.maker(name)
+    if node is None:
+        return None
+    if node.op_type in ("Gelu", "Relu", "Sigmoid", "Tanh"):
+        return str(node.input[0])
+    if node.op_type == "Mul":
+        for x, inner in (node.input, reversed(node.input)):
+            if _activated(view, inner) == x:
+                return str(x)
+    return None
+
+
+def emit_embeddings(view: GraphView) -> tuple[int, int]:
+    """Gather from codes; return how many tables, and of how many quantized ones.
+
+    ```
+    codes, scales ─ DequantizeLinear ─┐
+    tokens ──────────────────────── Gather ─ y
+      =>  codes, tokens, scales ─ GatherBlockQuantized ─ y
+    ```
+    The codes are the bytes that MatMulNBits reads, so a tied table is stored once.
+    """
+    found = emitted = 0
+    for node in view.nodes("Gather"):
+        matrix = find_matrix(view, node.input[0])
+        if matrix is None or matrix.scales is None or view.attributes(node).get("axis", 0) != 0:
+            continue
+        found += 1
+        if not matrix.is_in_blocks:
+            continue
+        codes = view.add_stored(unsigned(matrix.values))
+        view.require_domain(MICROSOFT, 1)
+        view.add(
+            "GatherBlockQuantized",
+            [codes, node.input[1], view.add_stored(matrix.scales)],
+            outputs=[node.output[0]],
+            domain=MICROSOFT,
+            bits=matrix.bits,
+            block_size=matrix.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        emitted += 1
+    view.tidy()
+    return emitted, found

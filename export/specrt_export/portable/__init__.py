@@ -1,0 +1,1 @@
+"""From a checkpoint to its portable graph, and reading one."""

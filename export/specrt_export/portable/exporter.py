@@ -1,0 +1,363 @@
+"""Turns a checkpoint into its portable graph, or refuses the model by name before any work."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript.optimizer import fold_constants
+
+from specrt.bundle import Geometry
+from specrt.errors import ExportError
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, attach, detach
+from specrt_export.portable.trace import Traced, quiet, trace
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
+
+LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
+
+# fmt: off
+RECURRENT_TYPES = frozenset((
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
+    "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba",
+    "zamba2",
+))
+
+# fmt: on
+ALIBI_TYPES = frozenset(("bloom", "mpt"))
+
+INSTEAD = "Export a decoder whose layers all use softmax attention over a KV cache"
+
+
+def check_support(config: Mapping[str, Any]) -> None:
+    """Hold a checkpoint's config.json against what the portable graph can express.
+
+    Raises: ExportError naming the model type, the reason and what would work.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ExportError("config.json has no model_type; expected one that transformers knows")
+    for find in (_layers, _experts, _positions, _stored, _known, _interface):
+        reason = find(kind, config)
+        if reason:
+            raise ExportError(f"{kind} cannot be exported: {reason}")
+
+
+def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
+    types = {str(layer) for layer in config.get("layer_types") or ()}
+    recurrent = sorted(t for t in types if any(word in t for word in RECURRENT))
+    if kind in RECURRENT_TYPES or recurrent:
+        named = f" ({', '.join(recurrent)})" if recurrent else ""
+        return (
+            f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
+            f"drafted token is rejected. {INSTEAD}"
+        )
+    if "text_config" in config:
+        return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
+    if config.get("is_encoder_decoder"):
+        return f"it is an encoder-decoder. {INSTEAD}"
+    return None
+
+
+def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
+    for key in EXPERTS:
+        count = config.get(key)
+        if isinstance(count, int) and count > 1:
+            return (
+                f"it is a mixture of experts ({key} is {count}), whose routing depends on data and "
+                "does not trace into one graph. Export a dense model of its family"
+            )
+    return None
+
+
+def _positions(kind: str, config: Mapping[str, Any]) -> str | None:
+    if kind in ALIBI_TYPES or config.get("alibi"):
+        return (
+            "it adds ALiBi position terms to its attention, which the portable graph's mask does "
+            "not carry. Export a model with rotary or learned positions"
+        )
+    for rope in _ropes(config):
+        if rope in LENGTH_DEPENDENT:
+            return (
+                f"its rope type {rope!r} changes all frequencies once a text grows past a length, "
+                "and keys already written would be wrong. Export a variant with a fixed rope, "
+                "such as the model's short-context version"
+            )
+    return None
+
+
+def _ropes(config: Mapping[str, Any]) -> set[str]:
+    """Return every rope type named, also where a config has one for each kind of layer."""
+    found: set[str] = set()
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if isinstance(value, Mapping):
+            for one in (value, *(v for v in value.values() if isinstance(v, Mapping))):
+                found.update(str(one[k]) for k in ("rope_type", "type") if k in one)
+    return found
+
+
+def _stored(kind: str, config: Mapping[str, Any]) -> str | None:
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        return (
+            f"the checkpoint is quantised ({method or 'unnamed method'}), and specrt quantises "
+            "when it builds an engine. Export the checkpoint it was quantised from"
+        )
+    return None
+
+
+def _known(kind: str, config: Mapping[str, Any]) -> str | None:
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if kind not in CONFIG_MAPPING:
+        if config.get("auto_map"):
+            return (
+                "it runs code from its own checkpoint (auto_map), which specrt does not execute. "
+                f"Export a model that transformers {__version__} has itself"
+            )
+        return (
+            f"transformers {__version__} does not know this model type; check model_type, or "
+            "install a transformers that has it"
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"transformers has no causal language model of this type. {INSTEAD}"
+    return None
+
+
+def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    model: Any = getattr(transformers, name if isinstance(name, str) else name[0])
+    if not getattr(model, "_supports_attention_backend", False):
+        return (
+            f"transformers' {model.__name__} computes attention itself, not through the "
+            f"attention interface that the exporter replaces. {INSTEAD}"
+        )
+    return None
+
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where torch.onnx leaves the module path of a node."""
+
+INT64_MAX = 2**63 - 1
+
+SPELLED_ITEMS = 4
+"""Constants of at most so many items are named by their value."""
+
+
+def tidy(model: ir.Model, layers: int) -> None:
+    """Fold constants, merge repeated nodes, and name everything after the model's modules."""
+    # Not the whole optimizer: its rewrite rules take time in the square of the graph's size.
+    fold_constants(model, onnx_shape_inference=False)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.DeduplicateInitializersPass()(model)
+    drop_no_ops(model.graph)
+    passes.IdentityEliminationPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+    name_nodes(model.graph)
+    name_constants(model.graph)
+    name_contract(model.graph, layers)
+    passes.ClearMetadataAndDocStringPass()(model)
+
+
+def drop_no_ops(graph: ir.Graph) -> None:
+    """Remove `x * 1.0` and `x[0:]`, which models with options turned off leave behind."""
+    for node in graph:
+        if _is_no_op(node):
+            kept = node.inputs[0]
+            assert kept is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], kept)
+            graph.remove(node, safe=True)
+
+
+def _is_no_op(node: ir.Node) -> bool:
+    constants = [_item(value) for value in node.inputs[1:]]
+    if node.op_type == "Mul":
+        factor = node.inputs[1]
+        # One of any rank could widen what it multiplies.
+        return constants == [1.0] and factor is not None and factor.shape == ir.Shape([])
+    if node.op_type == "Slice":
+        return [constants[0], constants[1], *constants[3:]] == [0, INT64_MAX, 1]
+    return False
+
+
+def _item(value: ir.Value | None) -> int | float | None:
+    tensor = value.const_value if value is not None else None
+    if tensor is None or tensor.size != 1:
+        return None
+    item: int | float = tensor.numpy().item()
+    return item
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Name each node, and what it makes, `module.path/Op`; count up where that repeats."""
+    seen: Counter[str] = Counter()
+    for node in graph:
+        path = _module(node)
+        name = f"{path}/{node.op_type}" if path else node.op_type
+        seen[name] += 1
+        node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        for index, output in enumerate(node.outputs):
+            output.name = node.name if index == 0 else f"{node.name}.{index}"
+
+
+def _module(node: ir.Node) -> str:
+    scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
+    # The last scope is the operation; the first two are the contract and the model themselves.
+    modules = [scope for scope in scopes[:-1] if scope.startswith("model.")]
+    return modules[-1].removeprefix("model.") if modules else ""
+
+
+def name_constants(graph: ir.Graph) -> None:
+    """Name small constants by what they hold, `INT64[1,-1]` or `FLOAT(0.0)`; count the others."""
+    large = 0
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        # A dot marks a buffer of the model, named already.
+        if tensor is None or value.name is None or "." in value.name:
+            continue
+        array = tensor.numpy()
+        if array.ndim < 2 and array.size <= SPELLED_ITEMS:
+            items = ",".join(str(item) for item in array.flat)
+            name = tensor.dtype.name + (f"[{items}]" if array.ndim else f"({items})")
+        else:
+            name, large = f"constant_{large}", large + 1
+        graph.initializers.pop(value.name)
+        value.name = tensor.name = name
+        graph.initializers.add(value)
+
+
+def name_contract(graph: ir.Graph, layers: int) -> None:
+    """Give inputs and outputs the names of the graph contract, and nothing else."""
+    pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    for value, name in zip(graph.inputs, ("input_ids", "start", "rows", *pairs), strict=True):
+        value.name = name
+        value.metadata_props.clear()
+    written = [f"present_{name}" for name in pairs]
+    for value, name in zip(graph.outputs, ("logits", "argmax", *written), strict=True):
+        value.name = name
+        value.metadata_props.clear()
+
+
+FORMAT = "1"
+
+IR_VERSION = 11
+
+EXPORTERS = ("torch", "transformers", "onnx-ir", "onnxscript")
+"""Distributions whose versions can change the graph."""
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A portable graph on disk."""
+
+    path: Path
+    geometry: Geometry
+    nodes: int
+    bytes: int
+
+
+def export_graph(
+    checkpoint: Checkpoint, out: Path, *, progress: Callable[[str], None] | None = None
+) -> ExportedGraph:
+    """Write the portable graph of a checkpoint to `out`, replacing what is there.
+
+    A checkpoint opened with `config_only` gives a graph for `attach_graph` to complete.
+    Raises: ExportError if the model cannot be exported, CheckpointError if its weights do not fit.
+    """
+    tell = progress or (lambda stage: None)
+    check_support(checkpoint.config)
+    tell("trace")
+    traced = trace(checkpoint.folder)
+    tell("tidy")
+    with quiet():
+        tidy(traced.model, traced.geometry.layers)
+    detach(traced.model)
+    describe(traced)
+    # Through the serialised form, so that attaching now and attaching later give the same bytes.
+    model = ir.from_proto(_proto(traced.model))
+    if checkpoint.weights:
+        tell("attach")
+        attach(model, checkpoint)
+    tell("save")
+    return _save(model, out)
+
+
+def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -> ExportedGraph:
+    """Complete a graph exported from a config alone, in place or at `out`.
+
+    Raises: ExportError if the graph has its weights already, CheckpointError if they do not fit.
+    """
+    model = ir.from_proto(onnx.load(graph, load_external_data=False))
+    if model.metadata_props.get(ATTACHED) != "false":
+        raise ExportError(
+            f"{graph} is not a graph without weights (its {ATTACHED} is "
+            f"{model.metadata_props.get(ATTACHED)!r}); export one with --config-only"
+        )
+    attach(model, checkpoint)
+    return _save(model, out or graph)
+
+
+def describe(traced: Traced) -> None:
+    """Write what a build has to know about the graph into its metadata."""
+    model = traced.model
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "specrt", None
+    model.graph.name = traced.model_type
+    model.metadata_props.update(
+        {
+            "specrt.format": FORMAT,
+            GEOMETRY: json.dumps(traced.geometry.to_json()),
+            MODEL_TYPE: traced.model_type,
+            "specrt.exporter": json.dumps(exporter()),
+        }
+    )
+
+
+def exporter() -> dict[str, str]:
+    """Return the versions of what shapes a graph, without build tags such as `+cpu`."""
+    return {name: version(name).partition("+")[0] for name in EXPORTERS}
+
+
+def _save(model: ir.Model, out: Path) -> ExportedGraph:
+    data = _proto(model).SerializeToString(deterministic=True)
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(data)
+        aside.replace(out)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise ExportError(
+            f"cannot write {out} ({error.strerror}); free space or choose another --out"
+        ) from error
+    geometry = Geometry.from_json(json.loads(model.metadata_props[GEOMETRY]))
+    return ExportedGraph(out, geometry, len(model.graph), len(data))
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    """Serialise a model without the shapes of what lies between its inputs and outputs."""
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    return proto

@@ -1,0 +1,366 @@
+"""Portable graphs: their mapped weights, their geometry, and running them as the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from specrt.bundle import Geometry
+from specrt.errors import BuildError, CheckpointError, ExportError
+from specrt_export.checkpoint import Checkpoint, WeightBytes
+
+PASS_BYTES = 64 << 20
+"""Logits of one pass; a larger vocabulary is scored in narrower passes."""
+
+
+_TYPES = {
+    "F32": onnx.TensorProto.FLOAT,
+    "F16": onnx.TensorProto.FLOAT16,
+    "BF16": onnx.TensorProto.BFLOAT16,
+}
+
+STORAGE: dict[int, np.dtype[Any]] = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    # NumPy has no bf16; the bits travel together with the ONNX type.
+    onnx.TensorProto.BFLOAT16: np.dtype(np.uint16),
+    onnx.TensorProto.INT8: np.dtype(np.int8),
+    # Two to a byte, the first in the low half.
+    onnx.TensorProto.INT4: np.dtype(np.uint8),
+    onnx.TensorProto.FLOAT8E4M3FN: np.dtype(np.uint8),
+    # The codes of an engine, whose zero lies in the middle.
+    onnx.TensorProto.UINT8: np.dtype(np.uint8),
+}
+"""How the types of weights lie in memory."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a checkpoint, or of a quantized graph's folder, as its stored bytes."""
+
+    name: str
+    onnx_type: int
+    array: NDArray[Any]
+    """Shapes: that of the tensor; of int4 [N, K] the bytes, [N, K / 2]."""
+
+
+def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    """Hold where a graph finds each weight to where the checkpoint has it.
+
+    Raises: CheckpointError when the graph was exported from another checkpoint.
+    """
+    for tensor in external_tensors(model):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        bare = tensor.name.partition(".")[2]
+        stored = checkpoint.weights.get(tensor.name) or checkpoint.weights.get(bare)
+        if stored is None or (
+            stored.file.name != place.get("location")
+            or stored.offset != int(place.get("offset", 0))
+            or stored.shape != tuple(tensor.dims)
+            or _TYPES.get(stored.dtype) != tensor.data_type
+        ):
+            raise CheckpointError(
+                f"{graph} was exported from another checkpoint than {checkpoint.folder}: "
+                f"{tensor.name} is not where the graph says; export it again with "
+                f"`specrt export {checkpoint.folder} --out {graph}`"
+            )
+
+
+def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
+    """Map every external initializer of a portable graph from the files in a folder.
+
+    Raises: CheckpointError naming the shard that is missing or too short.
+    """
+    shards: dict[str, NDArray[np.uint8]] = {}
+    weights = []
+    for tensor in external_tensors(model):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        shard = place.get("location", "")
+        if shard not in shards:
+            shards[shard] = _map(folder, shard)
+        begin = int(place.get("offset", 0))
+        dtype, shape = STORAGE[tensor.data_type], _stored_shape(tensor)
+        size = prod(shape) * dtype.itemsize
+        if begin + size > len(shards[shard]):
+            raise CheckpointError(
+                f"{folder / shard} ends before {tensor.name} does (byte {begin + size} of "
+                f"{len(shards[shard])}); fetch the checkpoint again, or export the graph again"
+            )
+        array: NDArray[Any] = shards[shard][begin : begin + size].view(dtype)
+        weights.append(Weight(tensor.name, tensor.data_type, array.reshape(shape)))
+    return weights
+
+
+def _stored_shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
+    *outer, inner = tensor.dims or (1,)
+    if tensor.data_type == onnx.TensorProto.INT4:
+        inner //= 2
+    return (*outer, inner) if tensor.dims else ()
+
+
+def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the initializers whose bytes lie in a checkpoint."""
+    external = onnx.TensorProto.EXTERNAL
+    return [t for t in model.graph.initializer if t.data_location == external]
+
+
+def location(tensor: onnx.TensorProto) -> str:
+    """Return the name of the file that holds an external tensor."""
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
+
+
+def _map(folder: Path, shard: str) -> NDArray[np.uint8]:
+    """Map one shard; links are followed, because hub caches are made of them."""
+    if not shard or Path(shard).name != shard:
+        raise CheckpointError(
+            f"the graph points at weights in {shard!r}; expected a plain file name. "
+            "Export it again with `specrt export`"
+        )
+    try:
+        return np.memmap(folder / shard, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / shard} cannot be read: {error}") from error
+
+
+UNATTACHED = "unattached.safetensors"
+"""Location of a weight whose checkpoint has not been seen; no file has this name."""
+
+TYPES = {
+    "F32": ir.DataType.FLOAT,
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+}
+
+
+def detach(model: ir.Model) -> None:
+    """Give each weight of a traced graph a place still to be filled in."""
+    for value in model.graph.initializers.values():
+        if value.const_value is None:
+            value.const_value = _external(value, UNATTACHED, ir.DataType.FLOAT)
+    model.metadata_props[ATTACHED] = "false"
+
+
+def attach(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Fill in the bytes of each weight; one stored in another type is cast to fp32.
+
+        weight (bf16) ── Cast(to=FLOAT) ── what read the weight
+
+    Raises: CheckpointError for a weight that is missing, misshapen or quantised.
+    """
+    casts = []
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.location != UNATTACHED:
+            continue
+        stored = _find(checkpoint, value)
+        dtype = TYPES[stored.dtype]
+        if dtype != ir.DataType.FLOAT:
+            casts.append(_cast(value))
+        value.type = ir.TensorType(dtype)
+        value.const_value = _external(value, stored.file.name, dtype, stored.offset, stored.bytes)
+    if casts:
+        model.graph.insert_before(model.graph[0], casts)
+    model.metadata_props[ATTACHED] = "true"
+
+
+def _cast(weight: ir.Value) -> ir.Node:
+    name = f"{weight.name}/Cast"
+    uses = list(weight.uses())
+    node = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT.value}, name=name)
+    node.outputs[0].name = name
+    for use in uses:
+        use.node.replace_input_with(use.idx, node.outputs[0])
+    return node
+
+
+def _find(checkpoint: Checkpoint, value: ir.Value) -> WeightBytes:
+    assert value.name is not None
+    assert value.shape is not None
+    # Checkpoints saved from a model without its head lack the first part of each name.
+    bare = value.name.partition(".")[2]
+    stored = checkpoint.weights.get(value.name) or checkpoint.weights.get(bare)
+    if stored is None:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds no weight {value.name}, which its config.json calls for; "
+            "check that both are of one model, and fetch it again"
+        )
+    if stored.shape != tuple(value.shape):
+        raise CheckpointError(
+            f"{stored.file}: {value.name} has shape {list(stored.shape)}, config.json calls for "
+            f"{list(value.shape)}; check that both are of one model"
+        )
+    if stored.dtype not in TYPES:
+        raise CheckpointError(
+            f"{stored.file}: {value.name} is stored as {stored.dtype}; expected one of "
+            f"{', '.join(TYPES)}. Export the checkpoint it was quantised from"
+        )
+    return stored
+
+
+def _external(
+    value: ir.Value,
+    location: str,
+    dtype: ir.DataType,
+    offset: int | None = None,
+    length: int | None = None,
+) -> ir.ExternalTensor:
+    assert value.name is not None
+    assert value.shape is not None
+    shape = ir.Shape(value.shape)
+    return ir.ExternalTensor(location, offset, length, dtype, shape=shape, name=value.name)
+
+
+ATTACHED = "specrt.attached"
+
+GEOMETRY = "specrt.geometry"
+
+MODEL_TYPE = "specrt.model_type"
+
+PRECISION = "specrt.precision"
+"""What a quantized graph stores its weights as; no other graph has it."""
+
+LARGE_BYTES = 1 << 30
+"""Weights from which on no fp32 copy of all of them is made to run a graph."""
+
+Tokens = NDArray[np.int64]
+
+Logits = NDArray[np.float32]
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Read a portable graph without its weights.
+
+    Raises: ExportError when the file is no portable graph, or has no weights to it yet.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # the library passes on whatever its parser raises
+        raise ExportError(
+            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
+        ) from error
+    if GEOMETRY not in facts_of(model):
+        raise ExportError(
+            f"{path} does not describe its geometry; make it with `specrt export`, because other "
+            "ONNX graphs do not follow the same contract"
+        )
+    if facts_of(model).get(ATTACHED) != "true":
+        raise ExportError(
+            f"{path} was exported from a config and has no weights yet; give it a checkpoint with "
+            f"`specrt export CHECKPOINT --attach --out {path}`"
+        )
+    return model
+
+
+def facts_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Return what the exporter wrote about a graph."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def geometry_of(model: onnx.ModelProto) -> Geometry:
+    """Return the geometry of a graph that `read_graph` read."""
+    try:
+        return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(
+            f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
+        ) from error
+
+
+def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
+    """Refuse more positions than a model was trained for.
+
+    Raises: BuildError.
+    """
+    if max_length > geometry.max_positions:
+        raise BuildError(
+            f"max_length {max_length} is more than the {geometry.max_positions} positions "
+            f"{checkpoint} was trained for; lower `max_length` in the recipe"
+        )
+
+
+def runs_here() -> bool:
+    """Tell whether the ONNX Runtime installed here can run a portable graph (opset 24)."""
+    major, minor = (int(part) for part in ort.__version__.split(".")[:2])
+    return (major, minor) >= (1, 25)
+
+
+class GraphRun:
+    """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
+
+    def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
+        model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
+        self.geometry = geometry_of(model)
+        weights = map_weights(model, folder)
+        # Held as long as the session is: it may read the mapped bytes in place.
+        self._weights = _linked(model, weights, folder)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        # ONNX Runtime maps files that it opens itself, and copies what it is handed.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(folder)
+        )
+        options.add_external_initializers(list(self._weights), list(self._weights.values()))
+        # Folding would cast and transpose every weight into memory of its own.
+        large = sum(weight.array.nbytes for weight in weights) > LARGE_BYTES
+        options.enable_cpu_mem_arena = not large
+        self._session = ort.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"] if large else [],
+        )
+        self._buffers: dict[str, NDArray[np.float32]] = {}
+
+    def reset(self, batch: int, length: int) -> None:
+        """Start over with KV buffers of `batch` rows and `length` positions."""
+        one = self.geometry
+        names = [value.name for value in self._session.get_inputs()[3:]]
+        shape = (batch, one.kv_heads, length, one.head_dim)
+        # Not zero: what lies beyond a row's length must not matter.
+        self._buffers = {name: np.full(shape, 3.0, np.float32) for name in names}
+
+    def repeat(self, filled: int) -> None:
+        """Fill the KV buffers with copies of their first positions, whatever is there."""
+        self._buffers = {name: repeated(one, filled) for name, one in self._buffers.items()}
+
+    def __call__(
+        self, tokens: Tokens, start: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Logits, Tokens]:
+        """Feed tokens [B, S] at `start` of each row; return logits [B, R, V] and argmax [B, R]."""
+        feed = {
+            "input_ids": tokens,
+            "start": np.array(start, np.int64),
+            "rows": np.array(rows, np.int64),
+            **self._buffers,
+        }
+        names = ["logits", "argmax", *(f"present_{name}" for name in self._buffers)]
+        logits, argmax, *written = self._session.run(names, feed)
+        self._buffers = dict(zip(self._buffers, written, strict=True))
+        return logits, argmax
+
+
+def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:
+    """Return a KV buffer [B, Hkv, M, D] of copies of its first positions."""
+    copied: NDArray[Any] = buffer[:, :, np.arange(buffer.shape[2]) % filled]
+    return copied
+
+
+def _linked(model: onnx.ModelProto, weights: Sequence[Weight], folder: Path) -> dict[str, Any]:
+    """Wrap the weights of files that are links, as in hub caches: ONNX Runtime follows none."""
+    places = {tensor.name: location(tensor) for tensor in external_tensors(model)}
+    links = {place for place in places.values() if (folder / place).is_symlink()}
+    return {
+        weight.name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.array, weight.onnx_type)
+        for weight in weights
+        if places[weight.name] in links
+    }

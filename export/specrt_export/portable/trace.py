@@ -1,0 +1,275 @@
+"""Traces a decoder into an ONNX graph with the shape of its weights, and none of their bytes."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from specrt.bundle import Geometry
+from specrt.errors import ExportError
+from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
+
+
+def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
+    """Build a model with fake parameters; return it with the real values of its buffers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
+        # A tied parameter is registered twice and has to stay one object.
+        if parameter is None or mode.is_our_fake(parameter):
+            return None
+        with mode:
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return torch.nn.Parameter(empty, requires_grad=False)
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    factory = cast(Any, AutoModelForCausalLM)
+    handle = register_module_parameter_registration_hook(fake)
+    try:
+        # Eager, because some models refuse to be built for a function they do not know.
+        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    finally:
+        handle.remove()
+    buffers = dict(model.named_buffers())
+    for path, value in buffers.items():
+        owner, _, name = path.rpartition(".")
+        model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
+    return model.eval(), buffers
+
+
+def stored_names(model: Any) -> dict[str, str]:
+    """Map each parameter of a model to the name its bytes have in a checkpoint.
+
+    A tied parameter has several names and one set of bytes; some models have renamed parameters
+    since their checkpoints were written, and transformers knows how.
+    Raises: ExportError if a parameter is put together from several stored ones.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, apply_converters, apply_renamings
+
+    changes = get_model_conversion_mapping(model, add_legacy=False)
+    # Whether a checkpoint has a prefix is for the attach stage to see, as it is for transformers.
+    back = [c.reverse_transform() for c in reversed(changes) if not isinstance(c, PrefixChange)]
+    renamings, converters = _split(back)
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if apply_converters(name, converters)[1] is not None:
+            raise ExportError(
+                f"{type(model).__name__} puts {name} together from several stored weights, so the "
+                "graph cannot refer to the checkpoint's own bytes; this model does not export"
+            )
+        names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
+    return names
+
+
+def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    from transformers.core_model_loading import WeightRenaming
+
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    return renamings, [change for change in changes if change not in renamings]
+
+
+# Example sizes, all different, so that no two symbols can be taken for one.
+BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
+
+NO_NUMBER = -1
+"""The argmax of a row of logits that holds a NaN."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A raw graph: parameters have shapes, computed buffers have values."""
+
+    model: ir.Model
+    geometry: Geometry
+    model_type: str
+
+
+class Decoder(torch.nn.Module):
+    """The graph contract as a module: tokens, start, rows and KV buffers in, logits out."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run the model at positions start .. start + S.
+
+        Shapes: input_ids [B, S], start [B], rows [R], pairs of [B, Hkv, M, D]; returns
+        logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN) and the pairs as written.
+        """
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        buffers = Buffers(pairs, start)
+        self.hook.begin(positions)
+        with _rows_only(self.model, rows):
+            logits = self.model(
+                input_ids=input_ids,
+                position_ids=positions,
+                past_key_values=buffers,
+                use_cache=True,
+            ).logits
+        # Told here, where the row was just made: a device would have to read every logit again.
+        broken = logits.sum(-1).isnan()
+        return logits, torch.where(broken, NO_NUMBER, logits.argmax(-1)), buffers.pairs
+
+
+@contextmanager
+def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
+    """Give the model's head only the hidden states of `rows`.
+
+    Not by `logits_to_keep`: indexing with a tensor becomes five operators, this one `Gather`.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ExportError(f"{type(model).__name__} has no output head to take logits from")
+    handle = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, rows),))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def trace(folder: Path) -> Traced:
+    """Trace the model that `folder`'s config.json describes.
+
+    Raises: ExportError if the model does not fit the graph contract, or does not trace.
+    """
+    try:
+        return _trace(folder)
+    except ExportError:
+        raise
+    # A model's own code runs here, and the exporter's; either raises what it likes.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
+            "export another model, or report its config.json"
+        ) from error
+
+
+def _trace(folder: Path) -> Traced:
+    mode, hook = FakeTensorMode(), Hook()
+    with quiet(), installed(hook) as name:
+        model, buffers = build(folder, mode)
+        names = stored_names(model)
+        model.config._attn_implementation = name
+        with mode:
+            geometry = measure(model, hook)
+        hook.check_masks()
+        with mode:
+            graph = _export(Decoder(model, hook).eval(), geometry)
+    _fill(graph, names, buffers)
+    return Traced(graph, geometry, str(model.config.model_type))
+
+
+def measure(model: Any, hook: Hook) -> Geometry:
+    """Run the model once on fake tensors and read off the geometry it really has.
+
+    Raises: ExportError if its layers do not all keep keys and values of one shape.
+    """
+    config = model.config
+    probe = Probe(config.num_hidden_layers, WIDTH)
+    positions = torch.arange(WIDTH).unsqueeze(0)
+    hook.begin(positions)
+    model(
+        input_ids=torch.zeros_like(positions),
+        position_ids=positions,
+        past_key_values=probe,
+        use_cache=True,
+    )
+    layers = config.num_hidden_layers
+    shapes = {shape for pair in probe.shapes.values() for shape in pair}
+    if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
+        raise ExportError(
+            f"{config.model_type} keeps keys and values for layers {sorted(probe.shapes)} of "
+            f"{layers}; the portable graph needs a pair for each layer"
+        )
+    if len(shapes) != 1:
+        raise ExportError(
+            f"{config.model_type} keeps keys and values of {len(shapes)} shapes "
+            f"({sorted(shapes)}); the portable graph needs one [B, heads, S, D] for all layers"
+        )
+    _, kv_heads, _, head_dim = shapes.pop()
+    return Geometry(
+        layers=layers,
+        heads=hook.heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        windows=tuple(hook.windows[layer] for layer in range(layers)),
+    )
+
+
+def _export(decoder: Decoder, geometry: Geometry) -> ir.Model:
+    batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
+    shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
+    pairs = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(geometry.layers)]
+    inputs = (
+        torch.zeros(BATCH, WIDTH, dtype=torch.int64),
+        torch.zeros(BATCH, dtype=torch.int64),
+        torch.zeros(ROWS, dtype=torch.int64),
+        pairs,
+    )
+    kv = {0: batch, 2: length}
+    program = torch.onnx.export(
+        decoder,
+        inputs,
+        dynamo=True,
+        opset_version=OPSET,
+        dynamic_shapes=({0: batch, 1: width}, {0: batch}, {0: rows}, [(kv, kv)] * len(pairs)),
+        verbose=False,
+        optimize=False,
+    )
+    assert program is not None
+    return program.model
+
+
+def _fill(model: ir.Model, names: dict[str, str], buffers: dict[str, Tensor]) -> None:
+    """Name parameters as a checkpoint does, and take their values; give buffers theirs."""
+    initializers = model.graph.initializers
+    for value in list(initializers.values()):
+        assert value.name is not None
+        initializers.pop(value.name)
+        value.name = value.name.removeprefix("model.")
+        if value.name in buffers:
+            value.const_value = ir.tensor(buffers[value.name].numpy(), name=value.name)
+        elif value.name in names:
+            value.name, value.const_value = names[value.name], None
+        else:
+            raise ExportError(
+                f"the model computes a constant {value.name} while it runs, which a trace "
+                "without weights cannot evaluate; this model does not export"
+            )
+        initializers.add(value)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what the exporter's libraries say to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

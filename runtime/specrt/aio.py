@@ -1,0 +1,176 @@
+"""Streams for asyncio: a worker thread runs the passes, so that no event loop waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+from specrt.completion import Chunk, Completion
+from specrt.errors import RequestError
+from specrt.scheduler.request import Request
+from specrt.scheduler.scheduler import Batch
+
+
+class Worker:
+    """A thread that runs requests until they are over or pause; there is none otherwise.
+
+    So no thread is left behind by a request that nobody reads: it pauses, or it was dropped.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._lock = threading.Lock()
+        """Held while the two below are looked at, never during a pass."""
+        self._requests: list[Request] = []
+        self._thread: threading.Thread | None = None
+        self._last: threading.Thread | None = None
+        """The same, and still known while it ends, so that it can be waited for."""
+
+    def run(self, request: Request) -> None:
+        """Run a request; returns at once. What comes of it, `request.heard` hears.
+
+        Raises: RequestError where no thread can be had, and after closing.
+        """
+        self._batch.turn.require_open()
+        with self._lock:
+            if request not in self._requests:
+                self._requests.append(request)
+            if self._thread is None:
+                self._thread = self._last = self._started()
+
+    def join(self) -> None:
+        """Wait for the thread to end, once the batch is closed."""
+        thread = self._last
+        if thread not in (None, threading.current_thread()):
+            thread.join()
+
+    def _started(self) -> threading.Thread:
+        # Not a daemon: those are stopped within a pass when a program ends, which crashes it.
+        thread = threading.Thread(target=self._work, name="specrt", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many, or the program ends
+            self._requests.clear()
+            raise RequestError(f"no thread can be started to run passes: {error}") from None
+        return thread
+
+    def _work(self) -> None:
+        while requests := self._needy():
+            try:
+                self._batch.advance(requests)
+            except BaseException as error:  # the generator was closed, or a step was broken off
+                if not any(request.over for request in requests):  # it concerns no one of them
+                    for request in requests:
+                        request.fail(error)
+
+    def _needy(self) -> list[Request]:
+        """Return what is to be run; the thread ends when that is nothing."""
+        with self._lock:
+            self._requests = [r for r in self._requests if r.needy]
+            if not self._requests:
+                self._thread = None
+            return list(self._requests)
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """An asynchronous iterator of chunks; `completion` is as `Stream.completion` is.
+
+    A thread runs the passes while somebody waits, and a few rounds ahead of who reads. Its row is
+    free at once when the task that waits for a chunk is cancelled or times out, on `aclose`, and
+    when nothing refers to the stream any more, as where a loop over one without a name is left.
+    One that has a name is best read within `async with`, which closes it however it is left.
+    """
+
+    def __init__(self, request: Request, worker: Worker) -> None:
+        self.completion = request.completion
+        self._request = request
+        self._worker = worker
+        self._reading = threading.Lock()
+        """Held by who reads; nobody waits for it."""
+
+    async def __anext__(self) -> Chunk:
+        """Return the next chunk.
+
+        Raises: RequestError, EngineError: what ended it before its time, once.
+        """
+        if not self._reading.acquire(blocking=False):
+            raise RequestError("another task reads this stream; a stream has one reader at a time")
+        try:
+            chunk = await self._next()
+        except asyncio.CancelledError:
+            self._request.cancel()
+            raise
+        except BaseException:
+            self._request.drop()
+            raise
+        finally:
+            self._reading.release()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def cancel(self) -> None:
+        """Stop, from any thread or task; see `Stream.cancel`."""
+        self._request.cancel()
+
+    async def aclose(self) -> None:
+        """Give up what is not read yet; see `Stream.close`. A task that waits is at the end."""
+        self._request.drop()
+        self._request.tell()
+
+    async def finish(self) -> Completion:
+        """Run to the end and return the completion."""
+        async for _ in self:
+            pass
+        return self.completion
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._request.drop()
+
+    async def _next(self) -> Chunk | None:
+        request, waited = self._request, False
+        while not request.cancelled:
+            over = request.over  # asked first: it may be delivered and ended meanwhile
+            if request.chunks:
+                if waited:
+                    return request.chunks.popleft()
+                await asyncio.sleep(0)  # chunks that are there already must not keep others out
+            elif request.error is not None:
+                raise request.error
+            elif over:
+                return None
+            else:
+                await self._something(request)
+            waited = True
+        return None
+
+    async def _something(self, request: Request) -> None:
+        """Wait until something came of a request, and let it come."""
+        loop = asyncio.get_running_loop()
+        come: asyncio.Future[None] = loop.create_future()
+
+        def heard() -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, come)
+            except RuntimeError:  # the loop was closed, and nobody reads any more
+                request.drop()
+
+        request.heard = heard
+        try:
+            if not request.chunks and not request.over:  # looked at after there is who hears
+                self._worker.run(request)
+                await come
+        finally:
+            request.heard = None
+
+
+def _settle(come: asyncio.Future[None]) -> None:
+    if not come.done():
+        come.set_result(None)

@@ -1,0 +1,285 @@
+"""What the C interface calls where it hosts this runtime: plain values over the boundary.
+
+Texts are bytes of UTF-8 and token ids are packed as int64, so that each call hands over a few
+objects, whatever their length. Every function returns a tuple: 0 and its results, or the number of
+a status of `specrt.h` and a message.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.bundle import read_manifest
+from specrt.errors import BundleError, CapacityError, EngineError, RequestError, one_line
+from specrt.generator import Generator
+from specrt.loading import load
+from specrt.params import AUTO, Gamma, SamplingParams
+
+PROTOCOL = 2
+"""Raised when what crosses the boundary changes: the C++ side holds this module to it."""
+
+INVALID_ARGUMENT, CALLBACK, INTERNAL = 1, 9, 10
+
+_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (CapacityError, 6),
+    (RequestError, INVALID_ARGUMENT),
+    (EngineError, 5),
+    (BundleError, 4),
+)
+
+_AUTO = -1
+
+P = ParamSpec("P")
+
+Told = tuple[Any, ...]
+
+Native = Callable[..., int]
+
+Addresses = tuple[int, int, int]
+"""Of a logits processor: its function, what it is called with first, and what counts the owners of
+that, one more or one less."""
+
+
+def _told(function: Callable[P, Told]) -> Callable[P, Told]:
+    """Return a function that tells of errors instead of raising them."""
+
+    @wraps(function)
+    def tell(*args: P.args, **kwargs: P.kwargs) -> Told:
+        try:
+            return (0, *function(*args, **kwargs))
+        except Exception as error:
+            return _failure(error)
+
+    return tell
+
+
+def _failure(error: Exception) -> Told:
+    if isinstance(error.__cause__, _StoppedError):
+        return (CALLBACK, str(error.__cause__).encode())
+    status = next((number for kind, number in _STATUSES if isinstance(error, kind)), INTERNAL)
+    said = str(error) if status != INTERNAL else f"{type(error).__name__}: {one_line(str(error))}"
+    return (status, said.encode("utf-8", "replace"))
+
+
+@_told
+def open_bundle(
+    path: bytes, python: bytes, threads: int, owns_process: int, memory_bytes: int, cache: int,
+    at_exit: int = 0,
+) -> Told:  # fmt: skip
+    """Open a bundle; 0 leaves threads and memory to the runtime.
+
+    `python` is the interpreter that was asked for, empty for any. `at_exit` is the address of what
+    ends the library, for an interpreter that ends by itself.
+    """
+    _check_interpreter(os.fsdecode(python))
+    if at_exit:
+        _before_python_ends(at_exit)
+    folder = Path(os.fsdecode(path))
+    generator = load(
+        folder,
+        threads=threads or None,
+        owns_process=bool(owns_process),
+        memory_bytes=memory_bytes or None,
+        prompt_cache=bool(cache),
+    )
+    return (Host(generator, folder),)
+
+
+@cache
+def _before_python_ends(address: int) -> None:
+    """Let nothing generate while this interpreter ends: Python stops its threads where they are."""
+    atexit.register(ctypes.CFUNCTYPE(ctypes.c_int32)(address))
+
+
+def _check_interpreter(asked: str) -> None:
+    """Refuse an interpreter other than the one that runs: a process has one."""
+    here = sys.executable or ""
+    if asked and os.path.abspath(asked) != os.path.abspath(here):  # noqa: PTH100  links stay
+        raise RequestError(
+            f"python is {asked!r}, and this process runs {here or 'one without a path'} already; "
+            "leave python out, or open the bundle in a process of its own"
+        )
+
+
+class Host:
+    """An open bundle."""
+
+    def __init__(self, generator: Generator, folder: Path) -> None:
+        self._generator = generator
+        self._manifest = read_manifest(folder)
+
+    @_told
+    def info(self) -> Told:
+        """Return what the bundle is, in the order of `specrt_info`."""
+        models, manifest = self._generator.models, self._manifest
+        return (
+            manifest.name.encode(),
+            manifest.backend_of(manifest.target).encode(),
+            manifest.precision.encode(),
+            models.target.max_length,
+            models.target.geometry.vocab_size,
+            models.target.batch,
+            max(models.gammas),
+            int(models.draft is not None),
+            1,
+            "\n".join(self._generator.notices).encode(),
+        )
+
+    @_told
+    def encode(self, text: bytes) -> Told:
+        """Return the token ids of a text."""
+        return (_packed(self._generator.tokenizer.encode(_text(text))),)
+
+    @_told
+    def decode(self, ids: bytes) -> Told:
+        """Return the text of token ids."""
+        tokens = _ids(ids)
+        size = self._generator.models.target.geometry.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(f"token {wrong} is not in the vocabulary; expected 0 to {size - 1}")
+        return (self._generator.tokenizer.decode(tokens).encode(),)
+
+    @_told
+    def begin(self, prompt: bytes, is_text: int, asked: bytes) -> Told:
+        """Begin to complete a prompt; `asked` is a JSON object of what is wanted.
+
+        It has the options of `SamplingParams` under `params`, `gamma` and `drafter` where they are
+        not left to the bundle, and `processors`.
+        """
+        wanted = json.loads(_text(asked))
+        processors: list[Addresses] = wanted.pop("processors", [])
+        functions = [Processor(at, *addresses) for at, addresses in enumerate(processors, 1)]
+        params = SamplingParams.of(**wanted.pop("params"), logits_processors=functions)
+        gamma: Gamma | None = wanted.get("gamma")
+        given = _text(prompt) if is_text else _ids(prompt)
+        stream = self._generator.stream(
+            given, params, gamma=AUTO if gamma == _AUTO else gamma, drafter=wanted.get("drafter")
+        )
+        return (Run(stream),)
+
+    @_told
+    def close(self) -> Told:
+        """Close the bundle, after the pass that may be running."""
+        self._generator.close()
+        return ()
+
+
+class Run:
+    """A completion on its way."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def next(self) -> Told:
+        """Return text, ids and how many of these were drafted; nothing more at the end."""
+        try:
+            chunk = next(self._stream, None)
+        except Exception as error:
+            return _failure(error)
+        if chunk is None:
+            return (0,)
+        return (0, chunk.text.encode(), array("q", chunk.token_ids).tobytes(), chunk.accepted)
+
+    def cancel(self) -> Told:
+        """End it, from any thread."""
+        self._stream.cancel()
+        return (0,)
+
+    @_told
+    def stats(self) -> Told:
+        """Return what it came to, in the order of the C++ `Stats`."""
+        done = self._stream.completion
+        counts, times = done.speculation, done.timings
+        return (
+            done.prompt_tokens,
+            done.cached_tokens,
+            counts.rounds,
+            counts.drafted,
+            counts.evaluated,
+            counts.accepted,
+            counts.emitted,
+            times.ttft_ms,
+            times.itl_ms,
+            times.tokens_per_second,
+            done.seed,
+            _AUTO if counts.gamma == AUTO else counts.gamma,
+            counts.drafter.encode(),
+            (done.finish_reason or "").encode(),
+            (counts.fallback or "").encode(),
+        )
+
+    @_told
+    def json(self) -> Told:
+        """Return the object that `specrt generate --json` prints."""
+        return (json.dumps(self._stream.completion.to_json()).encode(),)
+
+
+class _StoppedError(Exception):
+    """A logits processor of the application asked to stop."""
+
+
+_FUNCTION = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+    ctypes.c_size_t,
+)  # fmt: skip
+
+_HOLD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+
+
+class Processor:
+    """A logits processor of the application; the interpreter is let go while it runs."""
+
+    def __init__(self, number: int, function: int, user: int, hold: int) -> None:
+        self.__name__ = f"number {number}"
+        self._function: Native = _FUNCTION(function)
+        self._hold = _HOLD(hold)
+        self._user = user
+        self._hold(user, 1)
+
+    def __call__(self, token_ids: Sequence[int], scores: NDArray[np.float32]) -> Any:
+        """Edit a row of scores in place, and return it."""
+        ids = np.array(token_ids, np.int64)
+        given = self._function(
+            self._user, ids.ctypes.data, len(ids), scores.ctypes.data, len(scores)
+        )
+        if given:
+            raise _StoppedError(
+                f"the logits processor {self.__name__} returned {given}, which ends the "
+                "generation; expected 0 to go on"
+            )
+        return scores
+
+    def __del__(self) -> None:
+        self._hold(self._user, -1)
+
+
+def _text(given: bytes) -> str:
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the text is not UTF-8 at byte {error.start}: {error.reason}; pass UTF-8"
+        ) from None
+
+
+def _ids(packed: bytes) -> list[int]:
+    ids = array("q")
+    ids.frombytes(packed)
+    return ids.tolist()
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("q", ids).tobytes()

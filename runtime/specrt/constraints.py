@@ -1,0 +1,526 @@
+"""What a whole completion must match: a JSON Schema, a regular expression, a choice, a grammar.
+
+A schema that cannot be enforced in full is refused by the name of the keyword.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import lcm
+from reprlib import repr as short
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from specrt.errors import RequestError
+
+KINDS = ("json_schema", "regex", "choice", "grammar")
+
+_QUOTED = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/'
+
+_HEAD = re.compile(rf'^[ \t]*[?!]?\w+[ \t]*\[((?:{_QUOTED}|[^\]"/])*)\]', re.MULTILINE)
+
+_UNENFORCED = {
+    "max_tokens": "which is not enforced; leave it out, and use the request's own max_tokens",
+    "temperature": "which is not enforced; leave it out, and use the request's own temperature",
+    "stop": "which cannot be taken back where a drafted token is refused; use suffix",
+}
+
+_RULE = re.compile(r"^[ \t]*[?!]?[\w-]+[^\n:\"/]*:|\(", re.MULTILINE)
+
+_MOST_RULES = 1000
+"""Rules and brackets of a grammar: the compiler goes through them by recursion, and some thousands
+within each other are more than its stack holds."""
+
+_LONGEST = {"regex": 10_000, "choice": 100_000, "grammar": 50_000}
+"""Characters. Longer ones take more than a few seconds to compile."""
+
+
+class Structure(NamedTuple):
+    """A constraint of the whole text, checked as far as that takes no vocabulary."""
+
+    kind: str
+    """One of KINDS."""
+    text: str
+    """The JSON of a schema, an expression (of a choice too), or a grammar."""
+
+
+def structure_of(
+    json_schema: Any, regex: str | None, choice: tuple[str, ...] | None, grammar: str | None
+) -> Structure | None:
+    """Return the one constraint that was given.
+
+    Raises: RequestError for several, and for one that cannot be enforced.
+    """
+    given = dict(zip(KINDS, (json_schema, regex, choice, grammar), strict=True))
+    asked = [kind for kind in KINDS if given[kind] is not None]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise RequestError(f"{' and '.join(asked)} were given; expected one of them")
+    kind = asked[0]
+    if kind == "json_schema":
+        return Structure(kind, json_schema)
+    if kind == "choice":
+        return Structure(kind, "|".join(map(re.escape, choice or ())))
+    return Structure(kind, given[kind])
+
+
+def schema_text(given: Any) -> str | None:
+    """Return the JSON of a schema: a mapping, a text of one, `true`, or a pydantic model.
+
+    Raises: RequestError.
+    """
+    if given is None:
+        return None
+    try:
+        if hasattr(given, "model_json_schema"):
+            given = given.model_json_schema()
+    except Exception as error:  # whatever the model raises
+        raise RequestError(f"json_schema is a model without a schema: {error}") from None
+    try:
+        # As JSON has it: tuples are lists, and names are texts.
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        schema = _parsed(text)
+        check_schema(schema)
+        return json.dumps(schema, allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError) as error:
+        if "Circular" not in str(error):
+            raise RequestError(f"json_schema is no JSON: {error}") from None
+        raise RequestError("json_schema is nested too deep, or within itself") from None
+    except RecursionError:
+        raise RequestError("json_schema is nested too deep, or within itself") from None
+
+
+def _parsed(text: str) -> Any:
+    """Read a schema's text; NaN and infinities, which Python reads, are no JSON."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"it holds {name}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def check_choice(given: tuple[str, ...]) -> None:
+    """Refuse a choice between nothing, and texts that cannot come."""
+    if not given:
+        raise RequestError("choice is empty; expected the texts to choose from")
+    if "" in given:
+        raise RequestError("choice holds an empty string; leave it out")
+    for text in given:
+        check_text("choice", text)
+    _check_length("choice", sum(map(len, given)))
+
+
+def check_text(name: str, given: Any) -> None:
+    """Refuse what is no text, or half of one.
+
+    Raises: RequestError.
+    """
+    if not isinstance(given, str) or not given:
+        raise RequestError(f"{name} is {short(given)}; expected a text")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from None
+
+
+def check_regex(given: Any) -> None:
+    """Refuse what is no text of an expression.
+
+    Raises: RequestError.
+    """
+    check_text("regex", given)
+    _check_length("regex", len(given))
+
+
+def _check_length(name: str, length: int) -> None:
+    if length > _LONGEST[name]:
+        raise RequestError(f"{name} has {length} characters; expected up to {_LONGEST[name]}")
+
+
+def check_grammar(text: Any) -> None:
+    """Refuse what a grammar may say that would be ignored, and more than can be compiled.
+
+    Raises: RequestError.
+    """
+    check_text("grammar", text)
+    _check_length("grammar", len(text))
+    rules = len(_RULE.findall(text))
+    if rules > _MOST_RULES:
+        raise RequestError(
+            f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
+        )
+    for head in _HEAD.finditer(text):
+        said = re.sub(_QUOTED, "", head[1])
+        for word, why in _UNENFORCED.items():
+            if re.search(rf"\b{word}\s*=", said):
+                raise RequestError(f"grammar has {word} in {short(head[0].strip())}, {why}")
+    for place in re.finditer(r"%json\b", text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text[place.end() :].lstrip())
+        except (ValueError, RecursionError):
+            continue  # within a string, or what the compiler refuses
+        if isinstance(schema, (bool, Mapping)):
+            check_schema(schema)
+            check_names(schema)
+
+
+MOST = 1 << 53
+"""Whole numbers above lose their last digits in the compiler."""
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+class Bound(NamedTuple):
+    """A bound of a number, and where it stands."""
+
+    place: str
+    word: str
+    value: Fraction
+
+
+def check_numbers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse numbers that are too large, and open bounds that would admit themselves.
+
+    `parts` are all schemas within a schema, with their places. An open bound that is whole admits
+    itself where another bound lies less than 1 away; in the same schema, or where schemas meet.
+    Raises: RequestError.
+    """
+    for place, schema in parts:
+        for word in (*BOUNDS, "multipleOf", "const", "enum"):
+            for number in _numbers(schema.get(word)):
+                if abs(number) > MOST:
+                    raise RequestError(
+                        f"json_schema has {word} {short(number)} at {place}; expected numbers up "
+                        f"to {MOST}"
+                    )
+    meet = any("allOf" in schema or "$ref" in schema for _, schema in parts)
+    each = [list(_bounds(place, schema)) for place, schema in parts]
+    for bounds in [[b for own in each for b in own]] if meet else each:
+        _check_open(bounds)
+
+
+def _check_open(bounds: Sequence[Bound]) -> None:
+    lows = [b for b in bounds if b.word in ("minimum", "exclusiveMinimum")]
+    highs = [b for b in bounds if b.word in ("maximum", "exclusiveMaximum")]
+    pairs = [(low, low.value, high.value) for low in lows for high in highs]
+    pairs += [(high, low.value, high.value) for low in lows for high in highs]
+    for bound, low, high in pairs:
+        whole = bound.word.startswith("exclusive") and bound.value.denominator == 1
+        if whole and low < high and high - low < 1:
+            raise RequestError(
+                f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, which "
+                "cannot be enforced beside a bound less than 1 away; use one that is not whole"
+            )
+
+
+def _bounds(place: str, schema: Mapping[str, Any]) -> Iterator[Bound]:
+    if schema.get("type") == "integer":
+        return
+    for word in BOUNDS:
+        value = schema.get(word)
+        if type(value) in (int, float):
+            yield Bound(place, word, Fraction(str(value)))
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Go through the numbers of a JSON value."""
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if type(one) in (int, float):
+            yield one
+        elif isinstance(one, Mapping):
+            stack.extend(one.values())
+        elif isinstance(one, list):
+            stack.extend(one)
+
+
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+
+LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+SCHEMAS = ("items", "additionalItems", "additionalProperties")
+
+CHECKS = (
+    "type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems",
+    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "multipleOf", "$ref",
+)  # fmt: skip
+
+REMARKS = (
+    "$schema", "$id", "$anchor", "$comment", "title", "description", "default", "examples",
+    "deprecated", "readOnly", "writeOnly",
+)  # fmt: skip
+"""Keywords that allow and forbid nothing."""
+
+FORMATS = (
+    "date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
+)  # fmt: skip
+
+_KNOWN = frozenset((*SCHEMAS_BY_NAME, *LISTS_OF_SCHEMAS, *SCHEMAS, *CHECKS, *REMARKS))
+
+_MOST_REMAINDERS = 20_000
+"""Numbers are told apart by their remainder; compiling takes the square of how many there are."""
+
+_LONGEST_NAME = 60
+
+_MOST_LEVELS = 2000
+"""The compiler follows them by recursion; half as many again overflow its stack."""
+
+_MOST_OF = {"patternProperties": 100, "anyOf": 1000, "oneOf": 500, "allOf": 500, "required": 10_000}
+
+
+class Part(NamedTuple):
+    """A schema within a schema, the JSON pointer that leads there, and how deep it lies."""
+
+    place: str
+    schema: Mapping[str, Any]
+    depth: int
+
+
+def check_schema(schema: Any) -> None:
+    """Refuse what would be ignored, what lies elsewhere, and what nothing satisfies.
+
+    What a keyword may hold is left to the compiler.
+    Raises: RequestError naming keyword and place.
+    """
+    if not isinstance(schema, (bool, Mapping)):
+        raise RequestError(f"json_schema is {short(schema)}; expected an object or true")
+    parts = list(_parts(schema, "#"))
+    for part in parts:
+        _check_keywords(part)
+        _check_texts(part)
+        _check_count(part)
+        _check_reference(part, schema)
+    draft = str(schema.get("$schema")) if isinstance(schema, Mapping) else ""
+    for part in parts:
+        if "draft-0" in draft and "prefixItems" in part.schema:
+            raise _unenforced(f"prefixItems, which {short(draft)} has not,", part.place)
+    check_numbers([(part.place, part.schema) for part in parts])
+    _check_remainders(parts)
+    _check_size(parts)
+    if not admits_anything(schema, {p.schema["$ref"] for p in parts if "$ref" in p.schema}):
+        raise RequestError("json_schema admits nothing: no finite JSON value satisfies it")
+
+
+def check_names(schema: Any) -> None:
+    """Refuse a schema within a grammar that a name spelt otherwise, with escapes, would go past.
+
+    Raises: RequestError.
+    """
+    for part in _parts(schema, "#"):
+        closed = part.schema.get("additionalProperties", True) is False
+        if "patternProperties" in part.schema or ("properties" in part.schema and not closed):
+            raise RequestError(
+                f"grammar has %json with properties at {part.place} and others beside them; "
+                "expected additionalProperties false and no patternProperties, or json_schema in "
+                "the place of a grammar"
+            )
+
+
+def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[Part]:
+    """Go through a schema and all within it."""
+    if not isinstance(schema, Mapping):
+        return
+    yield Part(place, schema, depth)
+    depth += 1
+    for word in SCHEMAS_BY_NAME:
+        if isinstance(schema.get(word), Mapping):
+            for name, inner in schema[word].items():
+                yield from _parts(inner, f"{place}/{word}/{_shown(name)}", depth)
+    for word in LISTS_OF_SCHEMAS:
+        if isinstance(schema.get(word), list):
+            for at, inner in enumerate(schema[word]):
+                yield from _parts(inner, f"{place}/{word}/{at}", depth)
+    for word in SCHEMAS:
+        yield from _parts(schema.get(word), f"{place}/{word}", depth)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) < _LONGEST_NAME else short(name)
+
+
+def _check_keywords(part: Part) -> None:
+    for word in part.schema:
+        extension = word.startswith("x-") and word != "x-guidance"
+        if word not in _KNOWN and not extension:
+            raise _unenforced(short(word), part.place)
+    form = part.schema.get("format")
+    if form is not None and form not in FORMATS:
+        raise RequestError(
+            f"json_schema has format {short(form)} at {part.place}; expected one of "
+            f"{', '.join(FORMATS)}, or a pattern"
+        )
+
+
+def _check_texts(part: Part) -> None:
+    """Refuse characters that JSON can only write as numbers, which are not allowed."""
+    for word in ("const", "enum", "properties", "required"):
+        written = json.dumps(part.schema.get(word))
+        found = re.search(r"\\u00[01][0-9a-f]", written.replace("\\\\", ""))
+        if found:
+            raise RequestError(
+                f"json_schema has the character {found[0]} in {word} at {part.place}, which cannot "
+                "be written"
+            )
+
+
+def _check_count(part: Part) -> None:
+    """Refuse counts that names which come twice would satisfy."""
+    least, required = part.schema.get("minProperties"), part.schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > named + 1:
+        raise RequestError(
+            f"json_schema has minProperties {least} at {part.place}; expected at most one more "
+            f"than it has required properties, {named + 1}: name them in `required`"
+        )
+
+
+def _check_reference(part: Part, root: Any) -> None:
+    to = part.schema.get("$ref")
+    if to is None:
+        return
+    if not isinstance(to, str):
+        raise RequestError(f"json_schema has $ref {short(to)} at {part.place}; expected a text")
+    if not to.startswith("#") and "$id" not in root:
+        raise RequestError(
+            f"json_schema has $ref {short(to)} at {part.place}, which lies elsewhere, and nothing "
+            "is fetched; put it under $defs and write '#/$defs/name'"
+        )
+
+
+def _check_remainders(parts: list[Part]) -> None:
+    """Refuse multiples that take more than a moment to compile, alone or where they meet."""
+    given: list[Any] = [p.schema.get("multipleOf") for p in parts]
+    numbers = [v for v in given if type(v) in (int, float)]
+    steps = [Fraction(str(v)) for v in numbers if 0 < v <= sys.float_info.max]
+    whole = lcm(*(step.denominator for step in steps))
+    remainders = lcm(*(int(step * whole) for step in steps))
+    if remainders > _MOST_REMAINDERS:
+        known = ", ".join(short(float(step)) for step in steps[:4])
+        raise RequestError(
+            f"json_schema has multipleOf {known}: remainders to tell apart beyond "
+            f"{_MOST_REMAINDERS}; use a smaller one"
+        )
+
+
+def _check_size(parts: list[Part]) -> None:
+    """Refuse what takes the compiler more than a few seconds, or more stack than there is."""
+    references = {p.schema["$ref"] for p in parts if "$ref" in p.schema}
+    deepest = max((p.depth for p in parts), default=0)
+    own: dict[str, int] = {}
+    for part in parts:
+        steps = part.place.split("/")
+        if steps[1:2] in (["$defs"], ["definitions"]):
+            name = "/".join(steps[:3])
+            own[name] = max(own.get(name, 0), part.depth - 1)
+    levels = deepest + sum(own.get(to, deepest) for to in references)
+    if levels > _MOST_LEVELS:
+        raise RequestError(
+            f"json_schema has {len(references)} references, with up to {levels} levels within "
+            f"each other; expected up to {_MOST_LEVELS}"
+        )
+    for part in parts:
+        for word, most in _MOST_OF.items():
+            held = part.schema.get(word)
+            if isinstance(held, (list, Mapping)) and len(held) > most:
+                raise RequestError(
+                    f"json_schema has {len(held)} {word} at {part.place}; expected up to {most}"
+                )
+
+
+def _unenforced(word: str, place: str) -> RequestError:
+    return RequestError(
+        f"json_schema has {word} at {place}, which cannot be enforced; leave it out, or say it "
+        "with other keywords"
+    )
+
+
+HOLDERS = frozenset({"object", "array"})
+"""Types whose values hold others."""
+
+
+def admits_anything(schema: Any, references: Collection[str]) -> bool:
+    """Tell whether a schema admits a finite value, as far as structure decides that.
+
+    `references` are all that the schema holds. Each is taken for impossible until it is found
+    possible with what was found before: the least fixed point. What bounds of numbers and lengths
+    rule out is not looked at.
+    """
+    found: set[str] = set()
+    while True:
+        more = {r for r in references if r not in found and _target(schema, r, found)}
+        if not more:
+            return _admits(schema, found)
+        found |= more
+
+
+def _target(root: Any, reference: str, found: Collection[str]) -> bool:
+    """Tell whether what a reference points to is possible; one that cannot be followed is."""
+    if reference != "#" and not reference.startswith("#/"):
+        return True
+    at = root
+    for step in reference[1:].split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list) and key.isdecimal() and int(key) < len(at):
+            at = at[int(key)]
+        elif isinstance(at, Mapping) and key in at:
+            at = at[key]
+        else:
+            return True
+    return _admits(at, found)
+
+
+def _admits(schema: Any, found: Collection[str]) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    if "$ref" in schema and schema["$ref"] not in found:
+        return False
+    if not all(_admits(inner, found) for inner in _list(schema, "allOf")):
+        return False
+    for word in ("anyOf", "oneOf"):
+        choices = _list(schema, word)
+        if choices and not any(_admits(inner, found) for inner in choices):
+            return False
+    types = _texts(schema.get("type", "null"))
+    if not types:
+        return bool(schema["type"] != [])
+    if "enum" in schema or "const" in schema or not HOLDERS.issuperset(types):
+        return True
+    return ("object" in types and _object(schema, found)) or (
+        "array" in types and _array(schema, found)
+    )
+
+
+def _object(schema: Mapping[str, Any], found: Collection[str]) -> bool:
+    known = schema.get("properties")
+    known = known if isinstance(known, Mapping) else {}
+    return all(_admits(known.get(name), found) for name in _texts(schema.get("required")))
+
+
+def _array(schema: Mapping[str, Any], found: Collection[str]) -> bool:
+    least, items = schema.get("minItems"), schema.get("items")
+    least = least if isinstance(least, int) else 0
+    first = _list(schema, "prefixItems") or _list(schema, "items")
+    rest = schema.get("additionalItems") if isinstance(items, list) else items
+    needed = first[: max(least, 0)]
+    return all(_admits(inner, found) for inner in needed) and (
+        least <= len(first) or _admits(rest, found)
+    )
+
+
+def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
+    held = schema.get(word)
+    return held if isinstance(held, list) else []
+
+
+def _texts(held: Any) -> list[str]:
+    """Return a text, or the texts of a list; what is neither is the compiler's to refuse."""
+    return [item for item in (held if isinstance(held, list) else [held]) if isinstance(item, str)]

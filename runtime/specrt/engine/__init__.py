@@ -1,0 +1,1 @@
+"""Compiled models behind one protocol: one verb over fixed KV buffers."""

@@ -1,0 +1,219 @@
+"""ONNX Runtime behind the engine protocol: bindings made once per width, KV updated in place."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Candidates, Confidence, Logits, Tokens, check_bounds
+from specrt.errors import EngineError
+
+Place = tuple[str, str, int, Any, tuple[int, ...], int]
+"""A name, and the memory that is bound to it: device, type, shape and address."""
+
+NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The bound memory of one (width, rows) pair."""
+
+    binding: Any
+    tokens: Tokens
+    rows: Tokens
+    argmax: Tokens
+    logits: Logits
+    confidence: Confidence | None = None
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """None: these graphs do not look for them."""
+        return None
+
+
+class OrtEngine:
+    """A saved ONNX Runtime graph with its KV buffers.
+
+    Kernels compute rows several at a time, and round a row without a partner otherwise, which
+    quantized products that follow make a step of an activation. For speculative output to be plain
+    output a row must come out the same whatever the width. So an engine with `spare` gives a lone
+    token one more beside it, whose keys are overwritten before they are read; and with `even`, for
+    kernels of quantized weights that need it, every pass of an odd width, and an odd number of
+    rows one more to be scored. The last position is kept free for partners: `max_length` is one
+    less than was asked for. `even` may be changed between passes.
+
+    With `widens`, weights that are stored in half precision become fp32 once, here; otherwise every
+    pass would widen them.
+
+    Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
+    Threads: forward passes of one engine must not overlap.
+    """
+
+    def __init__(
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        threads: int, spare: bool = False, even: bool = False, widens: bool = False,
+    ) -> None:  # fmt: skip
+        self.spare = spare
+        self.even = even
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length - spare
+        self.max_width = max_width
+        self._session = open_session(path, threads, widens)
+        self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
+        self._start = np.zeros(batch, np.int64)
+        self._caches = self._allocate(max_length)
+        self._passes: dict[tuple[int, int, bool], _Pass] = {}
+
+    def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
+        """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
+        g = self.geometry
+        shape = (self.batch, g.kv_heads, positions, g.head_dim)
+        inputs = {i.name: i for i in self._session.get_inputs()}
+        caches = {}
+        for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
+            if name not in inputs:
+                raise EngineError(
+                    f"the engine has no input {name!r}, expected for a model of {g.layers} layers; "
+                    "the bundle does not match its manifest: build it again"
+                )
+            if tuple(inputs[name].shape) != shape:
+                raise EngineError(
+                    f"the engine's {name} has shape {inputs[name].shape}, and the manifest says "
+                    f"{list(shape)}; they do not belong together: build the bundle again"
+                )
+            caches[name] = np.zeros(shape, NUMPY_TYPES[inputs[name].type])
+        return caches
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
+        """Run one pass; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        width = batch.shape[1]
+        starts = self._start
+        starts[:] = start
+        if self.batch == 1:
+            first = last = int(starts[0])
+        else:
+            first, last = int(starts.min()), int(starts.max())
+        check_bounds(self, width, first, last)
+        key = (width, rows or width, self.even)
+        bound = self._passes.get(key) or self._bind(*key)
+        bound.tokens[:, :width] = batch
+        run_bound(self._session, bound.binding, width)
+        return bound
+
+    def _bind(self, width: int, rows: int, even: bool) -> _Pass:
+        """Bind inputs, outputs and caches for one width; done once, then reused."""
+        binding = self._session.io_binding()
+        batch, vocab = self.batch, self.geometry.vocab_size
+        asked = [*range(width - rows, width)]
+        scored = np.array(asked + [0] * (even and rows % 2), np.int64)
+        partner = width % 2 if even else self.spare and width == 1
+        tokens = np.zeros((batch, width + partner), np.int64)
+        made: dict[str, NDArray[Any]] = {
+            "argmax": np.zeros((batch, len(scored)), np.int64),
+            "logits": np.zeros((batch, len(scored), vocab), np.float32),
+        }
+        if self._is_confident:
+            made["confidence"] = np.zeros((batch, len(scored)), np.float32)
+        bind_input(binding, "input_ids", tokens)
+        bind_input(binding, "start", self._start)
+        bind_input(binding, "rows", scored)
+        for name, array in made.items():
+            bind_output(binding, name, array)
+        for name, cache in self._caches.items():
+            bind_input(binding, name, cache)
+            bind_output(binding, f"present_{name}", cache)
+        bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in made.items()})
+        self._passes[width, rows, even] = bound
+        return bound
+
+    def close(self) -> None:
+        """Drop the session, the bindings and the KV buffers."""
+        self._passes.clear()
+        self._caches.clear()
+        self._session = None
+
+
+def open_session(path: Path, threads: int, widens: bool) -> Any:
+    """Open a saved graph; `widens` weights stored in half precision, once.
+
+    Raises: EngineError when the library refuses it.
+    """
+    options = ort.SessionOptions()
+    levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    if shared_pool:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = _own_threads(path, threads)
+        options.inter_op_num_threads = 1
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library raises its own pybind types
+        reason = str(error).splitlines()[0]
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
+            "build the bundle again with the version installed here"
+        ) from error
+
+
+def share_pool(threads: int) -> None:
+    """Make the one thread pool that every session of this process will run on.
+
+    Two pools of spinning threads on the same cores make a target three times slower, so without
+    a shared pool the draft has one thread. With it, target and draft use all of them in turn.
+    Only the owner of a process may ask for it: afterwards ONNX Runtime refuses every session,
+    whoever makes it, that wants threads of its own.
+    """
+    if not shared_pool:
+        with suppress(Exception):  # the application made it already: then that is the pool
+            ort.set_global_thread_pool_sizes(threads, 1)
+        shared_pool.append(threads)
+
+
+shared_pool: list[int] = []
+"""Threads asked of the shared pool, once there is one: the library itself does not tell."""
+
+_SMALL_BYTES = 64 << 20
+
+
+def _own_threads(path: Path, threads: int) -> int:
+    """Return the threads of a pool of its own: one for an engine as small as a draft."""
+    size = sum(file.stat().st_size for file in path.parent.iterdir())
+    return 1 if size < _SMALL_BYTES else threads
+
+
+def run_bound(session: Any, binding: Any, width: int) -> None:
+    """Run one pass over bound memory.
+
+    Raises: EngineError with the library's reason.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # the library raises its own pybind types
+        reason = str(error).splitlines()[0]
+        raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
+
+
+def place(name: str, array: NDArray[Any]) -> Place:
+    """Describe an array, which must outlive what is bound to it, to the library."""
+    return name, "cpu", 0, array.dtype, array.shape, array.ctypes.data
+
+
+def bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
+    """Let a pass read an input from an array."""
+    binding.bind_input(*place(name, array))
+
+
+def bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+    """Let a pass write an output into an array."""
+    binding.bind_output(*place(name, array))

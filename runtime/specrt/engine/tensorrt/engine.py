@@ -1,0 +1,341 @@
+"""A TensorRT plan as an engine: a context per width, one set of KV buffers, captured passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Engine, Tokens, check_bounds
+from specrt.engine.tensorrt.cuda import CudaDevice
+from specrt.engine.tensorrt.device import Block, Device, Memory
+from specrt.engine.tensorrt.engine_record import (
+    AGAIN,
+    FILE_NAME,
+    EngineRecord,
+    Profile,
+    choose,
+    difference,
+    is_fixed,
+    read_engine_record,
+    this_device,
+)
+from specrt.engine.tensorrt.library import Library, open_library
+from specrt.engine.tensorrt.passes import (
+    ANY,
+    Caches,
+    FixedPass,
+    Model,
+    Pass,
+    Rows,
+    Scores,
+    WidePass,
+    WideProfile,
+    check_plan,
+    scratch_bytes,
+)
+from specrt.engine.tensorrt.plan import Plan, TrtPlan, open_plan
+from specrt.errors import EngineError
+
+
+class Closable(Protocol):
+    """Whoever uses the contexts of an engine, and must be gone before it."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class _Finished(NamedTuple):
+    """A pass that has run already, as part of something larger."""
+
+    tokens: list[int]
+    start: int
+    scores: Scores
+
+
+class TensorRtEngine:
+    """A plan with its KV buffers on a GPU.
+
+    Passes that have a profile of their own are captured as CUDA graphs on their first run; others
+    go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
+    engine from here on, the device and `scratch` do not. Without `scratch`, working memory is
+    taken here: as much as the largest profile needs, for all of them.
+    A pass that fails on the device ends the engine: nobody knows what its KV buffers hold.
+    Threads: forward passes of engines on one device must not overlap.
+    Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
+        the plan is closed then.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Device, record: EngineRecord, geometry: Geometry, *,
+        batch: int, max_length: int, max_width: int, scratch: Block | None = None,
+        capture: bool = True,
+    ) -> None:  # fmt: skip
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length
+        self.max_width = max_width
+        self._captures = capture
+        self._starts = np.zeros(batch, np.int64)
+        self._passes: dict[tuple[int, int], Pass] = {}
+        self._wide: dict[int, WideProfile] = {}
+        self._scores: dict[tuple[int, int], Rows] = {}
+        self._dependents: list[Closable] = []
+        self._finished: _Finished | None = None
+        self._fault = ""
+        self._closed = False
+        self._memory = Memory(device)
+        self._plan = plan
+        try:
+            self.model = self._open(plan, record, scratch)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows that a pass scores."""
+        return max(profile.rows.most for profile in self.model.record.profiles)
+
+    def _open(self, plan: Plan, record: EngineRecord, scratch: Block | None) -> Model:
+        check_plan(plan, record, self.geometry, self.batch, self.max_length)
+        memory = self._memory
+        caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
+        needed = scratch_bytes(plan, record)
+        if scratch is not None and scratch.size < needed:
+            raise EngineError(
+                f"the plan needs {needed} bytes of working memory and was given {scratch.size}"
+            )
+        if scratch is None:
+            scratch = Block(memory.take(needed, "working memory") if needed else 0, needed)
+        return Model(
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch.address
+        )
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes taken of the device by purpose; weights belong to the plan, and are not here."""
+        return dict(self._memory.bytes)
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
+        """Run one pass; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        width = batch.shape[1]
+        starts = self._starts
+        starts[:] = start
+        if self._finished is not None:
+            done = self._recall(batch, rows or width)
+            if done is not None:
+                return done
+        first = last = starts.item(0)
+        if self.batch > 1:
+            first, last = int(starts.min()), int(starts.max())
+        check_bounds(self, width, first, last)
+        self.require_sound()
+        key = width, rows or width
+        bound = self._passes.get(key) or self._bind(*key)
+        bound.tokens[:] = batch
+        bound.start[:] = starts
+        caches = self.model.caches
+        try:
+            bound.run(caches.parity)
+        except EngineError as error:
+            self.end(error)
+            raise
+        caches.swap()
+        return bound.scores
+
+    def _recall(self, batch: Tokens, rows: int) -> Scores | None:
+        """Return the scores of a pass that has run already, or forget them."""
+        done = self._finished
+        if (
+            done is not None
+            and rows == len(done.tokens)
+            and self._starts.item(0) == done.start
+            and batch[0].tolist() == done.tokens
+        ):
+            return done.scores
+        self.forget()
+        return None
+
+    def _bind(self, width: int, rows: int) -> Pass:
+        """Bind a context for passes of one size; done once, then reused."""
+        model = self.model
+        profile = choose(model.record, width, rows)
+        bound: Pass
+        if is_fixed(model.record.profiles[profile]):
+            # The largest part comes first, and stays for the next try if others do not fit.
+            scores = self.scores_of(width, rows)
+            with self._memory.whole():
+                bound = FixedPass(model, profile, width, rows, scores, self._captures)
+        else:
+            bound = WidePass(self._wide_profile(profile, width, rows), self.batch, width, rows)
+        self._passes[width, rows] = bound
+        return bound
+
+    def _wide_profile(self, profile: int, width: int, rows: int) -> WideProfile:
+        """Return the one context of a profile of many sizes, bound for a first one."""
+        if profile not in self._wide:
+            with self._memory.whole():
+                self._wide[profile] = WideProfile(self.model, profile, width, rows)
+        return self._wide[profile]
+
+    def scores_of(self, width: int, rows: int) -> Rows:
+        """Return where passes of one size leave their scores, alone or as part of a round."""
+        if (width, rows) not in self._scores:
+            vocabulary = self.geometry.vocab_size
+            self._scores[width, rows] = Rows(self._memory, self.batch, rows, vocabulary)
+        return self._scores[width, rows]
+
+    def finish(self, tokens: list[int], start: int, scores: Scores) -> None:
+        """Note that the pass of these tokens has run; the next `forward` of it gives its scores."""
+        self._finished = _Finished(tokens, start, scores)
+
+    def forget(self) -> None:
+        """Drop the pass that has run already: the KV buffers are about to change."""
+        self._finished = None
+
+    def attach(self, dependent: Closable) -> None:
+        """Close something before this engine is closed."""
+        self._dependents.append(dependent)
+
+    def require_sound(self) -> None:
+        """Refuse to go on after a failure.
+
+        Raises: EngineError with the first failure and the remedy.
+        """
+        if self._fault:
+            raise EngineError(self._fault)
+
+    def end(self, error: EngineError) -> None:
+        """Note a failure on the device; every pass from now on is refused with it."""
+        self.forget()
+        self._fault = self._fault or (
+            f"an earlier pass failed ({error}); what the KV buffers hold is not known: open the "
+            "bundle again, in a new process where the device was lost"
+        )
+
+    def close(self) -> None:
+        """Give graphs, contexts, plan and memory back, in this order; twice is once."""
+        if self._closed:
+            return
+        self._closed = True
+        self.forget()
+        self._fault = "the engine was closed; open the bundle again"
+        self._memory.settle()
+        while self._dependents:
+            self._dependents.pop().close()
+        for bound in self._passes.values():
+            bound.close()
+        self._passes.clear()
+        self._wide.clear()
+        self._plan.close()
+        self._memory.close()
+
+
+class Lease:
+    """A device that is closed with the last engine on it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._holders = set[int]()
+
+    def take(self, holder: object) -> None:
+        """Keep the device open for somebody."""
+        self._holders.add(id(holder))
+
+    def drop(self, holder: object) -> None:
+        """Close the device if this was the last one; twice is once."""
+        if id(holder) in self._holders:
+            self._holders.discard(id(holder))
+            if not self._holders:
+                self.device.close()
+
+
+class OpenedEngine(TensorRtEngine):
+    """An engine that holds its device open."""
+
+    def __init__(
+        self, lease: Lease, plan: Plan, record: EngineRecord, geometry: Geometry, *, batch: int,
+        max_length: int, max_width: int,
+    ) -> None:  # fmt: skip
+        self.lease = lease
+        lease.take(self)
+        super().__init__(
+            plan, lease.device, record, geometry, batch=batch, max_length=max_length,
+            max_width=max_width,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give everything back, the device too if nobody else is on it."""
+        super().close()
+        self.lease.drop(self)
+
+
+def open_tensorrt(
+    path: Path, geometry: Geometry, *, backend: str, batch: int, max_length: int, max_width: int,
+    beside: Engine | None = None,
+) -> OpenedEngine:  # fmt: skip
+    """Open a plan, on the device of the engine `beside` it where that is one of TensorRT too.
+
+    Raises: EngineError saying what differs from where it was built, or what is missing; BundleError
+        for a record that cannot be read.
+    """
+    record = read_engine_record(path.with_name(FILE_NAME))
+    library = open_library(backend)
+    differs = difference(record.device, this_device(library))
+    if differs:
+        raise EngineError(f"{path} does not run here: {differs}")
+    lease = beside.lease if isinstance(beside, OpenedEngine) else Lease(CudaDevice())
+    try:
+        plan = _plan(path, record, library, lease.device)
+    except BaseException:
+        if not isinstance(beside, OpenedEngine):
+            lease.device.close()
+        raise
+    return OpenedEngine(
+        lease, plan, record, geometry, batch=batch, max_length=max_length, max_width=max_width
+    )
+
+
+def _plan(path: Path, record: EngineRecord, library: Library, device: Any) -> TrtPlan:
+    """Open a plan that has the profiles of its record."""
+    plan = open_plan(path, library, device, record.wants)
+    try:
+        check_profiles(path, plan, record.profiles)
+    except BaseException:
+        plan.close()
+        raise
+    return plan
+
+
+def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> None:
+    """Refuse a plan whose profiles are not those of its record, before a pass finds out.
+
+    Raises: EngineError naming the first that differs.
+    """
+    again = f"they do not belong together: {AGAIN}"
+    if plan.profiles != len(profiles):
+        raise EngineError(
+            f"{path} has {plan.profiles} profiles, and {FILE_NAME} says {len(profiles)}; {again}"
+        )
+    for number, profile in enumerate(profiles):
+        ranges = plan.ranges(number)
+        for name, sizes in (("input_ids", profile.width), ("rows", profile.rows)):
+            if name not in ranges or ANY not in plan.tensors[name].shape:
+                continue  # tensors are held to the manifest elsewhere; one size needs no range
+            found = [shape[-1] for shape in ranges[name]]
+            wanted = [sizes.least, sizes.best, sizes.most]
+            if found != wanted:
+                raise EngineError(
+                    f"{path} takes {name} of {_listed(found)} in profile {number}, and {FILE_NAME} "
+                    f"says {_listed(wanted)} ({profile.name!r}); {again}"
+                )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))

@@ -1,0 +1,445 @@
+"""`engine.json`: what a plan was built as and for, read before the plan itself is opened."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from reprlib import repr as short
+from typing import Annotated, Any
+
+from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, Library, parse_version
+from specrt.engine.tensorrt.plan import Wants
+from specrt.errors import BundleError, EngineError
+from specrt.records import Count, Span, read
+from specrt.system.gpu import Survey, survey
+
+FORMAT = 1
+
+FILE_NAME = "engine.json"
+
+PLAN = "engine.plan"
+"""The plan it describes, in the same folder."""
+
+AGAIN = "build the bundle again with `specrt build RECIPE`"
+"""The remedy where a plan and its record are not as they were built."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes an input may take in a profile, and the one its kernels were chosen for."""
+
+    least: Count
+    best: Count
+    most: Count
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is only one size."""
+        return self.least == self.most
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One optimisation profile: passes of some widths, and of how many scored rows."""
+
+    name: str
+    """`prefill`, `decode`, `catch-up`, or `verify G` for gamma G."""
+    width: Range
+    rows: Range
+
+    def takes(self, width: int, rows: int) -> bool:
+        """Tell whether a pass of this width and so many rows fits."""
+        return (
+            self.width.least <= width <= self.width.most
+            and self.rows.least <= rows <= self.rows.most
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Kernels of one kind that a pass launches."""
+
+    name: str
+    """As the library calls it, without what numbers layers and builds."""
+    kind: str
+    """`kgen` (generated), `gemm`, `runtime_fusion` (a product with what surrounds it)."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the library made of one profile."""
+
+    profile: str
+    activation_bytes: int
+    """Working memory of a context."""
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def launches(self) -> int:
+        """Kernels of one pass."""
+        return sum(kernel.count for kernel in self.kernels)
+
+    @property
+    def attention(self) -> str:
+        """`gemv`, `gemm` or both: the fused attention kernels; `none` where it is written out."""
+        kinds = (kind for kind in ("gemv", "gemm") if self._having(f"_{kind}_mha"))
+        return " and ".join(kinds) or "none"
+
+    @property
+    def dequantising(self) -> int:
+        """Kernels that do nothing but write out a quantized weight, in every pass."""
+        return sum(kernel.count for kernel in self.kernels if writes_weight(kernel.name))
+
+    def _having(self, part: str) -> bool:
+        return any(part in kernel.name for kernel in self.kernels)
+
+
+_WEIGHT_WORDS = {"Repl", "Resh", "Tran", "Move", "Cast", "Mul"}
+
+
+def writes_weight(name: str) -> bool:
+    """Tell whether a kernel only scales codes: casts around one product, and moves."""
+    words = re.findall("[A-Z][a-z]+", name.removeprefix("__myl_"))
+    return set(words) <= _WEIGHT_WORDS and "CastMulCast" in name and words.count("Mul") == 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the builder's settings that a recipe gave."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """What the runtime must know of a plan besides the model's geometry."""
+
+    format: Annotated[int, Span(1, FORMAT)]
+    backend: str
+    """`tensorrt` or `tensorrt-rtx`."""
+    version: str
+    """Of the library that built it."""
+    form: str
+    """`native`: KV buffers are updated in place, inputs and outputs at one address.
+    `decomposed`: each pass writes whole new KV buffers, for TensorRT before 10.15."""
+    compute: str
+    """`fp16`, `bf16` or `fp32`: what KV buffers hold."""
+    profiles: tuple[Profile, ...]
+    """In the order of the plan."""
+    candidates: int = 0
+    """How many of the best scores of each row the plan cuts out for sampling."""
+    confidence: bool = False
+    """Whether it tells the probability of the likeliest token."""
+    plan_bytes: int = 0
+    sha256: str = ""
+    """Of the plan."""
+    weight_bytes: int = 0
+    """Of weights in device memory; those that two profiles want in two layouts count twice."""
+    compiled: tuple[Compiled, ...] = ()
+    """As `profiles`."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities it was built for; of tensorrt-rtx only."""
+    gpu: str = ""
+    """That it was built on, and for; empty where none was needed."""
+    gpu_capability: str = ""
+    driver: str = ""
+    """Of the machine that built it."""
+    settings: tuple[Setting, ...] = ()
+    messages: tuple[str, ...] = ()
+    """Warnings of the library while it built."""
+
+    @property
+    def device(self) -> DeviceRecord:
+        """What it was built with and for."""
+        asked = self._setting("capabilities")
+        wanted = tuple(asked.split(", ")) if asked else ()
+        return DeviceRecord(
+            backend=self.backend,
+            version=self.version,
+            gpu=self.gpu,
+            capabilities=(self.gpu_capability,) if self.gpu_capability else wanted,
+            driver=self.driver,
+            hardware=self._setting("hardware_compatible"),
+            newer_versions=self._asked("version_compatible"),
+        )
+
+    @property
+    def wants(self) -> Wants:
+        """How it has to be opened."""
+        return Wants(
+            streaming=self._asked("weight_streaming"),
+            stripped=self._asked("stripped"),
+            host_code=self._asked("version_compatible"),
+        )
+
+    def _setting(self, name: str) -> str:
+        """Return what a recipe set; only what differs from the library's own choice is kept."""
+        return next((s.value for s in self.settings if s.name == name), "")
+
+    def _asked(self, name: str) -> bool:
+        return self._setting(name) == str(True)
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_engine_record(path: Path) -> EngineRecord:
+    """Read an `engine.json`; keys that a later version may have written are passed over.
+
+    Raises: BundleError for one that is missing, of a newer format, or not such a record.
+    """
+    try:
+        data = _load(path)
+        written = data.get("format")
+        if type(written) is int and written > FORMAT:
+            raise BundleError(
+                f"{path} has format {short(written)}, and this specrt reads up to {FORMAT}; "
+                f"upgrade specrt, or {AGAIN} with this version"
+            )
+        known = {field.name for field in fields(EngineRecord)}
+        record = read(EngineRecord, {key: data[key] for key in data if key in known})
+        for problem in _problems(record):
+            raise ValueError(problem)
+        return record
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); {AGAIN}") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is no file")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds {short(data)}; expected an object")
+    return data
+
+
+def _problems(record: EngineRecord) -> Iterator[str]:
+    """Yield what does not fit together between fields that are fine by themselves."""
+    if not record.profiles:
+        yield "profiles is empty; expected at least one"
+    for profile in record.profiles:
+        for name, sizes in (("width", profile.width), ("rows", profile.rows)):
+            if not sizes.least <= sizes.best <= sizes.most:
+                yield (
+                    f"{name} of profile {short(profile.name)} is {sizes.least}, {sizes.best}, "
+                    f"{sizes.most}; expected rising sizes"
+                )
+
+
+def is_fixed(profile: Profile) -> bool:
+    """Tell whether all passes of a profile have one width and one number of rows."""
+    return profile.width.fixed and profile.rows.fixed
+
+
+def fixed(record: EngineRecord, width: int, rows: int) -> int | None:
+    """Return the place of the profile for exactly this pass, None where there is none."""
+    for i, profile in enumerate(record.profiles):
+        if is_fixed(profile) and profile.takes(width, rows):
+            return i
+    return None
+
+
+def choose(record: EngineRecord, width: int, rows: int) -> int:
+    """Return the place of the profile for a pass: the one for just it, else one that takes it.
+
+    Raises: EngineError with what was asked for, and the passes the plan was built for.
+    """
+    if 0 < rows <= width:
+        exact = fixed(record, width, rows)
+        if exact is not None:
+            return exact
+        for i, profile in enumerate(record.profiles):
+            if profile.takes(width, rows):
+                return i
+    raise EngineError(
+        f"no profile of the plan takes a pass of width {width} with {rows} scored rows"
+        f"{_nearest(record, width, rows)}; there are "
+        f"{', '.join(map(_said, record.profiles))}; build the bundle with a recipe that has it"
+    )
+
+
+def gammas(record: EngineRecord) -> list[int]:
+    """Return the gammas that have a profile of their own, rising."""
+    found = [p.width.most - 1 for p in record.profiles if is_fixed(p) and p.width == p.rows]
+    return sorted({gamma for gamma in found if gamma})
+
+
+def _nearest(record: EngineRecord, width: int, rows: int) -> str:
+    """Name the built gammas next to the one asked for, where the pass is one of verification."""
+    built = gammas(record)
+    if width != rows or width < 2 or not built:
+        return ""
+    gamma = width - 1
+    near = sorted(sorted(built, key=lambda g: abs(g - gamma))[:2])
+    words = " and ".join(map(str, near))
+    return f" (gamma {gamma}; the nearest built: {words})"
+
+
+def _said(profile: Profile) -> str:
+    return f"{profile.name!r} of width {_span(profile.width)} and rows {_span(profile.rows)}"
+
+
+def _span(sizes: Range) -> str:
+    return str(sizes.most) if sizes.fixed else f"{sizes.least} to {sizes.most}"
+
+
+_MIB = 1 << 20
+
+
+def summary(record: EngineRecord) -> list[tuple[str, str]]:
+    """Return names and values, in the order to be shown."""
+    return list(_lines(record))
+
+
+def _lines(record: EngineRecord) -> Iterator[tuple[str, str]]:
+    yield "library", f"{record.backend} {record.version}"
+    form = "KV buffers in place" if record.form == "native" else "whole new KV buffers each pass"
+    yield "form", f"{record.form} ({form}), {record.compute}"
+    if record.plan_bytes:
+        yield (
+            "plan",
+            f"{_mib(record.plan_bytes)}, of which {_mib(record.weight_bytes)} weights",
+        )
+    if record.capabilities:
+        yield "compute capabilities", ", ".join(record.capabilities)
+    for setting in record.settings:
+        if setting.name != "capabilities" or not record.capabilities:
+            yield setting.name, setting.value
+    compiled = {one.profile: one for one in record.compiled}
+    for profile in record.profiles:
+        yield f"profile {profile.name}", _profile(profile, compiled.get(profile.name))
+    for message in record.messages:
+        yield "warning", message
+
+
+def _profile(profile: Profile, compiled: Compiled | None) -> str:
+    width = str(profile.width.least)
+    if not profile.width.fixed:
+        width += f" to {profile.width.most}, best {profile.width.best}"
+    if compiled is None:
+        return f"width {width}"
+    text = (
+        f"width {width}; {compiled.launches} kernels, {compiled.attention} attention, "
+        f"{_mib(compiled.activation_bytes)} working memory"
+    )
+    many = compiled.dequantising
+    return text + (f"; {many} kernels that only dequantise a weight" if many else "")
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.1f} MiB"
+
+
+AMPERE_PLUS, SAME_CAPABILITY = "ampere+", "same-capability"
+"""Hardware compatibility that can be asked of TensorRT."""
+
+RTX_FIRST = (8, 0)
+"""Plans of TensorRT for RTX with no capability asked for run from here on."""
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """The library and the GPU of a machine; of a plan, those it was built with and for."""
+
+    backend: str
+    version: str
+    gpu: str = ""
+    """By name; empty where a plan was built without one."""
+    capabilities: tuple[str, ...] = ()
+    """Of a machine its GPU's, as in `8.7`. Of a plan those it was asked to be for, if any."""
+    driver: str = ""
+    hardware: str = ""
+    """The hardware compatibility asked for; empty for this GPU only."""
+    newer_versions: bool = False
+    """Whether later versions of the library were asked to run it."""
+
+    @property
+    def library(self) -> str:
+        """The library and its version, for people."""
+        flavour = FLAVOURS.get(self.backend)
+        return f"{flavour.title if flavour else self.backend} {self.version}"
+
+
+def this_device(library: Library, device_id: int = 0, found: Survey | None = None) -> DeviceRecord:
+    """Return the record of this machine and one of its GPUs.
+
+    Raises: EngineError where there is no such GPU.
+    """
+    found = survey() if found is None else found
+    if lacks := found.lacks(device_id):
+        raise EngineError(f"{library.title} runs on an NVIDIA GPU only: {lacks}; {ELSEWHERE}")
+    gpu = found.gpus[device_id]
+    known = (gpu.capability,) if gpu.capability else ()
+    return DeviceRecord(library.backend, library.version, gpu.name, known, found.driver)
+
+
+def difference(built: DeviceRecord, here: DeviceRecord) -> str:
+    """Say what keeps a plan from running here and how to rebuild it; empty where nothing does.
+
+    TensorRT: the version must be the same in all its numbers, or later where that was asked for;
+    the capability and the GPU model must be the same, unless hardware compatibility was asked for.
+    TensorRT for RTX: no plan runs in another release, a newer one included; the capability must be
+    among those asked for, or be 8.0 or later where none was.
+    The driver is reported by `remark` only.
+    Source: "Engine Compatibility" and "CPU-Only AOT" in NVIDIA's documentation of TensorRT 11.1
+    and TensorRT for RTX 1.7, and "TensorRT Release Properties".
+    """
+    if built.backend != here.backend:
+        differs = [f"it is a plan of {built.library}, and {here.library} was asked to run it"]
+    else:
+        differs = [*_version(built, here), *_gpu(built, here)]
+    if not differs:
+        return ""
+    return (
+        f"{'; '.join(differs)}: build it here with `specrt build RECIPE --backend {here.backend}`"
+    )
+
+
+def remark(built: DeviceRecord, here: DeviceRecord) -> str:
+    """Say what differs and does not matter for running; empty where nothing does."""
+    differs = []
+    if built.driver and here.driver and built.driver != here.driver:
+        differs.append(f"built with driver {built.driver}, here is {here.driver}")
+    if built.gpu and here.gpu and built.gpu != here.gpu:
+        differs.append(f"kernels were chosen on {built.gpu}, here is {here.gpu}")
+    return "; ".join(differs)
+
+
+def _version(built: DeviceRecord, here: DeviceRecord) -> list[str]:
+    theirs, ours = parse_version(built.version), parse_version(here.version)
+    if not (theirs[3] and ours[3]) or built.backend == "tensorrt-rtx":
+        theirs, ours = (*theirs[:3], 0), (*ours[:3], 0)  # JetPack tells no build number
+    if theirs == ours or (built.newer_versions and ours > theirs):
+        return []
+    return [f"it was built by {built.library}, and here is {here.version}"]
+
+
+def _gpu(built: DeviceRecord, here: DeviceRecord) -> list[str]:
+    if not here.capabilities:
+        return []
+    (ours,) = here.capabilities
+    if built.backend == "tensorrt-rtx" or built.hardware == AMPERE_PLUS:
+        wanted = built.capabilities if built.backend == "tensorrt-rtx" else ()
+        if ours in wanted or (not wanted and _number(ours) >= RTX_FIRST):
+            return []
+        which = ", ".join(wanted) or "8.0 and later"
+        return [f"it is for compute capability {which}, and {here.gpu} has {ours}"]
+    if built.capabilities and ours not in built.capabilities:
+        return [
+            f"it was built on {built.gpu} of compute capability {', '.join(built.capabilities)}, "
+            f"and {here.gpu} has {ours}"
+        ]
+    if built.gpu and built.gpu != here.gpu and built.hardware != SAME_CAPABILITY:
+        return [f"it was built on {built.gpu}, and here is {here.gpu}"]
+    return []
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return parse_version(capability)[:2]

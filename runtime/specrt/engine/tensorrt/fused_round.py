@@ -1,0 +1,315 @@
+"""A whole greedy round as one CUDA graph: one launch, one wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrt.engine.protocol import Confidence, Drafted, Engine, Tokens
+from specrt.engine.tensorrt.device import ALIGNMENT, Field, Graph, Layout, Memory
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import (
+    fixed,
+    gammas,
+)
+from specrt.engine.tensorrt.passes import CANDIDATES, NATIVE, Scores, result_fields
+from specrt.engine.tensorrt.plan import Context
+from specrt.errors import EngineError
+
+
+def whole_rounds(target: Engine, draft: Engine | None) -> Rounds | None:
+    """Return what runs rounds of a pair in one launch; None where the pair cannot have them."""
+    if not isinstance(target, TensorRtEngine) or not isinstance(draft, TensorRtEngine):
+        return None
+    rounds = Rounds(target, draft)
+    return rounds if rounds.gammas else None
+
+
+OWN = 2
+"""Most tokens that the draft's cache lacks after a round of its own."""
+
+TOKEN_BYTES = 8
+
+
+class Ground:
+    """The memory that the rounds of a pair share, whatever their gamma.
+
+    Each drafted token, its confidence and each start have a place of their own where a tensor may
+    be bound, so that no address depends on gamma. The draft's logits and candidates all go to one
+    place that nobody reads.
+    """
+
+    def __init__(self, target: TensorRtEngine, draft: TensorRtEngine, most: int) -> None:
+        self.memory = memory = Memory(target.model.device)
+        record, vocabulary = draft.model.record, draft.geometry.vocab_size
+        width = most + 1
+        self._fed = Layout(
+            [
+                Field("pending", np.int64, (OWN,)),
+                Field("starts", np.int64, (most, ALIGNMENT // 8)),
+                Field("target_start", np.int64, (1,)),
+                Field("verified", np.int64, (width,)),
+                Field("rows", np.int64, (max(width, OWN),)),
+                Field("second", np.int64, (1,)),
+            ]
+        )
+        found = [
+            Field("drafted", np.int64, (most, ALIGNMENT // 8)),
+            Field("confidences", np.float32, (most, ALIGNMENT // 4)),
+        ]
+        self.found = Layout([*found, *result_fields(target.model.record, 1, width)])
+        with memory.whole():
+            self._unread = {"logits": memory.take(4 * vocabulary, "the draft's scores")}
+            if record.candidates:
+                for name, size in zip(CANDIDATES, (4, 8), strict=True):
+                    self._unread[name] = memory.take(size * record.candidates, "candidates")
+            self.feed = memory.stage(self._fed.size, "feeds of rounds")
+            self.results = memory.stage(self.found.size, "results of rounds")
+        self._confident = record.confidence
+        self._view()
+
+    def _view(self) -> None:
+        def fed(name: str) -> Tokens:
+            view: Tokens = self._fed.view(self.feed, name)
+            return view
+
+        self.pending = fed("pending")
+        self.starts = fed("starts")[:, 0]
+        self.later_starts = self.starts[1:]
+        self.steps = np.arange(len(self.later_starts))
+        self.target_start = fed("target_start")
+        self.verified = fed("verified")
+        fed("rows")[:] = np.arange(len(fed("rows")))
+        fed("second")[0] = 1
+        self.drafted: Tokens = self.found.view(self.results, "drafted")[:, 0]
+        self.confidences: Confidence = self.found.view(self.results, "confidences")[:, 0]
+        self._inputs = self._fed.addresses(self.feed)
+        self._outputs = self.found.addresses(self.results)
+
+    def drafted_at(self, step: int) -> int:
+        """Return where a step leaves its token."""
+        return self._outputs["drafted"] + step * ALIGNMENT
+
+    def verified_at(self, step: int) -> int:
+        """Return where the verify pass reads the token of a step."""
+        return self._inputs["verified"] + (1 + step) * TOKEN_BYTES
+
+    def draft_addresses(self, step: int, width: int) -> dict[str, int]:
+        """Return the addresses of one pass of the draft; the first reads what is pending."""
+        at = {
+            **self._unread,
+            "input_ids": self.drafted_at(step - 1) if step else self._inputs["pending"],
+            "start": self._inputs["starts"] + step * ALIGNMENT,
+            "rows": self._inputs["rows" if width == 1 else "second"],
+            "argmax": self.drafted_at(step),
+        }
+        if self._confident:
+            at["confidence"] = self._outputs["confidences"] + step * ALIGNMENT
+        return at
+
+    def target_addresses(self, logits: int) -> dict[str, int]:
+        """Return the addresses of the verify pass."""
+        ours = ("drafted", "confidences")
+        return {
+            **{name: at for name, at in self._outputs.items() if name not in ours},
+            "input_ids": self._inputs["verified"],
+            "start": self._inputs["target_start"],
+            "rows": self._inputs["rows"],
+            "logits": logits,
+        }
+
+
+UNKNOWN = 1.0
+"""The confidence of a draft that computes none."""
+
+
+@dataclass
+class _Round:
+    """The passes of one gamma and number of pending tokens, in their order, and their graph."""
+
+    steps: list[Context]
+    verify: Context
+    scores: Scores
+    graph: Graph | None = None
+
+
+class Rounds:
+    """Greedy rounds of a draft and a target on one device, captured whole.
+
+    A graph for each gamma and number of pending tokens, made on its first run. Their contexts are
+    their own and never get other addresses, so that the passes that the engines run alone stay as
+    they are. Closed with either engine, before it.
+    Raises: EngineError where the device has too little memory.
+    """
+
+    def __init__(
+        self, target: TensorRtEngine, draft: TensorRtEngine, *, capture: bool = True
+    ) -> None:
+        self._target, self._draft = target, draft
+        self._captures = capture
+        self.gammas = frozenset(self._possible())
+        fed = draft.model.record
+        self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
+        self._ground: Ground | None = None
+        self._steps: dict[tuple[int, int], Context] = {}
+        self._verify: dict[int, tuple[Context, Scores]] = {}
+        self._rounds: dict[tuple[int, int], _Round] = {}
+        self._device = target.model.device
+        self._closed = False
+        target.attach(self)
+        draft.attach(self)
+
+    def _possible(self) -> list[int]:
+        """Return the gammas that rounds can have, none where the pair cannot have rounds."""
+        target, draft = self._target.model, self._draft.model
+        fit = (
+            target.device is draft.device
+            and target.record.form == draft.record.form == NATIVE
+            and target.batch == draft.batch == 1
+            # What the draft says is fed to the target unseen, which must know it.
+            and draft.geometry.vocab_size <= target.geometry.vocab_size
+            and fixed(draft.record, 1, 1) is not None
+        )
+        return gammas(target.record) if fit else []
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes taken of the device by purpose, besides what the engines took."""
+        return dict(self._ground.memory.bytes) if self._ground else {}
+
+    def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
+        """Tell whether a round can be run; if not, its passes can be, one by one."""
+        target, draft = self._target, self._draft
+        return (
+            gamma in self.gammas
+            and not self._closed
+            and pending in self._pending
+            and 0 <= draft_start <= draft.max_length - pending - gamma + 1
+            and 0 <= target_start <= target.max_length - gamma - 1
+        )
+
+    def run(
+        self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
+    ) -> Drafted:
+        """Draft `gamma` tokens and let the target score them, in one launch.
+
+        `pending` are the tokens that the draft's cache lacks, the last committed one included;
+        `last` is that one. The target has then run the pass of `last` and what was drafted: its
+        next `forward` of just them gives the scores. Not so after a drafted -1: the target was fed
+        what is no token.
+        Raises: EngineError for a round that does not fit, or where the device fails; the latter
+            ends both engines.
+        """
+        target, draft, count = self._target, self._draft, len(pending)
+        if not self.fits(gamma, count, draft_start, target_start):
+            raise self._unfit(gamma, count, draft_start, target_start)
+        target.require_sound()
+        draft.require_sound()
+        target.forget()
+        draft.forget()
+        ground = self._ground or self._prepare()
+        ground.pending[:count] = pending
+        ground.starts[0] = draft_start
+        np.add(ground.steps, draft_start + count, out=ground.later_starts)
+        ground.verified[0] = last
+        ground.target_start[0] = target_start
+        scores = self._launch(gamma, count)
+        tokens = ground.drafted[:gamma].tolist()
+        if min(tokens) >= 0:
+            target.finish([last, *tokens], target_start, scores)
+        if draft.model.record.confidence:
+            return Drafted(tokens, ground.confidences[:gamma].tolist())
+        return Drafted(tokens, [UNKNOWN] * gamma)
+
+    def _unfit(self, gamma: int, count: int, draft_start: int, target_start: int) -> EngineError:
+        return EngineError(
+            f"a round of gamma {gamma} with {count} pending tokens, from position {draft_start} "
+            f"of the draft and {target_start} of the target, cannot be one graph; gammas that can "
+            f"be: {', '.join(map(str, sorted(self.gammas))) or 'none'}; run its passes one by one"
+        )
+
+    def _prepare(self) -> Ground:
+        self._ground = Ground(self._target, self._draft, max(self.gammas))
+        return self._ground
+
+    def _launch(self, gamma: int, count: int) -> Scores:
+        """Run a round, and wait for it."""
+        round_ = self._rounds.get((gamma, count)) or self._bind(gamma, count)
+        round_.scores.forget()
+        try:
+            if round_.graph is None:
+                self._first(round_)
+            else:
+                round_.graph.launch()
+                self._device.wait()
+        except EngineError as error:
+            self._target.end(error)
+            self._draft.end(error)
+            raise
+        return round_.scores
+
+    def _first(self, round_: _Round) -> None:
+        """Run kernel by kernel, because TensorRT may allocate on a first run, then capture."""
+        self._put(round_)
+        self._device.wait()
+        passes = (*round_.steps, round_.verify)
+        if self._captures and all(one.capturable() for one in passes):
+            with self._device.capture() as recording:
+                self._put(round_)
+            round_.graph = recording.graph
+
+    def _put(self, round_: _Round) -> None:
+        ground = self._ground
+        assert ground is not None
+        ground.feed.send()
+        for step, context in enumerate(round_.steps):
+            context.enqueue()
+            self._device.copy(ground.verified_at(step), ground.drafted_at(step), TOKEN_BYTES)
+        round_.verify.enqueue()
+        ground.results.fetch()
+
+    def _bind(self, gamma: int, count: int) -> _Round:
+        steps = [self._step(i, 1 if i else count) for i in range(gamma)]
+        made = self._rounds[gamma, count] = _Round(steps, *self._verified(gamma))
+        return made
+
+    def _step(self, step: int, width: int) -> Context:
+        """Return the context of one pass of the draft, the same for every gamma."""
+        if (step, width) not in self._steps:
+            ground, model = self._ground, self._draft.model
+            profile = fixed(model.record, width, 1)
+            assert ground is not None
+            assert profile is not None
+            addresses = ground.draft_addresses(step, width)
+            self._steps[step, width] = model.context(profile, width, 1, addresses)
+        return self._steps[step, width]
+
+    def _verified(self, gamma: int) -> tuple[Context, Scores]:
+        """Return the context of a verify pass; its logits go where the engine's own go."""
+        if gamma not in self._verify:
+            ground, model, width = self._ground, self._target.model, gamma + 1
+            profile = fixed(model.record, width, width)
+            assert ground is not None
+            assert profile is not None
+            rows = self._target.scores_of(width, width)
+            context = model.context(profile, width, width, ground.target_addresses(rows.address))
+            scores = Scores(ground.found, ground.results, rows, 1, width)
+            self._verify[gamma] = context, scores
+        return self._verify[gamma]
+
+    def close(self) -> None:
+        """Give graphs, contexts and memory back; twice is once."""
+        self._closed = True
+        if self._ground is not None:
+            self._ground.memory.settle()
+        for round_ in self._rounds.values():
+            if round_.graph is not None:
+                round_.graph.free()
+        self._rounds.clear()
+        self._steps.clear()
+        self._verify.clear()
+        if self._ground is not None:
+            self._ground.memory.close()
+            self._ground = None

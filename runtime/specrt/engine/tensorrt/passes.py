@@ -1,0 +1,418 @@
+"""Passes of one width and so many rows: captured once and launched, or enqueued each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Confidence, Logits, Tokens
+from specrt.engine.tensorrt.device import Device, Field, Graph, Layout, Memory, Staging, aligned
+from specrt.engine.tensorrt.engine_record import EngineRecord
+from specrt.engine.tensorrt.plan import ITEM_BYTES, Context, Plan, Tensor
+from specrt.errors import EngineError
+
+NATIVE, DECOMPOSED = "native", "decomposed"
+
+KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+CANDIDATES = ("candidates.values", "candidates.ids")
+
+ANY = -1
+
+
+def cache_names(geometry: Geometry) -> list[str]:
+    """Return the names of the KV inputs; those of the outputs begin with `present_`."""
+    return [f"{kind}.{i}" for i in range(geometry.layers) for kind in ("key", "value")]
+
+
+def expected(
+    record: EngineRecord, geometry: Geometry, batch: int, max_length: int
+) -> dict[str, Tensor]:
+    """Return the tensors that a plan of this record must have."""
+    rows = (batch, ANY)
+    tensors = {
+        "input_ids": Tensor(rows, "int64", True),
+        "start": Tensor((batch,), "int64", True),
+        "rows": Tensor((ANY,), "int64", True),
+        "argmax": Tensor(rows, "int64", False),
+        "logits": Tensor((*rows, geometry.vocab_size), "float32", False),
+    }
+    if record.confidence:
+        tensors["confidence"] = Tensor(rows, "float32", False)
+    if record.candidates:
+        for name, kind in zip(CANDIDATES, ("float32", "int64"), strict=True):
+            tensors[name] = Tensor((*rows, record.candidates), kind, False)
+    shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
+    for name in cache_names(geometry):
+        tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
+        tensors[f"present_{name}"] = Tensor(shape, KV_TYPES[record.compute], False)
+    return tensors
+
+
+def check_plan(
+    plan: Plan, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
+) -> None:
+    """Refuse a plan that is not what its record and the manifest say.
+
+    Raises: EngineError with what was found and what they say.
+    """
+    if record.compute not in KV_TYPES or record.form not in (NATIVE, DECOMPOSED):
+        raise _apart(f"computes in {record.compute}, form {record.form}", "fp16, bf16 or fp32, "
+                     "native or decomposed")  # fmt: skip
+    wanted = expected(record, geometry, batch, max_length)
+    for name, tensor in wanted.items():
+        found = plan.tensors.get(name)
+        if found is None:
+            raise _apart(f"has no tensor {name}", _said(tensor))
+        if not _same(found, tensor):
+            raise _apart(f"has {name} as {_said(found)}", _said(tensor))
+    unknown = sorted(plan.tensors.keys() - wanted.keys())
+    if unknown:
+        raise _apart(f"has a tensor {unknown[0]}", "that there is none")
+    if record.form == NATIVE:
+        _check_aliases(plan, geometry)
+
+
+def _check_aliases(plan: Plan, geometry: Geometry) -> None:
+    for name in cache_names(geometry):
+        alias = plan.aliases(f"present_{name}")
+        if alias not in ("", name):
+            raise _apart(f"writes present_{name} into {alias}", f"that it goes into {name}")
+
+
+def _same(found: Tensor, wanted: Tensor) -> bool:
+    """Compare; a plan whose profiles all have one size may have it where others have none."""
+    return (
+        (found.type, found.is_input, len(found.shape))
+        == (wanted.type, wanted.is_input, len(wanted.shape))
+    ) and all(w in (f, ANY) for f, w in zip(found.shape, wanted.shape, strict=True))
+
+
+def _said(tensor: Tensor) -> str:
+    side = "input" if tensor.is_input else "output"
+    return f"{side} {list(tensor.shape)} of {tensor.type}"
+
+
+def _apart(found: str, wanted: str) -> EngineError:
+    return EngineError(
+        f"the plan {found}, and its record and the manifest say {wanted}; they do not belong "
+        "together: build the bundle again"
+    )
+
+
+PURPOSE = "KV buffers"
+
+
+class Caches:
+    """One set of KV buffers that every context updates in place, or two that swap after a pass.
+
+    `parity` says which set the next pass reads; where there is one set it stays 0. Both sets are
+    cleared, because attention may read what it then multiplies by 0.
+    """
+
+    def __init__(
+        self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
+    ) -> None:
+        shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
+        each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
+        names = cache_names(geometry)
+        self.sets = 1 if record.form == NATIVE else 2
+        self.parity = 0
+        at = memory.take(self.sets * each * len(names), PURPOSE)
+        self._places = [
+            {name: at + (s * len(names) + i) * each for i, name in enumerate(names)}
+            for s in range(self.sets)
+        ]
+
+    def bind(self, context: Context, parity: int) -> None:
+        """Let a context read one set and write the other, or the same where there is one."""
+        written = self._places[(parity + 1) % self.sets]
+        for name, place in self._places[parity].items():
+            context.set_address(name, place)
+            context.set_address(f"present_{name}", written[name])
+
+    def swap(self) -> None:
+        """Note that a pass has written the other set."""
+        self.parity = (self.parity + 1) % self.sets
+
+
+@dataclass(frozen=True)
+class Model:
+    """One plan over one set of KV buffers."""
+
+    plan: Plan
+    device: Device
+    record: EngineRecord
+    geometry: Geometry
+    batch: int
+    caches: Caches
+    memory: Memory
+    scratch: int
+    """Where all contexts have their working memory: they run one after the other."""
+
+    def context(
+        self, profile: int, width: int, rows: int, addresses: Mapping[str, int], parity: int = 0
+    ) -> Context:
+        """Return a context with all its shapes and addresses set."""
+        made = self.plan.context(profile, self.scratch)
+        self.shape(made, width, rows)
+        for name, address in addresses.items():
+            made.set_address(name, address)
+        self.caches.bind(made, parity)
+        return made
+
+    def shape(self, context: Context, width: int, rows: int) -> None:
+        """Tell a context the sizes of a pass, of the inputs that may have several."""
+        shapes = {"input_ids": (self.batch, width), "rows": (rows,)}
+        for name, shape in shapes.items():
+            if -1 in self.plan.tensors[name].shape:
+                context.set_shape(name, shape)
+
+
+def scratch_bytes(plan: Plan, record: EngineRecord) -> int:
+    """Return the working memory that is enough for every profile of a plan."""
+    return max((plan.scratch_bytes(i) for i in range(len(record.profiles))), default=0)
+
+
+class Candidates(NamedTuple):
+    """The best scores of each row, falling, and whose they are.
+
+    Shapes: values [B, R, K] f32; ids [B, R, K] int64.
+    """
+
+    values: NDArray[np.float32]
+    ids: Tokens
+
+
+def result_fields(record: EngineRecord, batch: int, rows: int) -> list[Field]:
+    """Return the outputs that every pass brings to the host."""
+    fields = [Field("argmax", np.int64, (batch, rows))]
+    if record.confidence:
+        fields.append(Field("confidence", np.float32, (batch, rows)))
+    if record.candidates:
+        shape = (batch, rows, record.candidates)
+        fields.append(Field(CANDIDATES[0], np.float32, shape))
+        fields.append(Field(CANDIDATES[1], np.int64, shape))
+    return fields
+
+
+class Rows:
+    """Scores of up to `most` rows on the device, and one array they are copied to when read.
+
+    Shapes: [batch, rows, vocab] f32, as many rows as the pass had.
+    """
+
+    def __init__(self, memory: Memory, batch: int, most: int, vocabulary: int) -> None:
+        self.address = memory.take(batch * most * vocabulary * 4, "scores")
+        self._memory = memory
+        self._shape = batch, most, vocabulary
+        self._host: NDArray[np.float32] | None = None
+
+    def read(self, rows: int) -> Logits:
+        """Copy the rows of the latest pass to the host."""
+        batch, most, vocabulary = self._shape
+        if self._host is None:
+            self._host = np.empty(batch * most * vocabulary, np.float32)
+        part = self._host[: batch * rows * vocabulary].reshape(batch, rows, vocabulary)
+        self._memory.read(self.address, part)
+        return part
+
+
+class Scores:
+    """What one shape of pass left behind; views that the next pass of its profile overwrites."""
+
+    argmax: Tokens
+    confidence: Confidence | None
+    candidates: Candidates | None
+
+    def __init__(self, layout: Layout, staging: Staging, scores: Rows, batch: int, rows: int):
+        def view(name: str, *more: int) -> Any:
+            return layout.view(staging, name, (batch, rows, *more))
+
+        self.argmax = view("argmax")
+        self.confidence = view("confidence") if "confidence" in layout else None
+        self.candidates = None
+        if CANDIDATES[0] in layout:
+            count = layout.view(staging, CANDIDATES[0]).shape[-1]
+            self.candidates = Candidates(*(view(name, count) for name in CANDIDATES))
+        self._scores = scores
+        self._rows = rows
+        self._logits: Logits | None = None
+
+    @property
+    def logits(self) -> Logits:
+        """The scores, [B, R, V] f32; copied from the device only here, once."""
+        if self._logits is None:
+            self._logits = self._scores.read(self._rows)
+        return self._logits
+
+    def forget(self) -> None:
+        """Drop what was read: a pass is about to overwrite the outputs."""
+        self._logits = None
+
+
+class Pass(Protocol):
+    """One shape of pass; its feed is written before it runs, and its scores are there after."""
+
+    tokens: Tokens
+    start: Tokens
+    scores: Scores
+
+    def run(self, parity: int) -> None:
+        """Run the pass and wait for its results; `parity` says which KV buffers it reads."""
+
+    def close(self) -> None:
+        """Give captured graphs back, and let go of contexts."""
+
+
+class Ports:
+    """Where passes of up to some width and rows have their feed, results and scores."""
+
+    def __init__(self, model: Model, width: int, rows: int, scores: Rows) -> None:
+        batch, memory = model.batch, model.memory
+        self.scores = scores
+        self._fed = Layout(
+            [
+                Field("input_ids", np.int64, (batch, width)),
+                Field("start", np.int64, (batch,)),
+                Field("rows", np.int64, (rows,)),
+            ]
+        )
+        self._found = Layout(result_fields(model.record, batch, rows))
+        self.feed = memory.stage(self._fed.size, "feeds")
+        self.results = memory.stage(self._found.size, "results")
+        self._batch = batch
+
+    def addresses(self) -> dict[str, int]:
+        """Return where every tensor lies but the KV buffers."""
+        return {
+            **self._fed.addresses(self.feed),
+            **self._found.addresses(self.results),
+            "logits": self.scores.address,
+        }
+
+    def fed(self, name: str, *shape: int) -> Any:
+        """Return an input on the host, or its beginning."""
+        return self._fed.view(self.feed, name, shape or None)
+
+    def found(self, rows: int) -> Scores:
+        """Return the outputs of a pass of so many rows."""
+        return Scores(self._found, self.results, self.scores, self._batch, rows)
+
+
+class FixedPass:
+    """The pass of a profile that has one size, with a context and a graph for each parity.
+
+    Its first run is launched kernel by kernel, because TensorRT may allocate then, and captured
+    afterwards; where the library says that it cannot be captured, all runs are like the first.
+    """
+
+    def __init__(
+        self, model: Model, profile: int, width: int, rows: int, scores: Rows, captures: bool
+    ) -> None:
+        self._ports = ports = Ports(model, width, rows, scores)
+        self.tokens: Tokens = ports.fed("input_ids")
+        self.start: Tokens = ports.fed("start")
+        ports.fed("rows")[:] = np.arange(width - rows, width)
+        self.scores = ports.found(rows)
+        self._device = model.device
+        self._captures = captures
+        addresses = ports.addresses()
+        self._contexts = [
+            model.context(profile, width, rows, addresses, parity)
+            for parity in range(model.caches.sets)
+        ]
+        self._graphs: list[Graph | None] = [None] * model.caches.sets
+
+    def run(self, parity: int) -> None:
+        """Launch what was captured; see `Pass.run`."""
+        self.scores.forget()
+        graph = self._graphs[parity]
+        if graph is None:
+            self._first(parity)
+        else:
+            graph.launch()
+            self._device.wait()
+
+    def _first(self, parity: int) -> None:
+        self._put(parity)
+        self._device.wait()
+        if self._captures and self._contexts[parity].capturable():
+            with self._device.capture() as recording:
+                self._put(parity)
+            self._graphs[parity] = recording.graph
+
+    def _put(self, parity: int) -> None:
+        self._ports.feed.send()
+        self._contexts[parity].enqueue()
+        self._ports.results.fetch()
+
+    def close(self) -> None:
+        """Give captured graphs back; see `Pass.close`."""
+        for graph in self._graphs:
+            if graph is not None:
+                graph.free()
+        self._graphs = [None] * len(self._graphs)
+        self._contexts.clear()
+
+
+class WideProfile:
+    """A profile of many sizes: one context, told its shapes whenever they change."""
+
+    def __init__(self, model: Model, profile: int, width: int, rows: int) -> None:
+        sizes = model.record.profiles[profile]
+        most = sizes.rows.most
+        scores = Rows(model.memory, model.batch, most, model.geometry.vocab_size)
+        self.ports = Ports(model, sizes.width.most, most, scores)
+        self._model = model
+        self._sizes = (width, rows)
+        self._parity = 0
+        self._context: Context | None = model.context(profile, width, rows, self.ports.addresses())
+
+    def run(self, width: int, rows: int, parity: int) -> None:
+        """Enqueue one pass, and wait for its results."""
+        context, model = self._context, self._model
+        assert context is not None, "the profile was closed"
+        if (width, rows) != self._sizes:
+            model.shape(context, width, rows)
+            self._sizes = (width, rows)
+        if parity != self._parity:
+            model.caches.bind(context, parity)
+            self._parity = parity
+        self.ports.feed.send()
+        context.enqueue()
+        self.ports.results.fetch()
+        model.device.wait()
+
+    def close(self) -> None:
+        """Let go of the context."""
+        self._context = None
+
+
+class WidePass:
+    """One size of a profile that takes many, such as a chunk of a prompt."""
+
+    def __init__(self, profile: WideProfile, batch: int, width: int, rows: int) -> None:
+        ports = profile.ports
+        self.tokens: Tokens = ports.fed("input_ids", batch, width)
+        self.start: Tokens = ports.fed("start")
+        self.scores = ports.found(rows)
+        self._wanted: Tokens = ports.fed("rows", rows)
+        self._profile = profile
+        self._width, self._rows = width, rows
+
+    def run(self, parity: int) -> None:
+        """Enqueue the pass; see `Pass.run`."""
+        self.scores.forget()
+        self._wanted[:] = range(self._width - self._rows, self._width)
+        self._profile.run(self._width, self._rows, parity)
+
+    def close(self) -> None:
+        """Let the profile go; see `Pass.close`."""
+        self._profile.close()

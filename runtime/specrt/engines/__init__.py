@@ -1,1 +1,0 @@
-"""The engine libraries, one leaf module each, imported only when a bundle asks for it."""

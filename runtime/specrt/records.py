@@ -1,0 +1,109 @@
+"""Hold JSON to declared types: a frozen dataclass says which fields there are, and what kind."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from reprlib import repr as short
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Span:
+    """The whole numbers a field takes, both ends included."""
+
+    first: int
+    last: int
+
+
+Count = Annotated[int, Span(1, 10**9)]
+"""A size of something that must be there."""
+
+_PLAIN = Span(0, 2**63 - 1)
+
+_LONGEST = 255
+
+
+def read(kind: type[T], value: Any, name: str = "") -> T:
+    """Read a dataclass, and what lies in it, from what `json.loads` returned.
+
+    What has a default may be missing: records written before the field came to be.
+    Raises: ValueError naming the first field that is missing, unknown or of another type.
+    """
+    found: T = _read(kind, value, name)
+    return found
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _whole(value, name, inner[1])
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {short(value)}; expected true or false")
+        return value
+    if kind is int:
+        return _whole(value, name, _PLAIN)
+    if kind is str:
+        return _text(value, name)
+    if kind is float:
+        return _number(value, name)
+    if origin in (Union, types.UnionType):  # the only union is that with None
+        return None if value is None else _read(inner[0], value, name)
+    if origin is tuple:
+        items = _held(value, list, name, "a list")
+        return tuple(_read(inner[0], item, f"{name}[{at}]") for at, item in enumerate(items))
+    if origin is dict:
+        entries = _held(value, dict, name, "an object")
+        return {
+            _text(key, f"a key of {name}"): _read(inner[1], item, f"{name}[{short(key)}]")
+            for key, item in entries.items()
+        }
+    assert is_dataclass(kind), kind
+    return _record(kind, _held(value, dict, name, "an object"), name)
+
+
+def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{name} has an unknown key {short(key)}; known: {', '.join(known)}")
+    found = {}
+    for key, needed in known.items():
+        inside = f"{name}.{key}" if name else key
+        if key in values:
+            found[key] = _read(hints[key], values[key], inside)
+        elif needed:
+            raise ValueError(f"{inside} is missing")
+    return kind(**found)
+
+
+def _whole(value: Any, name: str, span: Span) -> int:
+    if type(value) is int and span.first <= value <= span.last:
+        return value
+    raise ValueError(
+        f"{name} is {short(value)}; expected a whole number from {span.first} to {span.last}"
+    )
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) in (int, float) and 0 <= value <= sys.float_info.max:
+        return float(value)
+    raise ValueError(f"{name} is {short(value)}; expected a finite number, 0 or more")
+
+
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST:
+        return value
+    raise ValueError(f"{name} is {short(value)}; expected up to {_LONGEST} printable characters")
+
+
+def _held(value: Any, kind: type[T], name: str, words: str) -> T:
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"{name} is {short(value)}; expected {words}")

@@ -1,0 +1,1 @@
+"""Rows of logits: distributions, noise, processors and grammars. Pure functions of arrays."""

@@ -1,0 +1,1 @@
+"""Requests share passes: queue, slots, prompt cache and batches."""

@@ -1,0 +1,55 @@
+"""How many of the committed tokens the KV buffers of an engine hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specrt.engine.protocol import Engine, Output
+from specrt.speculation.round import Asking, Pass
+
+SCORED = 64
+"""Most tokens of a prompt that are scored in one pass: a row of scores is a whole vocabulary."""
+
+
+class CachedTokens:
+    """An engine, and how many of the committed tokens its KV buffers hold.
+
+    Holds: `length` counts a prefix of the committed tokens that never includes the last one once
+    a round is over.
+    """
+
+    def __init__(self, engine: Engine, length: int = 0) -> None:
+        self.engine = engine
+        self.length = length
+
+    def feed(self, tokens: Sequence[int], rows: int) -> Asking[Output]:
+        """Append tokens to the cache, in chunks where they are many, and score the last rows.
+
+        The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
+        """
+        engine, length = self.engine, self.length
+        while len(tokens) > engine.max_width:
+            chunk = min(engine.max_width, len(tokens) - rows)
+            yield Pass(engine, tokens[:chunk], length, 1)
+            self.length = length = length + chunk
+            tokens = tokens[chunk:]
+        output = yield Pass(engine, tokens, length, rows)
+        self.length = length + len(tokens)
+        return output
+
+    def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Asking[None]:
+        """Feed a text from its beginning and score every token of it.
+
+        `look` is shown what each pass left behind, the position of its first row, and how many of
+        its rows it was shown before. Passes are as wide as a power of two, all of them alike, and
+        the last begins earlier where the text is no multiple of it: engines keep memory for each
+        width and number of rows.
+        """
+        engine, self.length = self.engine, 0
+        most = min(SCORED, len(text), engine.max_width, getattr(engine, "max_rows", SCORED))
+        width = 1 << most.bit_length() >> 1
+        while self.length < len(text):
+            start = min(self.length, len(text) - width)
+            output = yield Pass(engine, text[start : start + width], start, width)
+            look(output, start, self.length - start)
+            self.length = start + width

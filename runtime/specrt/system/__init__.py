@@ -1,0 +1,1 @@
+"""What this machine is: processor, memory, GPUs, and what they can run."""

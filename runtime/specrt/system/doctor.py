@@ -1,0 +1,231 @@
+"""What this machine can run and build, and what is missing for more."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.bundle import ONNXRUNTIME, installed
+from specrt.system.gpu import Survey, survey
+from specrt.system.machine import Jetson, read_jetson, vector_units
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: what was found, and the remedy where it is missing."""
+
+    name: str
+    found: str
+    works: bool
+    remedy: str = ""
+
+
+_EXPORT = 'pip install "specrt[export]"'
+
+_LIBRARIES = (
+    ("onnxruntime", "runs bundles", "pip install specrt"),
+    ("tokenizers", "reads and writes text", "pip install specrt"),
+    ("jinja2", "renders chat templates", "pip install specrt"),
+    ("onnx", "builds bundles from portable graphs", 'pip install "specrt[build]"'),
+    ("torch", "exports checkpoints", _EXPORT),
+    ("transformers", "exports checkpoints", _EXPORT),
+    ("onnxscript", "exports checkpoints", _EXPORT),
+    ("onnx_ir", "exports checkpoints", _EXPORT),
+    ("huggingface_hub", "fetches checkpoints by name", _EXPORT),
+    ("tensorrt", "runs and builds tensorrt bundles", "comes with JetPack or NVIDIA's containers"),
+    ("tensorrt_rtx", "runs and builds tensorrt-rtx bundles", "pip install tensorrt-rtx"),
+    ("cuda.bindings", "lets TensorRT bundles use a GPU", "pip install cuda-bindings"),
+)
+
+_NAMED = {
+    "onnxruntime": ONNXRUNTIME,
+    "cuda.bindings": ("cuda-bindings",),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx"),
+}
+"""Modules that packages of other names, or more than one, bring."""
+
+_ALONE = ("tensorrt", "tensorrt-rtx")
+
+_POSITIONS = 2048
+
+_KV_BYTES = 2 * 32 * 8 * 128 * 2 * _POSITIONS
+"""Keys and values of 32 layers with 8 heads of 128 in fp16, as models of 7 to 8 B have them."""
+
+_OWN_BYTES = 1 << 30
+"""For CUDA, TensorRT and working memory."""
+
+_PARAMETER_BYTES = {"fp16": 2.0, "int8": 1.01, "int4": 0.52}
+"""With the scales; int4 in blocks of 128."""
+
+_GIB = 1 << 30
+
+
+def machine() -> list[Finding]:
+    """Return what is known about the machine itself."""
+    cores = len(os.sched_getaffinity(0))
+    return [
+        Finding("Python", platform.python_version(), sys.version_info >= (3, 10)),
+        Finding("system", f"{platform.system()} {platform.machine()}", True),
+        Finding("cores", f"{cores} of {os.cpu_count()} usable", True),
+        Finding("memory", _memory(), True),
+        Finding("vector units", vector_units() or "none known", True),
+        *_devices(survey(), read_jetson()),
+    ]
+
+
+def libraries() -> list[Finding]:
+    """Return which libraries are installed, without importing the heavy ones."""
+    return [_library(*row) for row in _LIBRARIES]
+
+
+def abilities() -> list[Finding]:
+    """Return what can be done here."""
+    have = {f.name for f in libraries() if f.works}
+    runs = {"onnxruntime", "tokenizers"} <= have
+    builds = runs and "onnx" in have
+    exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    return [
+        Finding("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
+        _runs_ort_cuda(runs),
+        Finding("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
+        Finding("export checkpoints", _yes(exports), exports, _EXPORT),
+        *_tensorrt(builds),
+    ]
+
+
+def best_backend() -> str:
+    """Return the fastest backend that this machine can run."""
+    found = survey()
+    if not found.problem:
+        from specrt.engine.tensorrt.library import lacks_to_run
+
+        for backend in _ALONE:
+            if not lacks_to_run(backend, found):
+                return backend
+    return "ort-cpu" if _lacks_for_cuda() else "ort-cuda"
+
+
+def fits(memory_bytes: int) -> list[str]:
+    """Return the largest models, target and draft together, that fit in memory, by precision.
+
+    Of the memory, a fifth stays free; from the rest go 1 GiB for CUDA, TensorRT and working memory
+    and 0.25 GiB for the keys and values of 2048 positions, batch 1, of a model of 7 to 8 B.
+    """
+    left = memory_bytes * 4 // 5 - _OWN_BYTES - _KV_BYTES
+    if left <= 0:
+        needed = (_OWN_BYTES + _KV_BYTES) * 5 / 4 / _GIB
+        return [f"nothing: at least {needed:.1f} GiB are needed before any weights"]
+    return [
+        f"{name} up to {left / each / 1e9:.1f} B parameters with {_POSITIONS} positions"
+        for name, each in _PARAMETER_BYTES.items()
+    ]
+
+
+def _devices(found: Survey, jetson: Jetson | None) -> list[Finding]:
+    if not found.gpus:
+        remedy = "only ort-cuda and TensorRT bundles need one"
+        none = Finding("NVIDIA GPU", f"none ({found.problem})", False, remedy)
+        return [*_board(jetson), none]
+    gpus = [
+        f"{gpu.name}, capability {gpu.capability or 'unknown'}, "
+        f"{gpu.memory_bytes / _GIB:.1f} GiB{' shared with the processor' * gpu.integrated}"
+        for gpu in found.gpus
+    ]
+    cuda = f"{found.cuda[0]}.{found.cuda[1]}, driver {found.driver or 'of unknown version'}"
+    return [
+        *_board(jetson),
+        Finding("NVIDIA GPU", "; ".join(gpus), True),
+        Finding("CUDA", cuda, True),
+        Finding("largest models", "; ".join(fits(found.gpus[0].memory_bytes)), True),
+    ]
+
+
+def _board(jetson: Jetson | None) -> list[Finding]:
+    """Return what is known of a Jetson; nothing of other machines."""
+    if jetson is None:
+        return []
+    bundled = f"TensorRT {jetson.tensorrt}" if jetson.tensorrt else "a TensorRT not known here"
+    linux = f"JetPack {jetson.jetpack or 'unknown'} (Jetson Linux {jetson.release or 'unknown'})"
+    mode = f", power mode {jetson.power_mode}" if jetson.power_mode else ""
+    here = next(iter(installed(_NAMED["tensorrt"]).values()), "")
+    form = jetson.form(here) or "unknown"
+    works = not form.startswith("none")
+    remedy = "" if works else "install JetPack 6.1 or later"
+    return [
+        Finding("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
+        Finding("lowering", f"{form}, for TensorRT {here or jetson.tensorrt}", works, remedy),
+    ]
+
+
+def _tensorrt(builds: bool) -> list[Finding]:
+    """Return what can be done with TensorRT under either of its names."""
+    from specrt.engine.tensorrt.library import lacks_to_build, lacks_to_run
+
+    found, base = survey(), "" if builds else 'pip install "specrt[build]"'
+    rows = [
+        *((f"run {name} bundles", lacks_to_run(name, found)) for name in _ALONE),
+        *((f"build {name} plans", lacks_to_build(name, found) or base) for name in _ALONE),
+    ]
+    return [Finding(name, _yes(not lacks), not lacks, lacks) for name, lacks in rows]
+
+
+def _runs_ort_cuda(runs: bool) -> Finding:
+    name, lacks = "run ort-cuda bundles", "" if runs else "pip install specrt"
+    if runs:
+        lacks = _lacks_for_cuda()
+    return Finding(name, _yes(not lacks), not lacks, lacks)
+
+
+def _lacks_for_cuda() -> str:
+    """Say what an ort-cuda bundle would miss here; the provider's libraries are tried last."""
+    try:
+        from specrt.engine.ort_cuda import INSTALL, missing, unloadable
+    except Exception as error:  # a broken installation of the library raises anything
+        return f"onnxruntime cannot be imported ({error}); install it again"
+    lacks = missing()
+    if lacks:
+        return lacks
+    absent = unloadable()
+    return f"{absent}; {INSTALL}" if absent else ""
+
+
+def _yes(able: bool) -> str:
+    return "yes" if able else "no"
+
+
+def _library(name: str, purpose: str, remedy: str) -> Finding:
+    if not _is_there(name):
+        return Finding(name, f"missing: {purpose}", False, remedy)
+    found = installed(_NAMED.get(name, (name,)))
+    if name != "onnxruntime":
+        found = dict(list(found.items())[:1])
+    if len(found) > 1:
+        both = " and ".join(f"{label} {number}" for label, number in found.items())
+        said = f"{both} in one place: the last installed wins; uninstall both, then install one"
+        return Finding(name, said, True)
+    label, number = next(iter(found.items()), (name, "of unknown version"))
+    kind = f" ({label})" if name == "onnxruntime" != label else ""
+    return Finding(name, f"{number}{kind}: {purpose}", True)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # of the package a module is in
+        return False
+
+
+def _memory() -> str:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return (
+            f"{kib['MemAvailable'] / (1 << 20):.1f} of {kib['MemTotal'] / (1 << 20):.1f} GiB free"
+        )
+    except (OSError, KeyError, ValueError, IndexError):
+        return "unknown"

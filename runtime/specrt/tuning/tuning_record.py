@@ -1,0 +1,236 @@
+"""What tuning found out about a bundle on one machine, and where it is kept.
+
+The record lies beside the manifest, in a file of its own: the manifest stays what the build
+machine wrote, and the costs are of the machine that runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from reprlib import repr as short
+from typing import Annotated, Any
+
+from specrt.bundle import Bundle
+from specrt.errors import BundleError, SpecrtError
+from specrt.params import AUTO, DRAFTERS, Gamma
+from specrt.records import Count, Span, read
+from specrt.speculation.costs import Costs, shared_widths
+from specrt.system.machine import Machine, this_machine
+
+FORMAT = 2
+
+FILE_NAME = "tuning.json"
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one drafter at one gamma came to over the prompts that a bundle was tuned on."""
+
+    drafter: str
+    fixed_gamma: int | None
+    """None where the gamma was chosen round by round."""
+    emitted: Count
+    decode_ns: Annotated[int, Span(1, 2**63 - 1)]
+    rounds: int
+    drafted: int
+    evaluated: int
+    accepted: int
+
+    @property
+    def gamma(self) -> Gamma:
+        """The gamma, or `auto`."""
+        return AUTO if self.fixed_gamma is None else self.fixed_gamma
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted / time to decode them."""
+        return self.emitted / self.decode_ns * 1e9
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / evaluated; 0 where nothing was evaluated."""
+        return self.accepted / self.evaluated if self.evaluated else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Emitted / rounds."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Costs and best defaults of a bundle, and everything they hold for.
+
+    Units: nanoseconds, whole ones, as in `Costs`.
+    """
+
+    format: int
+    date: str
+    source: str
+    """Of the manifest: another one means that the bundle was built again from something else."""
+    machine: Machine
+    threads: Count
+    pools: Annotated[int, Span(1, 2)]
+    """Thread pools of the engines: one for both, as `share_pool` makes it, or one for each."""
+    verify_ns: tuple[int, ...]
+    draft_ns: tuple[int, ...]
+    outside_ns: int
+    fixed_gamma: int | None
+    """The gamma that is best here; None where choosing it round by round is."""
+    drafter: str
+    """The drafter that is best here; empty where none was tried."""
+    settings: tuple[Setting, ...]
+    even: bool = True
+    """Whether a quantized target's passes must be of an even width here; see `partners`."""
+
+    @property
+    def gamma(self) -> Gamma:
+        """The gamma that is best here, or `auto`."""
+        return AUTO if self.fixed_gamma is None else self.fixed_gamma
+
+    @property
+    def costs(self) -> Costs:
+        """What passes cost here.
+
+        Raises: BundleError for costs that no machine has.
+        """
+        return Costs(
+            tuple(map(float, self.verify_ns)),
+            tuple(map(float, self.draft_ns)),
+            float(self.outside_ns),
+        )
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_tuning(
+    bundle: Bundle, threads: int, pools: int | None = None
+) -> tuple[Tuning | None, str | None]:
+    """Return the tuning of a bundle, or why the one that is there must not be used.
+
+    A bundle that was never tuned gives neither. `threads` and `pools` are what the engines are
+    about to run on; any number of pools will do when None.
+    """
+    path = bundle.file(FILE_NAME)
+    if not os.path.lexists(path):
+        return None, None
+    try:
+        tuning = read_record(path)
+        for problem in _problems(tuning, bundle):
+            raise ValueError(problem)
+    except (OSError, ValueError, RecursionError, SpecrtError) as error:
+        reason = str(error).split(";")[0]
+        return None, f"{path} is ignored, it is damaged ({reason}); {_again(bundle, threads)}"
+    stale = _stale(tuning, bundle, threads, pools)
+    if stale is not None:
+        return None, f"{path} is ignored: {stale}; costs are measured where they are needed"
+    return tuning, None
+
+
+def write_tuning(folder: Path, tuning: Tuning) -> Path:
+    """Put a tuning beside the manifest of a bundle, in place of the one that may be there.
+
+    Raises: BundleError when the bundle cannot be written to; what was there is there still.
+    """
+    return _put(folder, tuning.to_json())
+
+
+def check_writable(folder: Path) -> None:
+    """Find out whether a tuning can be kept, before it is measured.
+
+    Raises: BundleError with the remedy.
+    """
+    _put(folder, None)
+
+
+def _put(folder: Path, text: str | None) -> Path:
+    """Write a file aside and put it in place; without a text, only try whether that is possible."""
+    place = folder / FILE_NAME
+    aside = folder / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        if place.is_dir():
+            raise IsADirectoryError(None, "a directory is in the way")
+        aside.write_text(text or "", encoding="utf-8")
+        if text is not None:
+            aside.replace(place)
+    except OSError as error:
+        raise BundleError(
+            f"{place} cannot be written ({error.strerror or error}); make {folder} writable, or "
+            "copy the bundle to a place that is and tune it there"
+        ) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+    return place
+
+
+def read_record(path: Path) -> Tuning:
+    """Read a record from a file that may hold anything, whatever machine it is of.
+
+    Raises: OSError, ValueError.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is no file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    data: Any = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds {short(data)}, expected an object")
+    written = data.get("format")
+    if written != FORMAT:
+        raise ValueError(f"format {short(written)}, expected {FORMAT}")
+    known = {f.name for f in fields(Tuning)}
+    return read(Tuning, {k: v for k, v in data.items() if k in known})
+
+
+def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
+    """Yield what is wrong with a record whose fields are fine by themselves."""
+    gammas = bundle.manifest.gammas
+    _ = tuning.costs  # refuses costs that no machine has
+    lengths = len(tuning.verify_ns), len(tuning.draft_ns)
+    most, manifest = max(gammas), bundle.manifest
+    packs = manifest.backend_of(manifest.target) == "ort-cpu"
+    wide = shared_widths(most, manifest.batch if packs else 1, manifest.max_width)
+    expected = max([most + 1, *wide]), most + 1
+    if lengths != expected:
+        yield f"{lengths[0]} and {lengths[1]} costs, expected {expected[0]} and {expected[1]}"
+    if bundle.manifest.draft is not None and not all(tuning.draft_ns[1:]):
+        yield "the draft costs nothing"
+    named = [(tuning.fixed_gamma, tuning.drafter)]
+    named += [(setting.fixed_gamma, setting.drafter) for setting in tuning.settings]
+    for gamma, drafter in named:
+        if gamma is not None and gamma not in gammas:
+            yield f"gamma {gamma}, expected one of {short(gammas)}"
+        if drafter not in ("", *DRAFTERS):
+            yield f"drafter {short(drafter)}, expected one of {', '.join(DRAFTERS)}"
+
+
+def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> str | None:
+    """Say why a sound record does not hold here and now, and what to do."""
+    again = _again(bundle, threads)
+    if tuning.source != bundle.manifest.source:
+        return f"the bundle was built again since; {again}"
+    differs = tuning.machine.difference(this_machine(bundle.manifest.backend))
+    if differs is not None:
+        return f"it was measured on another machine ({differs}); {again}"
+    if tuning.threads != threads:
+        return f"it was measured with {tuning.threads} threads, not {threads}; {again}"
+    several = bundle.manifest.draft is not None and threads > 1
+    if several and pools not in (None, tuning.pools):
+        ways = {1: "one thread pool for both engines", 2: "a thread pool for each engine"}
+        return f"it was measured with {ways[tuning.pools]} (see owns_process of `specrt.load`)"
+    return None
+
+
+def _again(bundle: Bundle, threads: int) -> str:
+    every = threads == len(os.sched_getaffinity(0))
+    return f"run `specrt tune {bundle.path}{'' if every else f' --threads {threads}'}`"

@@ -1,0 +1,189 @@
+"""Who may import what: one table, checked file by file, lazy imports included."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOMES = {"specrt": ROOT / "runtime", "specrt_export": ROOT / "export"}
+
+# Rooms from the top down. A file imports from its own room and from rooms below it only; `!` names
+# rooms below that it must not reach all the same. A file belongs to the longest name that fits.
+HOUSE = """
+specrt.__main__
+specrt.cli
+specrt.bench
+specrt.c_host
+specrt_export.bundle_builder
+specrt_export.model_builder
+specrt_export.check
+specrt_export.compile
+specrt_export.inputs
+specrt_export.recipe
+specrt_export.lower
+specrt_export.quantize
+specrt_export.lint
+specrt_export.portable
+specrt_export.checkpoint
+specrt_export
+specrt.loading
+specrt.tuning
+specrt.generator specrt.session specrt.aio specrt.request_factory
+specrt.scheduler
+specrt.completion
+specrt.speculation
+specrt.sampling
+specrt.system.doctor
+specrt.engine.backends
+specrt.engine.tensorrt specrt.engine.ort_packed specrt.engine.ort_cuda
+specrt.engine.rows specrt.engine.ort
+specrt.engine
+specrt.system
+specrt.bundle specrt.text specrt.params
+specrt.constraints
+specrt.records
+specrt.errors
+specrt
+"""
+ORDER = {
+    room: floor
+    for floor, line in enumerate(reversed(HOUSE.strip().splitlines()))
+    for room in line.split()
+}
+BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors"}
+ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}
+NEVER_AT_START = BUILD_MACHINE | ENGINE_LIBRARIES | {"specrt_export", "jinja2", "click", "rich"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, home in HOMES.items():
+        for path in sorted((home / package).rglob("*.py")):
+            parts = path.relative_to(home).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each import: the module, whether only a function runs it, whether only types need it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from ((name, lazy, True) for name, _, _ in imports(node))
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, lazy, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield (whole if whole in MODULES else node.module or ""), lazy, False
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from imports(node, inside)
+
+
+def room(name: str) -> str:
+    while name not in ORDER:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def faults(name: str, tree: ast.AST) -> list[str]:
+    """Return what a module imports that it must not."""
+    own, wrong = room(name), []
+    for target, lazy, typing in imports(tree):
+        top = target.partition(".")[0]
+        if top in HOMES:
+            floor, other = ORDER[own], room(target)
+            opener = name == "specrt.engine.backends" and lazy
+            facade = name == "specrt" and (lazy or typing)
+            if other != own and ORDER[other] >= floor and not (opener or facade):
+                wrong.append(f"{name} imports {target}, which is not below it")
+            if (
+                top == "specrt_export"
+                and name.startswith("specrt.")
+                and not (lazy and own == "specrt.cli")
+            ):
+                wrong.append(f"{name} imports {target}: a device has no build machine")
+        elif top in BUILD_MACHINE and name.startswith("specrt.") and own != "specrt.cli":
+            wrong.append(f"{name} imports {target}: a device has no {top}")
+        elif top in ENGINE_LIBRARIES and not lazy and name.startswith("specrt."):
+            if not own.startswith("specrt.engine."):
+                wrong.append(f"{name} imports {target} before it is needed")
+    return wrong
+
+
+def circles() -> list[list[str]]:
+    """Return the groups of modules that import each other, lazily or not."""
+    edges = {
+        name: {
+            target
+            for target, _, typing in imports(ast.parse(path.read_text(encoding="utf-8")))
+            if target in MODULES and target != name and not typing and name != "specrt"
+        }
+        for name, path in MODULES.items()
+    }
+    reach: dict[str, set[str]] = {}
+    for start in edges:
+        seen, queue = set(), [start]
+        while queue:
+            for target in edges[queue.pop()] - seen:
+                seen.add(target)
+                queue.append(target)
+        reach[start] = seen
+    return [[a, b] for a in edges for b in reach[a] if a < b and a in reach[b]]
+
+
+def test_every_import_goes_down() -> None:
+    assert len(MODULES) > 50
+    wrong = [
+        fault
+        for name, path in MODULES.items()
+        for fault in faults(name, ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles() == []
+
+
+def test_the_table_stops_what_it_must() -> None:
+    def wrong(name: str, source: str) -> bool:
+        return bool(faults(name, ast.parse(source)))
+
+    assert wrong("specrt.params", "import torch.nn")
+    assert wrong("specrt.text", "def f():\n    from specrt_export.recipe import read_recipe")
+    assert wrong("specrt.cli.build", "from specrt_export.recipe import read_recipe")
+    assert not wrong("specrt.cli.build", "def f():\n    from specrt_export import recipe")
+    assert wrong("specrt.sampling.noise", "from specrt.speculation.round import Round")
+    assert wrong("specrt.sampling.noise", "def f():\n    from specrt.generator import Generator")
+    assert not wrong("specrt.speculation.round", "from specrt.sampling.noise import Noise")
+    assert wrong("specrt.completion", "import onnxruntime")
+    assert wrong("specrt_export.compile.network", "from specrt_export.check.parity import check")
+
+
+def test_files_and_classes_have_names_of_their_own() -> None:
+    files = [path.stem for path in MODULES.values() if path.stem not in ("__init__", "__main__")]
+    classes = [
+        node.name
+        for path in MODULES.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    for names in (files, classes):
+        assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_importing_specrt_loads_no_engine_library_and_no_build_machine() -> None:
+    code = f"import specrt, sys; print(sorted(set({sorted(NEVER_AT_START)}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
