@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from math import exp, log, log1p, sqrt
+from operator import mul
 from typing import Protocol
 
 from specrt.speculation.costs import Costs
@@ -126,11 +127,11 @@ class Acceptance:
     LEVELS = tuple(range(-4, 5))
 
     def __init__(self) -> None:
-        self._belief = [1.0 / len(self.LEVELS)] * len(self.LEVELS)
-        self._weights = [0.5, 0.0]
-        self._known = [TRUST / 4, TRUST / 4]
+        self._belief = self._usual = [1.0 / len(self.LEVELS)] * len(self.LEVELS)
+        self._weights = [0.8, 0.8, 0.0]
+        self._known = [TRUST, TRUST, 4 * TRUST]
         self._mean = self._variance = 0.0
-        self._tokens: list[tuple[float, float]] = []
+        self._tokens: list[tuple[float, float, float]] = []
         self.ease = 0.0
         self.turn(1.0)
 
@@ -145,7 +146,7 @@ class Acceptance:
 
     def chance(self, place: int) -> float:
         """Return the chance of a token of usual confidence; places count from 0."""
-        return _chance(self.ease + self._weights[1] * log1p(place))
+        return _chance(self.ease + self._weights[2] * log1p(place))
 
     def expect(self, place: int, confidence: float) -> float:
         """Return the chance of the next drafted token, given that those before it are kept."""
@@ -155,16 +156,16 @@ class Acceptance:
             surer = odds - self._mean
             self._mean += RECENT * surer
             self._variance += RECENT * (surer * surer - self._variance)
-        self._tokens.append((surer, log1p(place)))
-        return _chance(self.ease + self._offset(surer, log1p(place)))
+        features = (max(0.0, surer), min(0.0, surer), log1p(place))
+        self._tokens.append(features)
+        return _chance(self.ease + self._offset(features))
 
-    def _offset(self, surer: float, depth: float) -> float:
-        return self._weights[0] * surer + self._weights[1] * depth
+    def _offset(self, features: Sequence[float]) -> float:
+        return sum(map(mul, self._weights, features))
 
     def turn(self, chance: float) -> None:
         """Allow for a text that has become another with some chance."""
-        even = chance / len(self.LEVELS)
-        self._belief = [(1.0 - chance) * share + even for share in self._belief]
+        self._belief = _mixed(self._belief, self._usual, chance)
         self._summarise()
 
     def learn(self, accepted: int, evaluated: int) -> None:
@@ -173,15 +174,18 @@ class Acceptance:
             self.expect(len(self._tokens), 1.0)
         belief = self._belief
         for i, features in enumerate(self._tokens[:evaluated]):
-            right, offset = i < accepted, self._offset(*features)
+            right, offset = i < accepted, self._offset(features)
             chances = [_chance(level + offset) for level in self.LEVELS]
             belief = [b * (c if right else 1.0 - c) for b, c in zip(belief, chances, strict=True)]
             chance = _chance(self.ease + offset)
             for j, feature in enumerate(features):
                 self._known[j] += chance * (1.0 - chance) * feature * feature
                 self._weights[j] += (right - chance) * feature / self._known[j]
+        self._weights[2] = min(0.0, self._weights[2])
         total = sum(belief)
         self._belief = [b / total for b in belief]
+        even = [1.0 / len(self.LEVELS)] * len(self.LEVELS)
+        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), even, TURN / 1)
         self.turn(TURN)
 
     def _summarise(self) -> None:
@@ -219,7 +223,7 @@ class CostTracker:
             fast = slow = 0
         elif not (fast or slow):
             surprise = min(0.5, ratio - 1.0)
-            self._level *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), 2 * RECENT)
+            self._level *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
             self._shape[drafted] *= 1.0 + surprise / (2 * TRUST + min(56, self._passes[drafted]))
         self._fast[drafted], self._slow[drafted] = fast, slow
         self._passes[drafted] += 1
@@ -265,7 +269,7 @@ class AutoGamma:
         if load not in self._trackers:
             shared = self._costs.shared(load, self._most)
             self._trackers[load] = (
-                CostTracker(shared.verify_ns),
+                CostTracker(shared.verify_ns) if self._rival is None else self._rival._verify,
                 CostTracker(shared.draft_ns),
                 shared.outside_ns,
             )
@@ -361,6 +365,10 @@ class AutoGamma:
             self._wait = min(8.0, max(self._loss() / 2, lost)) / PROBING
         else:
             self._silent = 0
+
+
+def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:
+    return [a + share * (b - a) for a, b in zip(one, other, strict=True)]
 
 
 def _chance(odds: float) -> float:
