@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
 from specrt.params import SamplingParams
-from specrt.request_factory import rules_of
+from specrt.request_factory import build_processors
 from specrt.sampling.noise import Noise
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.pool import Drafters, Models
-from specrt.speculation.round import played, speculate
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.pool import DrafterPool, Models
+from specrt.speculation.round import run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 
 LENGTH = 2048
@@ -81,12 +81,12 @@ class Idle:
 def outside_us(vocabulary: int, gamma: int, params: SamplingParams, evict: int) -> float:
     """Return the microseconds a round of one completion spends outside both engines."""
     target, draft = Idle(vocabulary, evict), Idle(vocabulary)
-    drafters = Drafters(Models(target, draft, tuple(range(gamma + 1)), gamma))
+    drafters = DrafterPool(Models(target, draft, tuple(range(gamma + 1)), gamma))
     noise = Noise(0)
-    rules = rules_of(params, None, (0,), vocabulary)
-    judge = EngineTarget(CachedTokens(target), params, noise, rules)
+    rules = build_processors(params, None, (0,), vocabulary)
+    judge = EngineTarget(KVCache(target), params, noise, rules)
     drafter = drafters.make("model" if gamma else "none", gamma, params, noise, rules)
-    rounds = played(speculate(judge, drafter, [1], LENGTH - gamma - 2))
+    rounds = run_rounds(speculate(judge, drafter, [1], LENGTH - gamma - 2))
     next(rounds)
     target.ns = draft.ns = 0
     began = perf_counter_ns()

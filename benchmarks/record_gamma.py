@@ -25,9 +25,9 @@ from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
-from specrt.speculation.round import Drafter, Round, alone, played, speculate
+from specrt.speculation.round import Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text import read_prompts
 from specrt.tuning.pass_timer import measure_costs
@@ -76,7 +76,7 @@ def drafter_of(generator: Generator, source: str, params: SamplingParams, gamma:
     draft = generator.models.draft
     assert draft is not None, "a bundle with a draft model"
     vocabulary = min(generator.models.target.geometry.vocab_size, draft.geometry.vocab_size)
-    cache = CachedTokens(draft)
+    cache = KVCache(draft)
     return ModelDrafter(cache, params, Noise(params.seed or 0), FixedGamma(gamma), vocabulary)
 
 
@@ -85,7 +85,7 @@ def drafts_along(drafter: Drafter, prompt: Sequence[int], tokens: Sequence[int])
     right, confidence = [], []
     for position in range(1, len(tokens)):
         committed = [*prompt, *tokens[:position]]
-        proposal = alone(drafter.propose(committed, LARGEST))
+        proposal = run_alone(drafter.propose(committed, LARGEST))
         follows = tokens[position : position + LARGEST]
         wrong = (i for i, t in enumerate(proposal.tokens) if i >= len(follows) or t != follows[i])
         right.append(next(wrong, len(proposal.tokens)))
@@ -97,10 +97,10 @@ def drafts_along(drafter: Drafter, prompt: Sequence[int], tokens: Sequence[int])
 def rounds_of(generator: Generator, prompt: Sequence[int], params: SamplingParams) -> list[Round]:
     """Run rounds of one gamma, for their times."""
     noise = Noise(params.seed or 0)
-    target = EngineTarget(CachedTokens(generator.models.target), params, noise)
+    target = EngineTarget(KVCache(generator.models.target), params, noise)
     drafter = drafter_of(generator, "model", params, GAMMA)
     limit = len(prompt) + params.max_tokens
-    return list(played(speculate(target, drafter, [*prompt], limit)))[1:]
+    return list(run_rounds(speculate(target, drafter, [*prompt], limit)))[1:]
 
 
 def variation(rounds: Iterable[Round]) -> list[float]:

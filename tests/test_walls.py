@@ -32,7 +32,9 @@ specrt_export.checkpoint
 specrt_export
 specrt.loading
 specrt.tuning
-specrt.generator specrt.session specrt.aio specrt.request_factory
+specrt.session
+specrt.generator
+specrt.aio specrt.request_factory
 specrt.scheduler
 specrt.completion
 specrt.speculation
@@ -56,6 +58,7 @@ ORDER = {
 }
 BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors"}
 ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}
+OPENERS = ("specrt.engine.", "specrt_export")
 NEVER_AT_START = BUILD_MACHINE | ENGINE_LIBRARIES | {"specrt_export", "jinja2", "click", "rich"}
 
 
@@ -72,7 +75,7 @@ MODULES = modules()
 
 
 def imports(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, bool]]:
-    """Yield each import: the module, whether only a function runs it, whether only types need it."""
+    """Yield each import: its module, whether it is lazy, whether only types need it."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from ((name, lazy, True) for name, _, _ in imports(node))
@@ -113,9 +116,8 @@ def faults(name: str, tree: ast.AST) -> list[str]:
                 wrong.append(f"{name} imports {target}: a device has no build machine")
         elif top in BUILD_MACHINE and name.startswith("specrt.") and own != "specrt.cli":
             wrong.append(f"{name} imports {target}: a device has no {top}")
-        elif top in ENGINE_LIBRARIES and not lazy and name.startswith("specrt."):
-            if not own.startswith("specrt.engine."):
-                wrong.append(f"{name} imports {target} before it is needed")
+        elif top in ENGINE_LIBRARIES and not lazy and not own.startswith(OPENERS):
+            wrong.append(f"{name} imports {target} before it is needed")
     return wrong
 
 

@@ -48,7 +48,7 @@ from growth.shape import PRESETS, Shape, check_growth
 from growth.shards import SHARD_BYTES, Entry, write_shards
 from growth.tensor import DTYPES, encode, grow, stored_dtype
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt_export.bundle_builder import aside
+from specrt_export.bundle_builder import atomic_folder
 from specrt_export.checkpoint import Checkpoint
 
 BESIDE = (
@@ -89,7 +89,7 @@ def inflate(
     entries = [_entry(p, dtype) for p in plan_weights(checkpoint, axes, old, new, tied)]
     say(_summary(new, entries, dtype))
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
-    with aside(out) as folder:
+    with atomic_folder(out) as folder:
         write_shards(folder, entries, shard_bytes)
         text = json.dumps(grown_config(config, old, new, dtype, note), indent=2)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")

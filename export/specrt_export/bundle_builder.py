@@ -17,7 +17,7 @@ from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, hash
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt.params import AUTO
 from specrt.text import Tokenizer
-from specrt_export.check.quality import Gate
+from specrt_export.check.quality import QualityGate
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import (
     ModelInputs,
@@ -40,7 +40,7 @@ _LEFT = re.compile(r"([0-9]{1,9})\.\w+\.(part|old)")
 
 
 @contextmanager
-def aside(out: Path) -> Iterator[Path]:
+def atomic_folder(out: Path) -> Iterator[Path]:
     """Give a folder to build in; put it in the place of `out` at the end.
 
     Whatever stops the build, what was at `out` is as it was and the folder is gone. Leftovers of
@@ -133,7 +133,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     source = fingerprint(recipe, inputs)
     check_inputs(recipe, inputs, out)
     gate = _gate(recipe, inputs[0].checkpoint)
-    with aside(out) as folder:
+    with atomic_folder(out) as folder:
         builder = ModelBuilder(recipe, folder, gate, out)
         builder.check()
         models: dict[str, ModelRecord] = {}
@@ -175,7 +175,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
-def _gate(recipe: Recipe, target: Checkpoint) -> Gate | None:
+def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
     """Read the calibration text before any work, where there is one and something to measure.
 
     Raises: BuildError.
@@ -184,7 +184,7 @@ def _gate(recipe: Recipe, target: Checkpoint) -> Gate | None:
         return None
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
     pieces = read_calibration(calibration_path(recipe), tokenizer, recipe.engine.max_length)
-    return Gate(recipe.engine, recipe.quality, pieces)
+    return QualityGate(recipe.engine, recipe.quality, pieces)
 
 
 def _part(progress: Progress, number: int, parts: int) -> Progress:

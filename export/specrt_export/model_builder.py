@@ -13,11 +13,16 @@ from specrt.engine.backends import TENSORRT
 from specrt.engine.tensorrt.engine_record import PLAN
 from specrt.engine.tensorrt.library import open_library
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_equal, check_halved, hold_lowered, lowered_engine
-from specrt_export.check.quality import Gate, Source
+from specrt_export.check.equivalence import (
+    check_engine,
+    check_lowered,
+    check_ort_cuda,
+    lowered_engine,
+)
+from specrt_export.check.quality import GraphSource, QualityGate
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu, narrow_engine
+from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu, store_half
 from specrt_export.compile.ort_cuda_compiler import KV_ITEM_BYTES as _CUDA_KV_BYTES
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda, compute_type
 from specrt_export.compile.tensorrt import tensorrt_compiler as plan
@@ -39,7 +44,7 @@ class ModelBuilder:
 
     recipe: Recipe
     folder: Path
-    gate: Gate | None
+    gate: QualityGate | None
     """None without a calibration text."""
     previous: Path
     """Where an older bundle of the recipe may be."""
@@ -70,7 +75,7 @@ class ModelBuilder:
             quantized = self._quantize(role, original, Path(scratch), progress)
             source = original
             if quantized is not None:
-                source = Source(quantized.graph, quantized.folder)
+                source = GraphSource(quantized.graph, quantized.folder)
             if self.recipe.backend_of(role) in TENSORRT:
                 lowered = self._lower(role, source, Path(scratch), progress)
                 place, geometry = lowered.folder, lowered.target.geometry
@@ -83,7 +88,7 @@ class ModelBuilder:
             return self._record(role, original, compiled, quality)
 
     def _quantize(
-        self, role: str, original: Source, scratch: Path, progress: Progress
+        self, role: str, original: GraphSource, scratch: Path, progress: Progress
     ) -> Quantized | None:
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
@@ -92,7 +97,7 @@ class ModelBuilder:
         return quantize(original.graph, original.weights, scratch / "quantized", precision)
 
     def _measure(
-        self, role: str, original: Source, quantized: Quantized | None, made: Path,
+        self, role: str, original: GraphSource, quantized: Quantized | None, made: Path,
         geometry: Geometry, progress: Progress,
     ) -> Quality | None:  # fmt: skip
         """Say how far an engine, or the graph that it will be made of, is from its checkpoint."""
@@ -103,7 +108,7 @@ class ModelBuilder:
         return self.gate.hold(role, original, quantized, made, geometry, backend)
 
     def _lower(
-        self, role: str, source: Source, scratch: Path, progress: Progress
+        self, role: str, source: GraphSource, scratch: Path, progress: Progress
     ) -> plan.LoweredModel:
         progress(f"lower {role}", 0.3)
         compute = plan.compute_type(self.recipe.precisions[role].layers)
@@ -116,7 +121,7 @@ class ModelBuilder:
             with lowered_engine(
                 lowered.folder, target.geometry, batch=target.batch, max_length=target.max_length
             ) as engine:
-                hold_lowered(
+                check_lowered(
                     GraphRun(source.graph, source.weights), engine, widths, compute,
                     compiler.library.backend,
                 )  # fmt: skip
@@ -141,16 +146,16 @@ class ModelBuilder:
             batch=options.batch,
         )
 
-    def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> Source:
+    def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph the recipe names, or one made now."""
         graph, checkpoint = model.graph, model.checkpoint
         if graph is None:
             progress(f"export {model.role}", 0.0)
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
-        return Source(graph, checkpoint.folder)
+        return GraphSource(graph, checkpoint.folder)
 
-    def _compile(self, role: str, source: Source, progress: Progress) -> CompiledModel:
+    def _compile(self, role: str, source: GraphSource, progress: Progress) -> CompiledModel:
         options, made = self.recipe.engine, self.folder / role
         progress(f"compile {role}", 0.3)
         if self.recipe.backend_of(role) == "ort-cuda":
@@ -165,7 +170,7 @@ class ModelBuilder:
                 batch=options.batch,
                 confidence=role == "draft",
             )
-            check_halved(
+            check_ort_cuda(
                 source.graph, source.weights, made, compiled.geometry, options.max_length,
                 sorted({1, widest}),
             )  # fmt: skip
@@ -178,17 +183,17 @@ class ModelBuilder:
             batch=options.batch,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
         )
-        narrow_engine(made, self.recipe.precisions[role])
+        store_half(made, self.recipe.precisions[role])
         progress(f"check {role}", 0.7)
         widths = sorted({1, max(options.gammas, default=0) + 1})
-        check_equal(
+        check_engine(
             source.graph, source.weights, made, compiled.geometry, options.max_length, widths,
             options.batch,
         )  # fmt: skip
         return compiled
 
     def _record(
-        self, role: str, original: Source, compiled: CompiledModel, quality: Quality | None
+        self, role: str, original: GraphSource, compiled: CompiledModel, quality: Quality | None
     ) -> ModelRecord:
         precision, backend = self.recipe.precisions[role], self.recipe.backend_of(role)
         return ModelRecord(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.scheduler.request import Request
-from specrt.scheduler.scheduler import Batch
+from specrt.scheduler.scheduler import Scheduler
 
 
 class Worker:
@@ -18,7 +18,7 @@ class Worker:
     So no thread is left behind by a request that nobody reads: it pauses, or it was dropped.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Scheduler) -> None:
         self._batch = batch
         self._lock = threading.Lock()
         """Held while the two below are looked at, never during a pass."""
@@ -67,7 +67,7 @@ class Worker:
     def _needy(self) -> list[Request]:
         """Return what is to be run; the thread ends when that is nothing."""
         with self._lock:
-            self._requests = [r for r in self._requests if r.needy]
+            self._requests = [r for r in self._requests if r.runnable]
             if not self._requests:
                 self._thread = None
             return list(self._requests)
@@ -117,7 +117,7 @@ class AsyncStream(AsyncIterator[Chunk]):
     async def aclose(self) -> None:
         """Give up what is not read yet; see `Stream.close`. A task that waits is at the end."""
         self._request.drop()
-        self._request.tell()
+        self._request.notify()
 
     async def finish(self) -> Completion:
         """Run to the end and return the completion."""
@@ -156,19 +156,19 @@ class AsyncStream(AsyncIterator[Chunk]):
         loop = asyncio.get_running_loop()
         come: asyncio.Future[None] = loop.create_future()
 
-        def heard() -> None:
+        def on_update() -> None:
             try:
                 loop.call_soon_threadsafe(_settle, come)
             except RuntimeError:  # the loop was closed, and nobody reads any more
                 request.drop()
 
-        request.heard = heard
+        request.on_update = on_update
         try:
             if not request.chunks and not request.over:  # looked at after there is who hears
                 self._worker.run(request)
                 await come
         finally:
-            request.heard = None
+            request.on_update = None
 
 
 def _settle(come: asyncio.Future[None]) -> None:

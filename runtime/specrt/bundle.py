@@ -15,7 +15,7 @@ from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.errors import BundleError
-from specrt.records import Count, Span, read
+from specrt.records import Count, Interval, read
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
 """Packages that bring ONNX Runtime; a machine has one of them."""
@@ -44,7 +44,7 @@ class Geometry:
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], two a layer.
     """
 
-    layers: Annotated[int, Span(1, 10**4)]
+    layers: Annotated[int, Interval(1, 10**4)]
     heads: Count
     """Query heads; `kv_heads` of them are shared by groups."""
     kv_heads: Count
@@ -107,7 +107,7 @@ class ModelRecord:
     parameters: int
     weight_bytes: int
     """In memory: a CPU widens weights that are stored in half precision when they are opened."""
-    kv_item_bytes: Annotated[int, Span(1, 16)]
+    kv_item_bytes: Annotated[int, Interval(1, 16)]
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
     precision: str = "fp32"
@@ -139,7 +139,7 @@ class ModelRecord:
 class Manifest:
     """Everything a device needs to know about a bundle before it opens an engine."""
 
-    format: Annotated[int, Span(1, FORMAT)]
+    format: Annotated[int, Interval(1, FORMAT)]
     name: str
     backend: str
     precision: str

@@ -56,13 +56,13 @@ def _told(function: Callable[P, Told]) -> Callable[P, Told]:
     """Return a function that tells of errors instead of raising them."""
 
     @wraps(function)
-    def tell(*args: P.args, **kwargs: P.kwargs) -> Told:
+    def notify(*args: P.args, **kwargs: P.kwargs) -> Told:
         try:
             return (0, *function(*args, **kwargs))
         except Exception as error:
             return _failure(error)
 
-    return tell
+    return notify
 
 
 def _failure(error: Exception) -> Told:
@@ -161,7 +161,9 @@ class Host:
         """
         wanted = json.loads(_text(asked))
         processors: list[Addresses] = wanted.pop("processors", [])
-        functions = [Processor(at, *addresses) for at, addresses in enumerate(processors, 1)]
+        functions = [
+            CallbackProcessor(at, *addresses) for at, addresses in enumerate(processors, 1)
+        ]
         params = SamplingParams.of(**wanted.pop("params"), logits_processors=functions)
         gamma: Gamma | None = wanted.get("gamma")
         given = _text(prompt) if is_text else _ids(prompt)
@@ -239,7 +241,7 @@ _FUNCTION = ctypes.CFUNCTYPE(
 _HOLD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 
 
-class Processor:
+class CallbackProcessor:
     """A logits processor of the application; the interpreter is let go while it runs."""
 
     def __init__(self, number: int, function: int, user: int, hold: int) -> None:

@@ -240,7 +240,7 @@ def _told(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
     }
 
 
-class Source(Protocol):
+class ChunkSource(Protocol):
     """Where a stream has its chunks from; any thread may call."""
 
     def fetch(self) -> Chunk | None:
@@ -263,7 +263,7 @@ class Stream(Iterator[Chunk]):
     ends after the pass that runs. Dropping the stream closes it.
     """
 
-    def __init__(self, completion: Completion, source: Source) -> None:
+    def __init__(self, completion: Completion, source: ChunkSource) -> None:
         self.completion = completion
         self._source = source
 

@@ -39,7 +39,7 @@ _LONGEST = {"regex": 10_000, "choice": 100_000, "grammar": 50_000}
 """Characters. Longer ones take more than a few seconds to compile."""
 
 
-class Structure(NamedTuple):
+class Constraint(NamedTuple):
     """A constraint of the whole text, checked as far as that takes no vocabulary."""
 
     kind: str
@@ -48,9 +48,9 @@ class Structure(NamedTuple):
     """The JSON of a schema, an expression (of a choice too), or a grammar."""
 
 
-def structure_of(
+def constraint_of(
     json_schema: Any, regex: str | None, choice: tuple[str, ...] | None, grammar: str | None
-) -> Structure | None:
+) -> Constraint | None:
     """Return the one constraint that was given.
 
     Raises: RequestError for several, and for one that cannot be enforced.
@@ -63,10 +63,10 @@ def structure_of(
         raise RequestError(f"{' and '.join(asked)} were given; expected one of them")
     kind = asked[0]
     if kind == "json_schema":
-        return Structure(kind, json_schema)
+        return Constraint(kind, json_schema)
     if kind == "choice":
-        return Structure(kind, "|".join(map(re.escape, choice or ())))
-    return Structure(kind, given[kind])
+        return Constraint(kind, "|".join(map(re.escape, choice or ())))
+    return Constraint(kind, given[kind])
 
 
 def schema_text(given: Any) -> str | None:
@@ -277,7 +277,7 @@ _MOST_LEVELS = 2000
 _MOST_OF = {"patternProperties": 100, "anyOf": 1000, "oneOf": 500, "allOf": 500, "required": 10_000}
 
 
-class Part(NamedTuple):
+class SchemaPart(NamedTuple):
     """A schema within a schema, the JSON pointer that leads there, and how deep it lies."""
 
     place: str
@@ -325,11 +325,11 @@ def check_names(schema: Any) -> None:
             )
 
 
-def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[Part]:
+def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[SchemaPart]:
     """Go through a schema and all within it."""
     if not isinstance(schema, Mapping):
         return
-    yield Part(place, schema, depth)
+    yield SchemaPart(place, schema, depth)
     depth += 1
     for word in SCHEMAS_BY_NAME:
         if isinstance(schema.get(word), Mapping):
@@ -347,7 +347,7 @@ def _shown(name: str) -> str:
     return name if name.isprintable() and len(name) < _LONGEST_NAME else short(name)
 
 
-def _check_keywords(part: Part) -> None:
+def _check_keywords(part: SchemaPart) -> None:
     for word in part.schema:
         extension = word.startswith("x-") and word != "x-guidance"
         if word not in _KNOWN and not extension:
@@ -360,7 +360,7 @@ def _check_keywords(part: Part) -> None:
         )
 
 
-def _check_texts(part: Part) -> None:
+def _check_texts(part: SchemaPart) -> None:
     """Refuse characters that JSON can only write as numbers, which are not allowed."""
     for word in ("const", "enum", "properties", "required"):
         written = json.dumps(part.schema.get(word))
@@ -372,7 +372,7 @@ def _check_texts(part: Part) -> None:
             )
 
 
-def _check_count(part: Part) -> None:
+def _check_count(part: SchemaPart) -> None:
     """Refuse counts that names which come twice would satisfy."""
     least, required = part.schema.get("minProperties"), part.schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
@@ -383,7 +383,7 @@ def _check_count(part: Part) -> None:
         )
 
 
-def _check_reference(part: Part, root: Any) -> None:
+def _check_reference(part: SchemaPart, root: Any) -> None:
     to = part.schema.get("$ref")
     if to is None:
         return
@@ -396,7 +396,7 @@ def _check_reference(part: Part, root: Any) -> None:
         )
 
 
-def _check_remainders(parts: list[Part]) -> None:
+def _check_remainders(parts: list[SchemaPart]) -> None:
     """Refuse multiples that take more than a moment to compile, alone or where they meet."""
     given: list[Any] = [p.schema.get("multipleOf") for p in parts]
     numbers = [v for v in given if type(v) in (int, float)]
@@ -411,7 +411,7 @@ def _check_remainders(parts: list[Part]) -> None:
         )
 
 
-def _check_size(parts: list[Part]) -> None:
+def _check_size(parts: list[SchemaPart]) -> None:
     """Refuse what takes the compiler more than a few seconds, or more stack than there is."""
     references = {p.schema["$ref"] for p in parts if "$ref" in p.schema}
     deepest = max((p.depth for p in parts), default=0)

@@ -9,11 +9,11 @@ from specrt.aio import Worker
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import RequestError, SpecrtError
 from specrt.params import Gamma, SamplingParams
-from specrt.request_factory import Asking, Prompt, several_prompts, shared_params
+from specrt.request_factory import Prompt, RequestFactory, several_prompts, shared_params
 from specrt.scheduler.request import Request
-from specrt.scheduler.scheduler import Batch
+from specrt.scheduler.scheduler import Scheduler
 from specrt.session import ChatTemplate, Session
-from specrt.speculation.pool import Drafters, Models
+from specrt.speculation.pool import DrafterPool, Models
 from specrt.system.machine import trim_heap
 from specrt.text import Tokenizer
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from specrt.aio import AsyncStream
 
 
-class Reading:
+class RequestSource:
     """A request that is read; it begins to wait for a row when its first chunk is asked for."""
 
-    def __init__(self, batch: Batch, request: Request) -> None:
+    def __init__(self, batch: Scheduler, request: Request) -> None:
         self._batch = batch
         self._request = request
 
@@ -49,7 +49,7 @@ class Reading:
 
 
 def collected(
-    batch: Batch, many: Sequence[Sequence[Request]], rows: int
+    batch: Scheduler, many: Sequence[Sequence[Request]], rows: int
 ) -> Iterator[list[Completion]]:
     """Run all requests, so many at once, and yield the completions of each prompt, in order."""
     requests = [request for one in many for request in one]
@@ -66,7 +66,7 @@ def collected(
             request.drop()
 
 
-def _run(batch: Batch, requests: Iterable[Request], rows: int) -> Iterator[None]:
+def _run(batch: Scheduler, requests: Iterable[Request], rows: int) -> Iterator[None]:
     """Run requests to their ends, so many at once, yielding at each; a failure is its own."""
     running: list[Request] = []
     for request in requests:
@@ -80,7 +80,7 @@ def _run(batch: Batch, requests: Iterable[Request], rows: int) -> Iterator[None]
         yield
 
 
-def _settle(batch: Batch, running: list[Request]) -> None:
+def _settle(batch: Scheduler, running: list[Request]) -> None:
     done = batch.settle(running)
     running.remove(done)
     if done.error is not None:
@@ -113,9 +113,9 @@ class Generator:
         self.models = models
         self.notices = tuple(notices)
         """What the opener of the bundle should know, a line each."""
-        self._drafters = Drafters(models)
-        self._batch = Batch(models, keeps=prompt_cache)
-        self._asking = Asking(models, tokenizer, eos_token_ids, self._drafters, self._batch)
+        self._drafters = DrafterPool(models)
+        self._batch = Scheduler(models, keeps=prompt_cache)
+        self._asking = RequestFactory(models, tokenizer, eos_token_ids, self._drafters, self._batch)
         self._worker = Worker(self._batch)
 
     def stream(
@@ -133,7 +133,7 @@ class Generator:
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
         request = self._asking.one(prompt, params, gamma, drafter)
-        return Stream(request.completion, Reading(self._batch, request))
+        return Stream(request.completion, RequestSource(self._batch, request))
 
     def generate(
         self,

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 from specrt.bundle import Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
 from specrt.engine.backends import TENSORRT, open_engine, share_threads
-from specrt.engine.protocol import Engine, WholeRounds
+from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -72,13 +72,13 @@ def load(
     return Generator(models, tokenizer, manifest.eos_token_ids, notices, prompt_cache=prompt_cache)
 
 
-def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> WholeRounds | None:
+def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:
     """Return what runs whole rounds, where one library and device run both models."""
     if manifest.backend_of(manifest.target) not in TENSORRT:
         return None
-    from specrt.engine.tensorrt.fused_round import whole_rounds
+    from specrt.engine.tensorrt.fused_round import fused_rounds
 
-    return whole_rounds(target, draft)
+    return fused_rounds(target, draft)
 
 
 def _share_threads(manifest: Manifest, cores: int) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.constraints import (
-    Structure,
+    Constraint,
     check_choice,
     check_grammar,
     check_regex,
+    constraint_of,
     schema_text,
-    structure_of,
 )
 from specrt.errors import RequestError, did_you_mean
 
@@ -172,12 +172,12 @@ class SamplingParams:
             )
 
     @property
-    def structure(self) -> Structure | None:
+    def structure(self) -> Constraint | None:
         """The one constraint of the whole text; None where it is free.
 
         Raises: RequestError where several were given.
         """
-        return structure_of(self.json_schema, self.regex, self.choice, self.grammar)
+        return constraint_of(self.json_schema, self.regex, self.choice, self.grammar)
 
     @property
     def greedy(self) -> bool:

@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """The whole numbers a field takes, both ends included."""
 
     first: int
     last: int
 
 
-Count = Annotated[int, Span(1, 10**9)]
+Count = Annotated[int, Interval(1, 10**9)]
 """A size of something that must be there."""
 
-_PLAIN = Span(0, 2**63 - 1)
+_PLAIN = Interval(0, 2**63 - 1)
 
 _LONGEST = 255
 
@@ -83,7 +83,7 @@ def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
     return kind(**found)
 
 
-def _whole(value: Any, name: str, span: Span) -> int:
+def _whole(value: Any, name: str, span: Interval) -> int:
     if type(value) is int and span.first <= value <= span.last:
         return value
     raise ValueError(

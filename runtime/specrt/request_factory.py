@@ -1,4 +1,4 @@
-"""From a caller's arguments to a request: prompts as tokens, parameters checked, processors built."""
+"""Turns a caller's arguments into requests: prompts as tokens, checked parameters, processors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from specrt.sampling.processors import (
     BadWords,
     Custom,
     LogitBias,
+    LogitsProcessors,
     MinTokens,
     NoRepeatNgram,
     OutputPenalties,
     Processor,
     RepetitionPenalty,
-    Rules,
 )
-from specrt.scheduler.request import Reader, Request
-from specrt.scheduler.scheduler import Batch
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.pool import Drafters, Models
+from specrt.scheduler.request import OutputProcessor, Request
+from specrt.scheduler.scheduler import Scheduler
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.pool import DrafterPool, Models
 from specrt.text import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -101,13 +101,13 @@ def _token_id(token: object, vocab: int) -> int:
     return number
 
 
-def rules_of(
+def build_processors(
     params: SamplingParams,
     tokenizer: Tokenizer | None,
     ends: Collection[int],
     vocabulary: int,
     grammars: Grammars | None = None,
-) -> Rules | None:
+) -> LogitsProcessors | None:
     """Return the rules of a request, in vLLM's order; None where it asks for none.
 
     Only bad words and a structure need a tokenizer. `grammars` keeps what was compiled for other
@@ -124,7 +124,7 @@ def rules_of(
             grammars = Grammars(tokenizer, ends, vocabulary)
         kept = grammars.processor(structure, params.stop_token_ids)
         return GrammarRules(made, kept, vocabulary)
-    return Rules(made, vocabulary) if made else None
+    return LogitsProcessors(made, vocabulary) if made else None
 
 
 def _processors(
@@ -169,7 +169,7 @@ def _check(name: str, ids: Collection[int], vocabulary: int) -> None:
         )
 
 
-class Asking:
+class RequestFactory:
     """Makes requests of prompts and options. Threads: any may ask."""
 
     def __init__(
@@ -177,8 +177,8 @@ class Asking:
         models: Models,
         tokenizer: Tokenizer,
         eos: Collection[int],
-        drafters: Drafters,
-        batch: Batch,
+        drafters: DrafterPool,
+        batch: Scheduler,
     ) -> None:
         self._models = models
         self._tokenizer = tokenizer
@@ -240,7 +240,7 @@ class Asking:
         self, tokens: list[int], params: SamplingParams, completion: Completion
     ) -> Request:
         models = self._models
-        rules = rules_of(
+        rules = build_processors(
             params, self._tokenizer, self._eos, models.target.geometry.vocab_size, self._grammars
         )
         return Request(
@@ -251,7 +251,7 @@ class Asking:
             completion,
             Noise(completion.seed, completion.index),
             rules,
-            Reader(completion, params, self._eos, self._tokenizer),
-            [CachedTokens(e) for e in (models.target, models.draft) if e is not None],
+            OutputProcessor(completion, params, self._eos, self._tokenizer),
+            [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
         )

@@ -171,7 +171,7 @@ def _line(said: Any) -> str:
 
 
 @dataclass(eq=False)
-class Turn:
+class ChatTurn:
     """A message, and what was read of the answer to it."""
 
     message: str
@@ -195,7 +195,9 @@ class Turn:
 class Answer:
     """The answer to a message, which becomes part of the conversation as it is read."""
 
-    def __init__(self, turn: Turn, stream: Stream, settle: Callable[[Turn], object]) -> None:
+    def __init__(
+        self, turn: ChatTurn, stream: Stream, settle: Callable[[ChatTurn], object]
+    ) -> None:
         self._turn = turn
         self._stream = stream
         self._settle = settle
@@ -253,7 +255,7 @@ class Session:
         drafter: str | None = None,
     ) -> None:
         self._generator = generator
-        self._turns: list[Turn] = []
+        self._turns: list[ChatTurn] = []
         self._running: Any = None
         """Weak, so that dropping a stream stops it."""
         self.template = template
@@ -348,7 +350,7 @@ class Session:
         stream = self._generator.stream(
             prompt, self.params, gamma=self._gamma, drafter=self._drafter
         )
-        turn = Turn(message, script, prompt, stream.completion)
+        turn = ChatTurn(message, script, prompt, stream.completion)
         self._turns.append(turn)
         answering = Stream(stream.completion, Answer(turn, stream, self.settle))
         self._running = ref(answering)
@@ -381,7 +383,7 @@ class Session:
         self.stop()
         self._turns.clear()
 
-    def settle(self, turn: Turn | None = None) -> None:
+    def settle(self, turn: ChatTurn | None = None) -> None:
         """Let go of a message of whose answer nothing came: of `turn`, if it is the last."""
         last = self._turns[-1] if self._turns else None
         if last is not None and not last.tokens and turn in (None, last):

@@ -25,7 +25,7 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
 from specrt.params import SamplingParams
-from specrt_export.bundle_builder import aside, build, is_fresh
+from specrt_export.bundle_builder import atomic_folder, build, is_fresh
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -144,7 +144,7 @@ def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
     moved = out.parent / f".small.{dead.pid}.a1b2c3d4.old"
     moved.mkdir(parents=True)
     (moved / "manifest.json").write_text("the old one", encoding="utf-8")
-    with pytest.raises(KeyboardInterrupt), aside(out):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(out):
         raise KeyboardInterrupt
     assert (out / "manifest.json").read_text(encoding="utf-8") == "the old one"
     assert leftovers(out) == []
@@ -153,7 +153,7 @@ def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
 def test_what_a_live_build_writes_is_left_alone(out: Path) -> None:
     other = out.parent / f".small.{os.getppid()}.a1b2c3d4.part"
     other.mkdir(parents=True)
-    with aside(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "file").touch()
     assert leftovers(out) == [other.name]
     assert (out / "file").exists()

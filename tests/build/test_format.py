@@ -20,14 +20,14 @@ from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
 from specrt.engine.tensorrt.passes import DECOMPOSED, KV_TYPES, NATIVE, expected
 from specrt.system.machine import Machine
 from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
-from specrt.tuning.tuning_record import Setting, Tuning
+from specrt.tuning.tuning_record import TunedSetting, Tuning
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
-    Manifest, ModelRecord, Geometry, FileRecord, Quality, Tuning, Machine, Setting, EngineRecord,
-    Profile,
+    Manifest, ModelRecord, Geometry, FileRecord, Quality, Tuning, Machine, TunedSetting,
+    EngineRecord, Profile,
 )  # fmt: skip
 _COUNT = (1, 10**9)
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specrt.bundle import Bundle
 from specrt_export.bundle_builder import build
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, narrow_engine
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, store_half
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
 from specrt_export.recipe import read_recipe
@@ -65,7 +65,7 @@ def test_weights_take_half_and_come_back_bit_for_bit(
     compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
     whole = logits(tmp_path / "engine")
     before = (tmp_path / "engine" / WEIGHTS).stat().st_size
-    count = narrow_engine(tmp_path / "engine", precision)
+    count = store_half(tmp_path / "engine", precision)
     after = (tmp_path / "engine" / WEIGHTS).stat().st_size
     assert after < 0.55 * before
     assert (logits(tmp_path / "engine") == whole).all()
@@ -82,7 +82,7 @@ def test_slices_do_not_show(
     for name, items in (("whole", 1 << 22), ("sliced", 1000)):
         monkeypatch.setattr("specrt_export.compile.ort_cpu_compiler.SLICE", items)
         compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH)
-        narrow_engine(tmp_path / name, Precision.of("bf16"))
+        store_half(tmp_path / name, Precision.of("bf16"))
     for file in (ENGINE, WEIGHTS):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "sliced" / file).read_bytes()
 
@@ -94,7 +94,7 @@ def test_whole_numbers_stay_beside_a_table_in_bf16(
     made = quantize(*draft, tmp_path / "q", precision)
     compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
     whole = logits(tmp_path / "engine")
-    assert narrow_engine(tmp_path / "engine", precision) >= 1
+    assert store_half(tmp_path / "engine", precision) >= 1
     assert (logits(tmp_path / "engine") == whole).all()
     assert {"BFLOAT16", "UINT8", "FLOAT"} <= set(types(tmp_path / "engine"))
 
@@ -105,7 +105,7 @@ def test_other_precisions_are_left_alone(
 ) -> None:
     compile_ort_cpu(*draft, tmp_path, MAX_LENGTH)
     before = [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)]
-    assert narrow_engine(tmp_path, precision) == 0
+    assert store_half(tmp_path, precision) == 0
     assert [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)] == before
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from specrt.errors import BuildError, CheckpointError
 from specrt_export import bundle_builder as room
-from specrt_export.bundle_builder import aside, build
+from specrt_export.bundle_builder import atomic_folder, build
 from specrt_export.recipe import read_recipe
 
 
 def put(out: Path, text: str) -> None:
-    with aside(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
@@ -94,7 +94,7 @@ def test_a_rename_that_fails_gives_the_bundle_back(
 
 def test_two_builds_of_one_name_do_not_share_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    with aside(out) as first, aside(out) as second:
+    with atomic_folder(out) as first, atomic_folder(out) as second:
         assert first != second
         (first / "manifest.json").write_text("first", encoding="utf-8")
         (second / "manifest.json").write_text("second", encoding="utf-8")
@@ -108,11 +108,11 @@ def test_what_a_bundle_with_a_longer_name_left_is_not_taken(tmp_path: Path, suff
     left = tmp_path / f".llama3.{dead.pid}.{os.getpid()}.a1b2c3d4.{suffix}"
     left.mkdir()
     (left / "manifest.json").write_text("theirs", encoding="utf-8")
-    with aside(tmp_path / "llama3") as folder:
+    with atomic_folder(tmp_path / "llama3") as folder:
         assert not (tmp_path / "llama3").exists()
         (folder / "manifest.json").write_text("mine", encoding="utf-8")
     assert (left / "manifest.json").read_text(encoding="utf-8") == "theirs"
-    with aside(tmp_path / f"llama3.{dead.pid}"):
+    with atomic_folder(tmp_path / f"llama3.{dead.pid}"):
         pass
     assert (left / "manifest.json").exists(), "its owner is this process, which lives"
 

@@ -21,7 +21,7 @@ from specrt.engine.backends import open_engine
 from specrt.errors import BuildError, BundleError
 from specrt.params import SamplingParams
 from specrt_export.bundle_builder import build, is_fresh
-from specrt_export.check.equivalence import check_equal, exact
+from specrt_export.check.equivalence import check_engine, exact
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.engine_file import ENGINE
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
@@ -258,7 +258,7 @@ def test_an_engine_with_a_wrong_scale_is_found(
     )  # fmt: skip
     compiled = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", 128)
     arguments = (made.graph, made.folder, tmp_path / "engine", compiled.geometry, 128, [1, 4])
-    error = check_equal(*arguments)
+    error = check_engine(*arguments)
     assert error is not None
     assert error < 1e-5
     scale = next(t for one in made.stored for t in one.tensors if t.name.endswith(".scale"))
@@ -269,7 +269,7 @@ def test_an_engine_with_a_wrong_scale_is_found(
         file.seek(int(place["offset"]))
         file.write((first * 1.5).tobytes())
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_equal(*arguments)
+        check_engine(*arguments)
     assert sorted(p.name for p in (tmp_path / "engine").iterdir()) == ["engine.data", "engine.onnx"]
 
 

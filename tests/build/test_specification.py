@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from specrt.engine.rows import Part, pack
+from specrt.engine.rows import RowSlice, pack
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose
@@ -124,7 +124,7 @@ def test_a_runtime_made_from_the_page_says_the_same(
             assert told == (done.token_ids, counts)
 
 
-def _packed(batch: int, parts: list[Part], places: int, even: bool) -> dict[str, list[int]]:
+def _packed(batch: int, parts: list[RowSlice], places: int, even: bool) -> dict[str, list[int]]:
     """Lay out a pass as the page says."""
     total = max(places, sum(part.width for part in parts))
     total += even and total % 2
@@ -147,9 +147,9 @@ def _packed(batch: int, parts: list[Part], places: int, even: bool) -> dict[str,
 @pytest.mark.parametrize("places", [1, 2])
 def test_rows_are_packed_as_the_page_says(places: int, even: bool) -> None:
     for parts in (
-        [Part(0, 1, 1)],
-        [Part(2, 1, 1), Part(0, 5, 2)],
-        [Part(1, 3, 3), Part(0, 1, 1), Part(2, 4, 1)],
+        [RowSlice(0, 1, 1)],
+        [RowSlice(2, 1, 1), RowSlice(0, 5, 2)],
+        [RowSlice(1, 3, 3), RowSlice(0, 1, 1), RowSlice(2, 4, 1)],
     ):
         made = pack(3, tuple(parts), places, even)
         told = _packed(3, parts, places, even)

@@ -32,7 +32,8 @@ def believe_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("specrt.speculation.target.match", accept)
     monkeypatch.setattr(
-        "specrt.speculation.target.agree", lambda drafted, best: accept(drafted, best.__getitem__)
+        "specrt.speculation.target.match_greedy",
+        lambda drafted, best: accept(drafted, best.__getitem__),
     )
 
 

@@ -15,7 +15,7 @@ from specrt.bundle import Bundle
 from specrt.cli.terminal import bar, chart
 from specrt.params import AUTO
 from specrt.tuning.pass_timer import tune_quickly
-from specrt.tuning.sweep import PLAIN, Contender, Effort
+from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 ENTRIES = {
@@ -33,8 +33,8 @@ def bundle(codelet: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as can be measured: no test looks at what comes out."""
-    contenders = (PLAIN, Contender("model", 2), Contender("model", AUTO))
-    effort = Effort(contenders, 4, 6, 1)
+    contenders = (PLAIN, Candidate("model", 2), Candidate("model", AUTO))
+    effort = SweepPlan(contenders, 4, 6, 1)
     monkeypatch.setattr("specrt.cli.tune.plan_effort", lambda *_, **__: effort)
     for name in ("_QUICK_S", "_THOROUGH_S"):
         monkeypatch.setattr(f"specrt.cli.tune.{name}", 0.01)

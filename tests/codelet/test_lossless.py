@@ -25,8 +25,16 @@ from specrt.sampling.distribution import Distribution, process
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import Asking, Drafter, Proposal, Round, alone, played, speculate
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import (
+    Drafter,
+    Passes,
+    Proposal,
+    Round,
+    run_alone,
+    run_rounds,
+    speculate,
+)
 from specrt.speculation.target import EngineTarget
 from specrt.text import read_prompts
 
@@ -170,7 +178,7 @@ class Overconfident:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         proposal = yield from self._drafter.propose(tokens, room)
         flat = [
             Distribution(d.ids, np.full(len(d.ids), 1 / len(d.ids)))
@@ -191,12 +199,12 @@ def chance_that_it_is_the_target(
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(DRAWS):
         noise = Noise(seed)
-        drafter: Drafter = ModelDrafter(CachedTokens(draft), FEW, noise, FixedGamma(2))
+        drafter: Drafter = ModelDrafter(KVCache(draft), FEW, noise, FixedGamma(2))
         if wrong:
             drafter = Overconfident(drafter)
         tokens = list(prompt)
-        judge = EngineTarget(CachedTokens(target), FEW, noise)
-        for _ in played(speculate(judge, drafter, tokens, len(prompt) + 3)):
+        judge = EngineTarget(KVCache(target), FEW, noise)
+        for _ in run_rounds(speculate(judge, drafter, tokens, len(prompt) + 3)):
             pass
         seen[tuple(tokens[len(prompt) :])] += 1
     assert set(seen) <= set(expected)
@@ -228,7 +236,7 @@ class Replay:
         self._tokens = tokens
         self._wrong = wrong
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
         ahead = self._tokens[len(tokens) : len(tokens) + min(4, room)]
         return Proposal([(t + self._wrong) % 8192 for t in ahead])
@@ -241,9 +249,9 @@ def run_drafter(
     generator: Generator, drafter: Drafter, prompt: list[int], count: int
 ) -> tuple[list[int], list[Round]]:
     params = greedy(count)
-    target = EngineTarget(CachedTokens(generator.models.target), params, Noise(0))
+    target = EngineTarget(KVCache(generator.models.target), params, Noise(0))
     tokens = list(prompt)
-    rounds = list(played(speculate(target, drafter, tokens, len(prompt) + count)))
+    rounds = list(run_rounds(speculate(target, drafter, tokens, len(prompt) + count)))
     return tokens[len(prompt) :], rounds
 
 
@@ -286,7 +294,7 @@ def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[l
     prompt = list(chain.from_iterable(prompts))[:700]
     chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
     assert chunked.max_width == 256
-    found = alone(CachedTokens(chunked).feed(prompt, 4)).logits[0]
+    found = run_alone(KVCache(chunked).feed(prompt, 4)).logits[0]
     expected = whole.forward((prompt,), 0, 4).logits[0]
     assert found.shape == (4, 8192)
     # fp32 sums in another order: a hundredth of the margin that `specrt verify` calls a near-tie.

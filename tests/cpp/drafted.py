@@ -13,13 +13,13 @@ from runtime.traces import COSTS
 from specrt.bundle import Geometry
 from specrt.engine.protocol import check_bounds
 from specrt.params import SamplingParams
-from specrt.request_factory import rules_of
+from specrt.request_factory import build_processors
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import Rules
+from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.pool import Drafters, Manner, Models
-from specrt.speculation.round import Drafter, Round, alone
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.pool import DecodingMode, DrafterPool, Models
+from specrt.speculation.round import Drafter, Round, run_alone
 
 Vector = dict[str, Any]
 _MASK = (1 << 64) - 1
@@ -115,7 +115,7 @@ class _Generation:
     """Rounds of one text: what was drafted, and a made-up fate for it."""
 
     def __init__(
-        self, drafter: Drafter, draft: CachedTokens, tokens: list[int], draw: random.Random
+        self, drafter: Drafter, draft: KVCache, tokens: list[int], draw: random.Random
     ) -> None:
         self.drafter, self.draft, self.tokens, self.draw = drafter, draft, tokens, draw
 
@@ -127,7 +127,7 @@ class _Generation:
             tokens += add
             return {"add": add}
         room = draw.choice((0, 1, 3, 8, 8, 8))
-        made = alone(self.drafter.propose(tokens, room))
+        made = run_alone(self.drafter.propose(tokens, room))
         drafted = len(made.tokens)
         luck = draw.random()
         accepted = drafted if luck < 0.4 else draw.randint(0, drafted) if luck < 0.8 else 0
@@ -164,17 +164,17 @@ def _case(
     made = HashEngine(**engine)
     target = HashEngine(TARGET, 8, sure=True, broken=False)
     costs = draw.choice((*(COSTS[name] for name in MACHINES), DEAR))
-    drafters = Drafters(Models(target, made, gammas), lambda: costs)
+    drafters = DrafterPool(Models(target, made, gammas), lambda: costs)
     params = _params(asked)
     generations = []
     for number in range(3):
-        rules: Rules | None = rules_of(params, None, (), TARGET)
-        noise, caches = Noise(seed, number), (CachedTokens(target), CachedTokens(made))
+        rules: LogitsProcessors | None = build_processors(params, None, (), TARGET)
+        noise, caches = Noise(seed, number), (KVCache(target), KVCache(made))
         one = drafters.make(drafter, gamma, params, noise, rules, caches)  # type: ignore[arg-type]
         prompt = [draw.randrange(20) for _ in range(draw.choice((1, 2, 5, 30)))]
         playing = _Generation(one, caches[1], [*prompt], draw)
         steps = [playing.step(costs) for _ in range(30)]
-        fallback = drafters.fallback(drafter, gamma, Manner.of(params, rules))  # type: ignore[arg-type]
+        fallback = drafters.fallback(drafter, gamma, DecodingMode.of(params, rules))  # type: ignore[arg-type]
         generations.append({"prompt": prompt, "steps": steps, "fallback": fallback})
     return {
         "drafter": drafter, "gamma": -1 if gamma == "auto" else gamma, "gammas": gammas,

@@ -9,14 +9,14 @@ from typing import Any
 
 from runtime import traces
 from runtime.traces import COSTS, LARGEST, Text, one_round
-from specrt.speculation.costs import Costs, Prices, plan
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, GammaPolicy, Weight
+from specrt.speculation.costs import Costs, RoundCosts, plan
+from specrt.speculation.gamma import AutoGamma, BuiltGamma, DraftDecision, GammaPolicy
 from specrt.speculation.ngram import NgramDrafter, Suffixes
-from specrt.speculation.round import Round, alone
+from specrt.speculation.round import Round, run_alone
 
 Vector = dict[str, Any]
 CHOSE, WEIGHED, OBSERVED = range(3)
-KINDS = (Weight.DROP, Weight.LAST, Weight.MORE)
+KINDS = (DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE)
 
 
 class Recorded:
@@ -30,8 +30,8 @@ class Recorded:
         self._events.append([self._index, CHOSE, gamma])
         return gamma
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
-        weight = self._policy.weigh(drafted, confidence)
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        weight = self._policy.decide(drafted, confidence)
         self._events.append([self._index, WEIGHED, drafted, confidence, KINDS.index(weight)])
         return weight
 
@@ -154,7 +154,7 @@ def plans() -> Vector:
             verify.sort()
         draft = [draw.choice((0.0, 3e4, 4e5)) * g for g in range(most + 1)]
         outside = draw.choice((0.0, 2e4))
-        prices = Prices.of(verify, draft, outside)
+        prices = RoundCosts.of(verify, draft, outside)
         chances = [draw.uniform(0.02, 0.98) for _ in range(most)]
         surest = [draw.uniform(chance, 1.0) for chance in chances]
         share = draw.uniform(0.3, 1.0)
@@ -212,10 +212,10 @@ class _Cautious:
     def choose(self) -> int:
         return self._most
 
-    def weigh(self, drafted: int, confidence: float) -> Weight:
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
         if confidence < self._drop:
-            return Weight.DROP
-        return Weight.LAST if confidence < self._last else Weight.MORE
+            return DraftDecision.DISCARD
+        return DraftDecision.STOP if confidence < self._last else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
         pass
@@ -233,7 +233,7 @@ def _copies(draw: random.Random) -> Vector:
         add = [draw.randrange(letters) for _ in range(draw.randint(1, 9))]
         tokens = tokens[:keep] + add
         room = draw.choice((0, 1, 3, 8, 20))
-        made = alone(drafter.propose(tokens, room))
+        made = run_alone(drafter.propose(tokens, room))
         steps.append(
             {
                 "keep": keep, "add": add, "room": room, "tokens": [*made.tokens],

@@ -11,8 +11,8 @@ import numpy as np
 from cpp.numeric import Row, Vector, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.request_factory import rules_of
-from specrt.sampling.processors import Rules, likeliest
+from specrt.request_factory import build_processors
+from specrt.sampling.processors import LogitsProcessors, likeliest
 
 
 def _halve(tokens: list[int], row: Row) -> Row:
@@ -71,7 +71,7 @@ def _params(asked: Vector) -> SamplingParams:
     return SamplingParams(**options, logits_processors=functions)
 
 
-def _steps(rng: np.random.Generator, rules: Rules, vocabulary: int) -> Iterator[Vector]:
+def _steps(rng: np.random.Generator, rules: LogitsProcessors, vocabulary: int) -> Iterator[Vector]:
     """Yield rounds: a text that grows, and rows behind drafted tokens, edited."""
     text = rng.integers(0, vocabulary, int(rng.integers(1, 12))).tolist()
     for _ in range(6):
@@ -126,7 +126,7 @@ def rules() -> Vector:
         ends = rng.integers(0, vocabulary + 2, int(rng.integers(0, 3))).tolist()
         case = {"vocabulary": vocabulary, "params": asked, "ends": ends, "spelled": spelled}
         tokenizer: Any = Spelled(spelled)
-        made = rules_of(_params(asked), tokenizer, ends, vocabulary)
+        made = build_processors(_params(asked), tokenizer, ends, vocabulary)
         with np.errstate(over="ignore", invalid="ignore"):
             found = {"none": True} if made is None else {"steps": [*_steps(rng, made, vocabulary)]}
         cases.append({**case, **found})

@@ -15,7 +15,13 @@ import pytest
 
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 from specrt.engine.tensorrt import engine_record as fingerprint
-from specrt.engine.tensorrt.engine_record import DeviceRecord, EngineRecord, Profile, Range, Setting
+from specrt.engine.tensorrt.engine_record import (
+    BuildSetting,
+    DeviceRecord,
+    EngineRecord,
+    Profile,
+    Range,
+)
 
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime" / "cpp"
@@ -302,8 +308,9 @@ def test_plans_of_other_machines_are_refused(
 def test_other_machines_are_judged_as_python_judges_them(site: Site) -> None:
     versions = ["10.3.0", "10.3.0.26", "10.3.0.27", "10.3.1.26", "10.2", "11.0.0", "no version"]
     asked = [
-        (), (Setting("version_compatible", "True"),), (Setting("hardware_compatible", "ampere+"),),
-        (Setting("hardware_compatible", "same-capability"),),
+        (), (BuildSetting("version_compatible", "True"),),
+        (BuildSetting("hardware_compatible", "ampere+"),),
+        (BuildSetting("hardware_compatible", "same-capability"),),
     ]  # fmt: skip
     machines = [("Orin", 8, 7), ("Other Orin", 8, 7), ("Old", 7, 5), ("New", 12, 0)]
     records = [
@@ -315,7 +322,11 @@ def test_other_machines_are_judged_as_python_judges_them(site: Site) -> None:
 
 def test_other_machines_are_judged_as_python_judges_them_for_rtx(site: Site) -> None:
     site.as_rtx()
-    asked = [(), (Setting("capabilities", "8.9, 12.0"),), (Setting("capabilities", "7.5"),)]
+    asked = [
+        (),
+        (BuildSetting("capabilities", "8.9, 12.0"),),
+        (BuildSetting("capabilities", "7.5"),),
+    ]
     records = [
         replace(site.record, version=version, settings=settings)
         for version in (RTX_VERSION, "1.7.1.9", "1.7.2", "1.6.1.116") for settings in asked
@@ -426,12 +437,12 @@ def test_what_only_the_hosted_library_runs_is_refused(site: Site) -> None:
     site.case["batch"] = 4
     site.refused(UNSUPPORTED, "for 4 texts at once", "use the hosted library")
     site.case["batch"] = 1
-    site.change(settings=(Setting("stripped", "True"),))
+    site.change(settings=(BuildSetting("stripped", "True"),))
     site.refused(UNSUPPORTED, "holds no weights", "use the hosted library")
 
 
 def test_weights_are_streamed_where_that_was_asked_for(site: Site) -> None:
-    site.change(settings=(Setting("weight_streaming", "True"),))
+    site.change(settings=(BuildSetting("weight_streaming", "True"),))
     assert site.check("open").startswith("opened with TensorRT 10.3.0.26")
     site.machine |= {"fails": "setWeightStreamingBudgetV2", "said": "too many bytes"}
     site.refused(ENGINE, "cannot stream the weights", "4096 bytes", "too many bytes")

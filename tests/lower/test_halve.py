@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import TOLERANCES, check_halved, on_cpu
+from specrt_export.check.equivalence import TOLERANCES, check_ort_cuda, on_cpu
 from specrt_export.compile import ort_cuda_compiler as ort_cuda
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS
 from specrt_export.compile.ort_cpu_compiler import CompiledModel
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
-from specrt_export.lower.lazy_tensor import Stored, held
+from specrt_export.lower.lazy_tensor import LazyTensor, held
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.quantize.precision import Precision
 from specrt_export.quantize.quantize import quantize
@@ -75,7 +75,7 @@ def halved(
 
 
 def hold(graph: Path, weights: Path, out: Path, compiled: CompiledModel) -> float:
-    error = check_halved(graph, weights, out, compiled.geometry, MAX_LENGTH, WIDTHS)
+    error = check_ort_cuda(graph, weights, out, compiled.geometry, MAX_LENGTH, WIDTHS)
     assert error is not None
     return error
 
@@ -205,7 +205,7 @@ def test_ends_of_whole_numbers_are_held_beside_layers_in_bf16(
 def test_buffers_may_be_as_short_as_the_widest_pass(engines: Path, tmp_path: Path) -> None:
     graph, weights = source(engines, "draft")
     compiled = compile_ort_cuda(graph, weights, tmp_path, CAPTURES, captured=CAPTURES)
-    check_halved(graph, weights, tmp_path, compiled.geometry, CAPTURES, [1, CAPTURES])
+    check_ort_cuda(graph, weights, tmp_path, compiled.geometry, CAPTURES, [1, CAPTURES])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])
 
 
@@ -289,7 +289,9 @@ def test_weights_are_narrowed_in_any_slices(values: list[float], step: int) -> N
 
 
 def test_a_weight_beyond_fp16_is_named() -> None:
-    large = Stored("layers.0.w", FLOAT, (2,), lambda a, b: np.array([1.0, 7e4], np.float32)[a:b])
+    large = LazyTensor(
+        "layers.0.w", FLOAT, (2,), lambda a, b: np.array([1.0, 7e4], np.float32)[a:b]
+    )
     with pytest.raises(BuildError, match=r"layers\.0\.w has weights up to 7e\+04.*precision bf16"):
         narrowed(large, FP16).load()
     assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()

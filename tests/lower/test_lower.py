@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from specrt.bundle import Bundle
 from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_equal
+from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
 from specrt_export.lower import rotary
 from specrt_export.lower.lazy_tensor import stored_weights
-from specrt_export.lower.ort_lowering import Target, lower
+from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.rotary import Rotary, tabulate
 from specrt_export.lower.view import Lowered
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
@@ -43,7 +43,7 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 def lowered(graph: Path, folder: Path, max_length: int = MAX_LENGTH) -> Lowered:
     portable = read_graph(graph)
     weights = stored_weights(portable, folder)
-    return lower(portable, weights, Target(geometry_of(portable), max_length))
+    return lower(portable, weights, OrtTarget(geometry_of(portable), max_length))
 
 
 @pytest.mark.parametrize(("role", "layers"), [("target", 8), ("draft", 2)])
@@ -82,7 +82,9 @@ def test_codelet_lowers_to_fused_operators(engines: Path, role: str, layers: int
 def test_lowering_leaves_the_portable_graph_as_it_was(draft: tuple[Path, Path]) -> None:
     portable = read_graph(draft[0])
     before = portable.SerializeToString()
-    lower(portable, stored_weights(portable, draft[1]), Target(geometry_of(portable), MAX_LENGTH))
+    lower(
+        portable, stored_weights(portable, draft[1]), OrtTarget(geometry_of(portable), MAX_LENGTH)
+    )
     assert portable.SerializeToString() == before
 
 
@@ -113,7 +115,7 @@ def draft(engines: Path) -> tuple[Path, Path]:
 def hold_equal(graph: Path, checkpoint: Path, out: Path) -> tuple[CompiledModel, float | None]:
     """Compile a graph, and compare the engine with it at several widths."""
     compiled = compile_ort_cpu(graph, checkpoint, out, MAX_LENGTH)
-    error = check_equal(graph, checkpoint, out, compiled.geometry, MAX_LENGTH, WIDTHS)
+    error = check_engine(graph, checkpoint, out, compiled.geometry, MAX_LENGTH, WIDTHS)
     return compiled, error
 
 

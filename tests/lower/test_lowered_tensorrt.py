@@ -16,7 +16,7 @@ from onnx import helper
 
 from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import hold_lowered, lowered_engine
+from specrt_export.check.equivalence import check_lowered, lowered_engine
 from specrt_export.compile.engine_file import ENGINE, write_engine
 from specrt_export.lower import logits as peak
 from specrt_export.lower import tensorrt_matmul as partner
@@ -70,7 +70,7 @@ def error(source: Source, folder: Path, made: Lowered, **said: Any) -> float:
     write_engine(made.model, made.weights, folder)
     geometry = geometry_of(read_graph(source[0]))
     with lowered_engine(folder, geometry, batch=batch, max_length=length) as engine:
-        return hold_lowered(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
+        return check_lowered(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:
@@ -176,7 +176,7 @@ def test_a_partner_is_the_first_row_again() -> None:
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21)]
     view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    made = partner.Partners(view)
+    made = partner.PadRows(view)
     names = {name: made.of(name) for name in ("sum", "mixed", "y")}
     for name in names.values():
         view.add_output(helper.make_tensor_value_info(name, floats, None))

@@ -15,13 +15,13 @@ import pytest
 from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
-from specrt.engine.rows import Packing, Part, pack
+from specrt.engine.rows import Packing, RowSlice, pack
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_equal
+from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.attention import FusedAttention, fuse_attention
 from specrt_export.lower.lazy_tensor import stored_weights
-from specrt_export.lower.ort_lowering import Target, lower
+from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
 
@@ -106,7 +106,7 @@ def test_attention_alone_is_taken_apart(
     one = exported(name)
     portable = read_graph(one.graph.path)
     weights = stored_weights(portable, one.checkpoint.folder)
-    target = Target(geometry_of(portable), MAX_LENGTH)
+    target = OrtTarget(geometry_of(portable), MAX_LENGTH)
     alone = lower(portable, weights, target)
     made = lower(portable, weights, dataclasses.replace(target, batch=batch))
     assert made.fused == {**alone.fused, "packed": "2/2"}
@@ -132,7 +132,7 @@ def test_a_build_holds_rows_of_all_widths_to_the_graph(
     graph, checkpoint = one.graph.path, one.checkpoint.folder
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=4)
     arguments = graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 4
-    error = check_equal(*arguments)
+    error = check_engine(*arguments)
     assert error is not None
     assert error < 1e-5
 
@@ -154,7 +154,7 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def misled(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packing:
+    def misled(batch: int, parts: tuple[RowSlice, ...], places: int, even: bool) -> Packing:
         return wrong(pack(batch, parts, places, even))
 
     one = exported("llama3")
@@ -162,7 +162,7 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=2)
     monkeypatch.setattr(ort_packed, "pack", misled)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_equal(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 2)
+        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 2)
 
 
 @needs_reference
@@ -170,7 +170,9 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
 def test_a_build_finds_rows_that_only_work_when_all_are_fed(
     exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_the_idle(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packing:
+    def without_the_idle(
+        batch: int, parts: tuple[RowSlice, ...], places: int, even: bool
+    ) -> Packing:
         made = pack(batch, parts, places, even)
         idle = len(parts) < batch
         return dataclasses.replace(made, kept=made.kept * 0) if idle else made
@@ -180,7 +182,7 @@ def test_a_build_finds_rows_that_only_work_when_all_are_fed(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=3)
     monkeypatch.setattr(ort_packed, "pack", without_the_idle)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_equal(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 3)
+        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 3)
 
 
 def draft(engines: Path) -> tuple[onnx.ModelProto, Path]:
@@ -191,7 +193,7 @@ def draft(engines: Path) -> tuple[onnx.ModelProto, Path]:
 def refused(engines: Path) -> str:
     """Lower codelet's draft for two rows; return why that is refused."""
     portable, checkpoint = draft(engines)
-    target = Target(geometry_of(portable), MAX_LENGTH, batch=2)
+    target = OrtTarget(geometry_of(portable), MAX_LENGTH, batch=2)
     with pytest.raises(BuildError) as caught:
         lower(portable, stored_weights(portable, checkpoint), target)
     return str(caught.value)

@@ -13,10 +13,10 @@ import pytest
 
 from lower.quantized import quantize
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_equal
+from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
 from specrt_export.lower import projections as matrix
-from specrt_export.lower.lazy_tensor import Stored, unsigned
+from specrt_export.lower.lazy_tensor import LazyTensor, unsigned
 from specrt_export.portable.graph import runs_here
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def make(exported: Callable[[str], Exported], tmp_path: Path) -> Make:
         graph, exact = quantize(one.graph.path, one.checkpoint.folder, tmp_path, bits, block)
         out = tmp_path / "engine"
         compiled = compile_ort_cpu(graph, tmp_path, out, MAX_LENGTH, accuracy_level=level)
-        error = check_equal(exact, tmp_path, out, compiled.geometry, MAX_LENGTH, WIDTHS)
+        error = check_engine(exact, tmp_path, out, compiled.geometry, MAX_LENGTH, WIDTHS)
         assert error is not None
         engine = onnx.load(out / "engine.onnx", load_external_data=False)
         return Made(compiled, engine, error)
@@ -175,10 +175,10 @@ def test_blocks_that_no_kernel_takes_become_fp32(make: Make) -> None:
 def test_codes_without_their_zero_in_the_middle_are_found(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unraised(codes: Stored) -> Stored:
+    def unraised(codes: LazyTensor) -> LazyTensor:
         right = unsigned(codes)
         rows = lambda begin, end: right.rows(begin, end) ^ 0x80  # noqa: E731
-        return Stored(right.name, right.onnx_type, right.shape, rows)
+        return LazyTensor(right.name, right.onnx_type, right.shape, rows)
 
     monkeypatch.setattr(matrix, "unsigned", unraised)
     with pytest.raises(BuildError, match="differs from the portable graph"):
@@ -189,9 +189,9 @@ def test_parts_joined_in_another_order_are_found(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from specrt_export.lower import projections as join
-    from specrt_export.lower.projections import Matrix, join_matrices
+    from specrt_export.lower.projections import WeightMatrix, join_matrices
 
-    def turned(parts: list[Matrix]) -> Matrix:
+    def turned(parts: list[WeightMatrix]) -> WeightMatrix:
         return join_matrices(parts[::-1])
 
     monkeypatch.setattr(join, "join_matrices", turned)

@@ -16,7 +16,7 @@ from lower.quantized import pack
 from specrt_export.compile import engine_file
 from specrt_export.compile.engine_file import ALIGNMENT, WEIGHTS, write_engine
 from specrt_export.lower.lazy_tensor import (
-    Stored,
+    LazyTensor,
     as_float,
     computed,
     dequantized,
@@ -28,7 +28,7 @@ from specrt_export.lower.lazy_tensor import (
     transposed,
     unsigned,
 )
-from specrt_export.lower.projections import Matrix, blocks, join_matrices
+from specrt_export.lower.projections import WeightMatrix, blocks, join_matrices
 from specrt_export.portable.graph import read_graph
 
 BFLOAT16, INT4, INT8 = (
@@ -43,8 +43,10 @@ SCALES = RNG.random((6, 2)).astype(np.float32)
 FLOATS = RNG.standard_normal((6, 32)).astype(np.float32)
 
 
-def stored(name: str, onnx_type: int, shape: tuple[int, ...], array: NDArray[np.generic]) -> Stored:
-    return Stored(name, onnx_type, shape, lambda begin, end: array[begin:end])
+def stored(
+    name: str, onnx_type: int, shape: tuple[int, ...], array: NDArray[np.generic]
+) -> LazyTensor:
+    return LazyTensor(name, onnx_type, shape, lambda begin, end: array[begin:end])
 
 
 FOUR = stored("four", INT4, (6, 32), pack(CODES))
@@ -53,7 +55,7 @@ SCALE, FLOAT = held("scale", SCALES), held("float", FLOATS)
 HALF = stored("half", BFLOAT16, (6, 32), (FLOATS.view(np.uint32) >> 16).astype(np.uint16))
 SPREAD = np.repeat(SCALES, 16, axis=1)
 
-MADE: dict[str, tuple[Stored, NDArray[np.generic]]] = {
+MADE: dict[str, tuple[LazyTensor, NDArray[np.generic]]] = {
     "bf16": (as_float(HALF), (FLOATS.view(np.uint32) >> 16 << 16).view(np.float32)),
     "fp16": (
         as_float(held("fp16", FLOATS.astype(np.float16))),
@@ -87,7 +89,7 @@ def test_every_slice_is_that_of_the_whole(name: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize(("codes", "whole", "bits"), [(FOUR, CODES, 4), (EIGHT, BYTES, 8)])
 def test_codes_are_raised_by_half_their_range(
-    codes: Stored, whole: NDArray[np.int8], bits: int
+    codes: LazyTensor, whole: NDArray[np.int8], bits: int
 ) -> None:
     packed = unsigned(codes).load()
     assert packed.shape == (6, 32 * bits // 8)
@@ -97,7 +99,7 @@ def test_codes_are_raised_by_half_their_range(
 
 
 def test_blocks_and_tables_of_codes_are_written_once(tmp_path: Path) -> None:
-    matrix = Matrix(FOUR, SCALE, 16)
+    matrix = WeightMatrix(FOUR, SCALE, 16)
     both = {"blocks": blocks(matrix), "table": unsigned(FOUR)}
     assert both["blocks"].shape == (6, 2, 8)
     assert both["table"].shape == (6, 16)
@@ -106,7 +108,7 @@ def test_blocks_and_tables_of_codes_are_written_once(tmp_path: Path) -> None:
 
 
 def test_a_joined_matrix_has_the_scales_of_its_parts() -> None:
-    whole = Matrix(FOUR, SCALE, 16)
+    whole = WeightMatrix(FOUR, SCALE, 16)
     made = join_matrices([whole.taken(3, 6), whole.taken(0, 3)])
     assert made.scales is not None
     found = dequantized(made.values, made.scales, 16).load()
@@ -114,7 +116,7 @@ def test_a_joined_matrix_has_the_scales_of_its_parts() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def written(weights: dict[str, Stored], folder: Path) -> onnx.ModelProto:
+def written(weights: dict[str, LazyTensor], folder: Path) -> onnx.ModelProto:
     """Write weights with a graph that only holds them, and read the graph back."""
     graph = onnx.GraphProto(name="g")
     for name, one in weights.items():

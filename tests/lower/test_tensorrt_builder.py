@@ -11,7 +11,7 @@ import pytest
 
 from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
-from specrt.engine.tensorrt.engine_record import Compiled, Setting, read_engine_record, summary
+from specrt.engine.tensorrt.engine_record import BuildSetting, Compiled, read_engine_record, summary
 from specrt.engine.tensorrt.library import Library
 from specrt_export.compile.tensorrt.builder_config import PlanOptions
 from specrt_export.compile.tensorrt.network import profiles
@@ -130,7 +130,7 @@ def kernels(compiled: tuple[Compiled, ...]) -> list[list[tuple[str, int]]]:
 def test_options_reach_the_plan(graph: Path, library: Library, tmp_path: Path) -> None:
     plain = make(graph, library, tmp_path / "plain").record
     alone = make(graph, library, tmp_path / "alone", aux_streams=0).record
-    assert alone.settings == (Setting("aux_streams", "0"),)
+    assert alone.settings == (BuildSetting("aux_streams", "0"),)
     few = make(graph, library, tmp_path / "few", capabilities=("8.9", "12.0", "8.9")).record
     assert few.capabilities == ("8.9", "12.0")
     assert few.capabilities != plain.capabilities

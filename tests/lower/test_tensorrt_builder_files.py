@@ -11,7 +11,7 @@ import pytest
 
 from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import written_aside
+from specrt_export.compile.engine_file import atomic_file
 from specrt_export.compile.tensorrt.plan_builder import TimingCache
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
@@ -22,7 +22,7 @@ def library(backend: str, module: Any = None) -> Any:
 
 
 def write(place: Path, data: bytes, error: BaseException | None = None) -> None:
-    with written_aside(place) as file:
+    with atomic_file(place) as file:
         file.write(data)
         if error is not None:
             raise error

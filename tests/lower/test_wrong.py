@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from specrt.errors import SpecrtError
-from specrt_export.check.equivalence import check_equal
+from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import attention, norm
 from specrt_export.lower import attention as layers
@@ -22,8 +22,8 @@ from specrt_export.lower import canonical as rows
 from specrt_export.lower import lazy_tensor as stored
 from specrt_export.lower import projections as matrix
 from specrt_export.lower.attention import surplus
-from specrt_export.lower.lazy_tensor import Stored
-from specrt_export.lower.projections import Matrix, join_matrices
+from specrt_export.lower.lazy_tensor import LazyTensor
+from specrt_export.lower.projections import WeightMatrix, join_matrices
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import runs_here
 
@@ -52,7 +52,7 @@ def give_a_norm_only_what_was_added_last(patch: pytest.MonkeyPatch) -> None:
 
 
 def turn_the_heads_round(patch: pytest.MonkeyPatch) -> None:
-    def turned(found: list[Matrix], name: str | None = None) -> Matrix:
+    def turned(found: list[WeightMatrix], name: str | None = None) -> WeightMatrix:
         return join_matrices(found[::-1], name)
 
     patch.setattr(parts, "join_matrices", turned)
@@ -68,18 +68,18 @@ def forget_the_factor_of_the_queries(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_every_part_from_the_start(patch: pytest.MonkeyPatch) -> None:
-    def first(self: Matrix, begin: int, end: int) -> Matrix:
-        return Matrix(stored.taken(self.values, 0, end - begin))
+    def first(self: WeightMatrix, begin: int, end: int) -> WeightMatrix:
+        return WeightMatrix(stored.taken(self.values, 0, end - begin))
 
-    patch.setattr(Matrix, "taken", first)
+    patch.setattr(WeightMatrix, "taken", first)
 
 
 def leave_weights_as_they_lie(patch: pytest.MonkeyPatch) -> None:
-    def lying(source: Stored) -> Stored:
+    def lying(source: LazyTensor) -> LazyTensor:
         right = stored.transposed(source)
         shape = right.shape
         whole: Any = lambda begin, end: source.load().reshape(shape)[begin:end]  # noqa: E731
-        return Stored(right.name, right.onnx_type, shape, whole)
+        return LazyTensor(right.name, right.onnx_type, shape, whole)
 
     patch.setattr(matrix, "transposed", lying)
 
@@ -87,10 +87,10 @@ def leave_weights_as_they_lie(patch: pytest.MonkeyPatch) -> None:
 def widen_half_floats_wrongly(patch: pytest.MonkeyPatch) -> None:
     right = stored.as_float
 
-    def wrong(source: Stored) -> Stored:
+    def wrong(source: LazyTensor) -> LazyTensor:
         made = right(source)
         doubled: Any = lambda begin, end: made.rows(begin, end) * np.float32(1.1)  # noqa: E731
-        return Stored(made.name, made.onnx_type, made.shape, doubled)
+        return LazyTensor(made.name, made.onnx_type, made.shape, doubled)
 
     patch.setattr(fold, "as_float", wrong)
 
@@ -154,6 +154,6 @@ def test_a_rewrite_made_wrong_is_found(
     compiled = compile_ort_cpu(one.graph.path, one.checkpoint.folder, tmp_path, MAX_LENGTH)
     assert onnx.load(tmp_path / "engine.onnx", load_external_data=False).graph.node
     with pytest.raises(SpecrtError, match=r"differs from the portable graph|failed in a pass"):
-        check_equal(
+        check_engine(
             one.graph.path, one.checkpoint.folder, tmp_path, compiled.geometry, MAX_LENGTH, [1, 4]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.bench.samples import PLAIN, Busy, Configuration, Row, Sample
+from specrt.bench.samples import PLAIN, BenchRow, Busy, Configuration, Sample
 from specrt.completion import SpeculationStats
 from specrt.speculation.round import Round
 
@@ -81,6 +81,6 @@ def row(
     beside: Sequence[Sample],
     configuration: Configuration = DRAFTING,
     weight_bytes: int = 10**6,
-) -> Row:
+) -> BenchRow:
     """Return the row of some samples beside plain ones."""
-    return Row(configuration, samples, {s.pair: s for s in beside}, weight_bytes)
+    return BenchRow(configuration, samples, {s.pair: s for s in beside}, weight_bytes)

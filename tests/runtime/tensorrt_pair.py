@@ -8,13 +8,13 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import PREFILL, draft_profiles, opened
 from runtime.toy import TableEngine
 from specrt.engine.protocol import Drafted
-from specrt.engine.tensorrt.fused_round import Rounds, whole_rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import Drafter, Round, played, speculate
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 
 LENGTH = 96
@@ -25,7 +25,7 @@ PROMPT = list(range(1, 20))
 class Noted:
     """Whole rounds that are counted."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: CapturedRounds) -> None:
         self._rounds = rounds
         self.fits = rounds.fits
         self.ran: list[tuple[int, int]] = []
@@ -49,18 +49,18 @@ class Pair:
         self.draft = opened(
             self.device, draft, draft_profiles(PREFILL), confidence=True, broken_at=broken_at
         )
-        found = whole_rounds(self.target, self.draft)
+        found = fused_rounds(self.target, self.draft)
         self.rounds = Noted(found) if found else None
 
     def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
         both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)
-        return ModelDrafter(CachedTokens(self.draft), params, Noise(3), policy, both, self.rounds)
+        return ModelDrafter(KVCache(self.draft), params, Noise(3), policy, both, self.rounds)
 
     def run(
         self, drafter: Drafter, prompt: Sequence[int], new: int, params: SamplingParams = GREEDY
     ) -> tuple[list[int], list[Round]]:
         tokens = list(prompt)
         limit = min(len(prompt) + new, LENGTH + 1)
-        target = EngineTarget(CachedTokens(self.target), params, Noise(3))
-        rounds = list(played(speculate(target, drafter, tokens, limit)))
+        target = EngineTarget(KVCache(self.target), params, Noise(3))
+        rounds = list(run_rounds(speculate(target, drafter, tokens, limit)))
         return tokens[len(prompt) :], rounds

@@ -18,7 +18,7 @@ from runtime.test_batch import alone, rows, shared_prompt, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.sampling.processors import Rules
+from specrt.sampling.processors import LogitsProcessors
 from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
@@ -234,10 +234,12 @@ def test_an_interruption_elsewhere_leaves_no_gap_and_is_not_raised_twice(
 def test_completions_that_are_over_give_their_memory_back(tokenizer: Tokenizer) -> None:
     alive: list[int] = []
     gc.collect()
-    others = {id(o) for o in gc.get_objects() if type(o) is Rules}  # of tests before
+    others = {id(o) for o in gc.get_objects() if type(o) is LogitsProcessors}  # of tests before
 
     def counts(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        alive.append(sum(type(o) is Rules and id(o) not in others for o in gc.get_objects()))
+        alive.append(
+            sum(type(o) is LogitsProcessors and id(o) not in others for o in gc.get_objects())
+        )
         return row
 
     made = rows(packed, 2, tokenizer)

@@ -7,7 +7,13 @@ import pytest
 from runtime.rows import packed
 from runtime.toy import TableEngine, near
 from specrt.bench import batch as throughput
-from specrt.bench.batch import Crowd, Throughput, check_rows, measure_throughput, throughput_table
+from specrt.bench.batch import (
+    BatchLoad,
+    Throughput,
+    check_rows,
+    measure_throughput,
+    throughput_table,
+)
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -47,16 +53,16 @@ def test_rows_are_measured_over_the_same_prompts(tokenizer: Tokenizer, ticks: li
     found = measure_throughput(
         made, PROMPTS, [1, 2, 4], [0, 3], params, repeats=3, progress=done.append
     )
-    assert [t.crowd for t in found] == [Crowd(n, g) for g in (0, 3) for n in (1, 2, 4)]
+    assert [t.crowd for t in found] == [BatchLoad(n, g) for g in (0, 3) for n in (1, 2, 4)]
     by = {t.crowd: t for t in found}
     assert all(t.same == t.completions == 18 for t in found)
     # Six prompts of twenty tokens: a pass each alone, and as long as the longest row's together.
-    assert by[Crowd(1, 0)].tokens_per_second.median == pytest.approx(1000)
-    assert by[Crowd(2, 0)].gain.median == pytest.approx(2.0)
-    assert by[Crowd(4, 0)].gain.median == pytest.approx(3.0)  # two of six wait for a row
-    assert by[Crowd(1, 3)].gain == (1, 1, 1)
-    assert by[Crowd(1, 3)].overall.median > 1.5
-    assert by[Crowd(1, 0)].drafted_per_round == 0 < by[Crowd(4, 3)].drafted_per_round
+    assert by[BatchLoad(1, 0)].tokens_per_second.median == pytest.approx(1000)
+    assert by[BatchLoad(2, 0)].gain.median == pytest.approx(2.0)
+    assert by[BatchLoad(4, 0)].gain.median == pytest.approx(3.0)  # two of six wait for a row
+    assert by[BatchLoad(1, 3)].gain == (1, 1, 1)
+    assert by[BatchLoad(1, 3)].overall.median > 1.5
+    assert by[BatchLoad(1, 0)].drafted_per_round == 0 < by[BatchLoad(4, 3)].drafted_per_round
     assert done[-1] == 1
     text = throughput_table(found, "title").to_text()
     assert text.splitlines()[0] == "title"

@@ -10,10 +10,10 @@ import pytest
 
 from runtime.samples import DRAFTING, drafting, plain, rounds, sample
 from specrt.bench.lossless import Comparison
-from specrt.bench.measure import Footprint, Samples, Setting, peak_bytes, resident_bytes
+from specrt.bench.measure import Environment, Footprint, Samples, peak_bytes, resident_bytes
 from specrt.bench.report import (
     ALL,
-    Report,
+    BenchReport,
     Summary,
     Table,
     check_plot,
@@ -33,12 +33,12 @@ LOSING = Configuration(4, "model")
 MIB = 1 << 20
 
 
-def reported(samples: Samples, categories: list[str]) -> Report:
+def reported(samples: Samples, categories: list[str]) -> BenchReport:
     return report(samples, categories, Comparison(12), 10**6)
 
 
 @pytest.fixture
-def two_classes() -> Report:
+def two_classes() -> BenchReport:
     """Drafting gains on the first prompt, gamma 4 loses on both, auto is plain on the second."""
     pairs = [(p, r) for p in range(2) for r in range(3)]
     samples = {
@@ -53,15 +53,15 @@ def two_classes() -> Report:
 
 
 @pytest.fixture
-def summary(two_classes: Report) -> Summary:
+def summary(two_classes: BenchReport) -> Summary:
     machine = Machine("Some CPU", "avx2", 2, "", "onnxruntime 1.0")
     params = SamplingParams(max_tokens=5, seed=0)
-    setting = Setting("a/b", "pair", "ort-cpu", "fp32", machine, 2, 3, params)
+    setting = Environment("a/b", "pair", "ort-cpu", "fp32", machine, 2, 3, params)
     taken = Footprint(40 * MIB, 190 * MIB, 100 * MIB, 20 * MIB)
     return Summary(setting, two_classes, taken, Bandwidth(2.5e9, 256 * MIB, 2, 12))
 
 
-def test_classes_are_apart_and_all_together(two_classes: Report) -> None:
+def test_classes_are_apart_and_all_together(two_classes: BenchReport) -> None:
     assert [(t.category, t.prompts) for t in two_classes.tasks] == [
         ("code", 1), ("prose", 1), (ALL, 2),
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def test_classes_are_apart_and_all_together(two_classes: Report) -> None:
     assert len(reported({PLAIN: [plain()]}, ["code"]).tasks) == 1
 
 
-def test_the_verdict_is_in_words(two_classes: Report) -> None:
+def test_the_verdict_is_in_words(two_classes: BenchReport) -> None:
     code, prose, _, outputs = verdicts(two_classes)
     assert code == (
         "code: gamma 2 (model) is 1.47x (quartiles 1.47 to 1.47) plain decoding; a drafted token "
@@ -180,7 +180,7 @@ def test_text_is_aligned() -> None:
     assert table.to_markdown() == "title\n\n| a | bbb |\n| ---: | ---: |\n| 1 | 2 |\n| 333 |  |"
 
 
-def test_the_picture_has_a_curve_a_drafter(two_classes: Report) -> None:
+def test_the_picture_has_a_curve_a_drafter(two_classes: BenchReport) -> None:
     code = two_classes.tasks[0]
     (drafter, points), *others = curves(code).items()
     assert (drafter, others) == ("model", [])
@@ -192,7 +192,7 @@ def test_the_picture_has_a_curve_a_drafter(two_classes: Report) -> None:
     }  # fmt: skip
 
 
-def test_a_picture_is_drawn_whole(two_classes: Report, tmp_path: Path) -> None:
+def test_a_picture_is_drawn_whole(two_classes: BenchReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra")
     path = tmp_path / "out.png"
     check_plot(path)

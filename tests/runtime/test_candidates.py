@@ -20,8 +20,8 @@ from specrt.sampling.distribution import Distribution, distribution_of, process
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import REACH, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import alone
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import run_alone
 
 PROMPT = [3, 1, 4, 1, 5]
 KNOWN = 16
@@ -255,7 +255,7 @@ def test_candidates_that_do_not_tell_all_change_no_token(options: dict[str, Any]
 
 def drafter(engine: TableEngine, vocabulary: int | None = None, **options: Any) -> ModelDrafter:
     return ModelDrafter(
-        CachedTokens(engine), SamplingParams(**options), Noise(0), FixedGamma(4), vocabulary
+        KVCache(engine), SamplingParams(**options), Noise(0), FixedGamma(4), vocabulary
     )
 
 
@@ -269,7 +269,7 @@ def test_a_draft_stops_where_its_scores_are_no_numbers(
             logits[...] = value
 
     engine = SealedEngine(3, candidates=KNOWN, corrupt=corrupt)
-    assert len(alone(drafter(engine, **options).propose(PROMPT, 4)).tokens) == 2
+    assert len(run_alone(drafter(engine, **options).propose(PROMPT, 4)).tokens) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
@@ -279,6 +279,6 @@ def test_a_draft_proposes_no_token_that_the_target_does_not_know(
     found: set[int] = set()
     for seed in range(20):
         engine = TableEngine(seed, candidates=3)
-        found |= set(alone(drafter(engine, 6, **options).propose(PROMPT, 4)).tokens)
+        found |= set(run_alone(drafter(engine, 6, **options).propose(PROMPT, 4)).tokens)
     assert found <= set(range(6))
     assert len(found) > 3

@@ -23,9 +23,9 @@ from specrt.sampling.noise import Noise
 from specrt.speculation import target as target_module
 from specrt.speculation.drafters import CascadeDrafter, ModelDrafter, NoDrafter
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
-from specrt.speculation.round import NOTHING, Asking, Proposal, Round, alone
+from specrt.speculation.round import NOTHING, Passes, Proposal, Round, run_alone
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams()
@@ -38,15 +38,15 @@ class Says:
     def __init__(self, *tokens: int, source: str = "") -> None:
         self.proposal = Proposal(tokens, source=source) if tokens else NOTHING
         self.rooms: list[int] = []
-        self.heard: list[tuple[list[int], Round]] = []
+        self.on_update: list[tuple[list[int], Round]] = []
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
         self.rooms.append(room)
         return self.proposal
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        self.heard.append((list(tokens), round_))
+        self.on_update.append((list(tokens), round_))
 
 
 class Counts:
@@ -76,7 +76,7 @@ def cascade(
 ) -> CascadeDrafter:
     lookup = NgramDrafter(ngram or FixedGamma(4))
     return CascadeDrafter(
-        lookup, ModelDrafter(CachedTokens(draft), params, Noise(seed), model or FixedGamma(3))
+        lookup, ModelDrafter(KVCache(draft), params, Noise(seed), model or FixedGamma(3))
     )
 
 
@@ -85,15 +85,15 @@ def cascade(
 
 def test_the_first_drafter_goes_first() -> None:
     first, second = Says(1, 2), Says(3)
-    assert alone(CascadeDrafter(first, second).propose([9], 7)) is first.proposal
+    assert run_alone(CascadeDrafter(first, second).propose([9], 7)) is first.proposal
     assert (first.rooms, second.rooms) == ([7], [])
 
 
 def test_the_second_is_asked_where_the_first_has_nothing() -> None:
     first, second = Says(), Says(3)
-    assert alone(CascadeDrafter(first, second).propose([9], 7)) is second.proposal
+    assert run_alone(CascadeDrafter(first, second).propose([9], 7)) is second.proposal
     assert (first.rooms, second.rooms) == ([7], [7])
-    assert alone(CascadeDrafter(Says(), Says()).propose([9], 7)) is NOTHING
+    assert run_alone(CascadeDrafter(Says(), Says()).propose([9], 7)) is NOTHING
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_the_second_is_asked_where_the_first_has_nothing() -> None:
 def test_the_model_drafts_where_lookups_policy_would_not(policy: Counts) -> None:
     text = [1, 2, 3, 1, 2]
     made = cascade(TableEngine(1), ngram=policy)
-    assert alone(made.propose(text, 9)).source == "model"
-    assert alone(cascade(TableEngine(1)).propose(text, 9)).source == "ngram"
+    assert run_alone(made.propose(text, 9)).source == "model"
+    assert run_alone(cascade(TableEngine(1)).propose(text, 9)).source == "ngram"
 
 
 # Who learns what
@@ -118,25 +118,25 @@ AFTER = [5, 1, 2, 9]
 def test_the_second_hears_nothing_of_a_round_it_was_not_asked_in() -> None:
     first, second = Says(1), Says(2)
     made = CascadeDrafter(first, second)
-    alone(made.propose([5], 9))
+    run_alone(made.propose([5], 9))
     made.observe(AFTER, ROUND)
-    assert (first.heard, second.heard) == ([(AFTER, ROUND)], [])
+    assert (first.on_update, second.on_update) == ([(AFTER, ROUND)], [])
 
 
 def test_a_round_that_the_second_drafted_was_a_plain_step_to_the_first() -> None:
     first, second = Says(), Says(2)
     made = CascadeDrafter(first, second)
-    alone(made.propose([5], 9))
+    run_alone(made.propose([5], 9))
     made.observe(AFTER, ROUND)
-    assert (first.heard, second.heard) == ([(AFTER, PLAIN)], [(AFTER, ROUND)])
+    assert (first.on_update, second.on_update) == ([(AFTER, PLAIN)], [(AFTER, ROUND)])
 
 
 def test_both_hear_of_a_plain_step_as_it_was() -> None:
     drafters = [Says(), Says()]
     made = CascadeDrafter(*drafters)
-    alone(made.propose([5], 9))
+    run_alone(made.propose([5], 9))
     made.observe([5, 9], step := Round([9], 0, 0, 5, 6))
-    assert [d.heard for d in drafters] == [[([5, 9], step)]] * 2
+    assert [d.on_update for d in drafters] == [[([5, 9], step)]] * 2
 
 
 def test_a_cascade_within_a_cascade_tells_those_that_were_asked() -> None:
@@ -146,12 +146,12 @@ def test_a_cascade_within_a_cascade_tells_those_that_were_asked() -> None:
         inner_last = CascadeDrafter(drafters[0], CascadeDrafter(*drafters[1:]))
         inner_first = CascadeDrafter(CascadeDrafter(*drafters[:2]), drafters[2])
         for made in (inner_last, inner_first):
-            alone(made.propose([5], 9))
+            run_alone(made.propose([5], 9))
             made.observe(AFTER, ROUND)
-        heard = [[r for _, r in drafter.heard] for drafter in drafters]
-        assert heard[:proposer] == [[PLAIN] * 2] * proposer
-        assert heard[proposer] == [ROUND] * 2
-        assert heard[proposer + 1 :] == [[]] * (2 - proposer)
+        on_update = [[r for _, r in drafter.on_update] for drafter in drafters]
+        assert on_update[:proposer] == [[PLAIN] * 2] * proposer
+        assert on_update[proposer] == [ROUND] * 2
+        assert on_update[proposer + 1 :] == [[]] * (2 - proposer)
 
 
 def test_each_policy_learns_from_its_own_tokens_and_plain_steps() -> None:
@@ -244,7 +244,7 @@ def sample(setting: str, least: int) -> Run:
     """Return a long sample that both drafted, by turns."""
     target, draft = chain()
     params = SamplingParams(verifier="rejection", **SETTINGS[setting])  # type: ignore[arg-type]
-    model = ModelDrafter(CachedTokens(draft), params, Noise(least), FixedGamma(2))
+    model = ModelDrafter(KVCache(draft), params, Noise(least), FixedGamma(2))
     drafter = CascadeDrafter(NgramDrafter(FixedGamma(3), least=least), model)
     return loop(target, drafter, [0], LONG, params, least)
 

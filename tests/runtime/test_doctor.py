@@ -13,7 +13,7 @@ import pytest
 from specrt.engine import ort_cuda as cuda_session
 from specrt.engine.tensorrt import library as ability
 from specrt.system import doctor
-from specrt.system.doctor import Finding, fits
+from specrt.system.doctor import Check, fits
 from specrt.system.gpu import Devices, Gpu, Survey
 from specrt.system.machine import Jetson, power_mode, read_jetson
 
@@ -33,7 +33,7 @@ def machine_with(
     monkeypatch.setattr(cuda_session, "unloadable", lambda: absent)
 
 
-def named(findings: list[Finding], name: str) -> Finding:
+def named(findings: list[Check], name: str) -> Check:
     return next(f for f in findings if f.name == name)
 
 

@@ -13,7 +13,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Drafters, Manner, Models
+from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.text import Tokenizer
 
 COSTS = Costs(tuple(100.0 + 5 * g for g in range(9)), tuple(4.0 * g for g in range(9)))
@@ -64,15 +64,15 @@ def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: To
 
 
 def test_what_a_policy_learned_is_kept_for_the_next_completion() -> None:
-    made = Drafters(models(), lambda: COSTS)
-    greedy = Manner(greedy=True, ruled=False)
+    made = DrafterPool(models(), lambda: COSTS)
+    greedy = DecodingMode(greedy=True, ruled=False)
     first = made._policy("model", "auto", greedy)
     assert made._policy("model", "auto", greedy) is first
     # Acceptance differs between drafters, between greedy decoding and sampling, and under rules.
     others = [
         made._policy("ngram", "auto", greedy),
-        made._policy("model", "auto", Manner(greedy=False, ruled=False)),
-        made._policy("model", "auto", Manner(greedy=True, ruled=True)),
+        made._policy("model", "auto", DecodingMode(greedy=False, ruled=False)),
+        made._policy("model", "auto", DecodingMode(greedy=True, ruled=True)),
     ]
     assert len({id(one) for one in (first, *others)}) == 4
 
@@ -140,7 +140,7 @@ def test_a_draft_of_no_numbers_ends_no_completion(tokenizer: Tokenizer, verifier
 
 
 def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
-    made = Drafters(models(draft=False), lambda: COSTS)
+    made = DrafterPool(models(draft=False), lambda: COSTS)
     assert made.check_drafter(None) == "ngram"
     for name in ("model", "cascade"):
         with pytest.raises(RequestError, match="needs a draft model: this bundle has no draft"):
@@ -150,22 +150,22 @@ def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> Non
 def test_a_draft_without_room_is_off_and_says_why(tokenizer: Tokenizer) -> None:
     why = "the draft model is not opened: too large"
     given = replace(models(draft=False), absent=why)
-    assert Drafters(given).check_drafter(None) == "none"
+    assert DrafterPool(given).check_drafter(None) == "none"
     with pytest.raises(RequestError, match="too large"):
-        Drafters(given).check_drafter("model")
+        DrafterPool(given).check_drafter("model")
     done = Generator(given, tokenizer).generate(PROMPT, PARAMS)
     assert (done.speculation.drafted, done.speculation.fallback) == (0, why)
 
 
 def test_an_unknown_drafter_names_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"drafter 'modle' is unknown.*'model'"):
-        Drafters(models()).check_drafter("modle")
+        DrafterPool(models()).check_drafter("modle")
 
 
 @pytest.mark.parametrize("gamma", ["fast", 1.0, True, -1, 9])
 def test_a_gamma_that_is_none_is_refused(gamma: object) -> None:
     with pytest.raises(RequestError, match="choose one of them or 'auto'"):
-        Drafters(models()).check_gamma(gamma)  # type: ignore[arg-type]
+        DrafterPool(models()).check_gamma(gamma)  # type: ignore[arg-type]
 
 
 def test_a_gamma_of_the_recipe_is_the_default(tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from runtime.test_embedding_cancel import LONG, Gate, target_of
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.scheduler.scheduler import Turn
+from specrt.scheduler.scheduler import EngineLock
 from specrt.text import Tokenizer
 
 pytestmark = pytest.mark.skipif(
@@ -29,13 +29,13 @@ def made(tokenizer: Tokenizer) -> Generator:
     return rows(packed, 2, tokenizer)
 
 
-def until_somebody_waits(turn: Turn) -> None:
+def until_somebody_waits(turn: EngineLock) -> None:
     while turn._line.acquire(blocking=False):
         turn._line.release()
         sleep(0.001)
 
 
-def signalled(turn: Turn, gate: Gate, number: int) -> threading.Thread:
+def signalled(turn: EngineLock, gate: Gate, number: int) -> threading.Thread:
     """Send the main thread a signal once it waits for a turn, and then let the pass end."""
     main = threading.main_thread().ident
     assert main == threading.get_ident(), "signals reach the main thread only"
@@ -143,18 +143,18 @@ def test_a_signals_handler_may_generate_while_its_thread_waits(
 
 def test_who_had_a_turn_is_behind_those_who_wait() -> None:
     for _ in range(30):
-        turn, inside, go = Turn(), threading.Event(), threading.Event()
+        turn, inside, go = EngineLock(), threading.Event(), threading.Event()
         taken: list[str] = []
 
         def hold(inside: threading.Event = inside, go: threading.Event = go) -> None:
             inside.set()
             assert go.wait(30)
 
-        def again(turn: Turn = turn, taken: list[str] = taken) -> None:
+        def again(turn: EngineLock = turn, taken: list[str] = taken) -> None:
             turn.run(hold)
             turn.run(lambda: taken.append("again"))
 
-        def waits(turn: Turn = turn, taken: list[str] = taken) -> None:
+        def waits(turn: EngineLock = turn, taken: list[str] = taken) -> None:
             turn.run(lambda: taken.append("waited"))
 
         threads = [threading.Thread(target=again), threading.Thread(target=waits)]
@@ -169,7 +169,7 @@ def test_who_had_a_turn_is_behind_those_who_wait() -> None:
 
 
 def test_time_stands_still_while_nobody_has_a_turn() -> None:
-    turn = Turn()
+    turn = EngineLock()
     turn.run(lambda: None)
     before = turn.now_ns()
     sleep(0.002)
@@ -181,7 +181,7 @@ def test_time_stands_still_while_nobody_has_a_turn() -> None:
 
 def test_interrupts_leave_the_turn_free() -> None:
     """Ctrl-C at any time, a few hundred times."""
-    turn, interrupts = Turn(), 0
+    turn, interrupts = EngineLock(), 0
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ import pytest
 from runtime.toy import TableEngine, generator
 from specrt.params import SamplingParams
 from specrt.speculation.drafters import ForcedDrafter
-from specrt.speculation.round import Asking, Drafter, Proposal, Round, alone
+from specrt.speculation.round import Drafter, Passes, Proposal, Round, run_alone
 from specrt.text import Tokenizer
 
 PROMPT, EOS = list(b"is it?"), 263
@@ -22,15 +22,15 @@ class Inner(Drafter):
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.heard: list[Round] = []
+        self.on_update: list[Round] = []
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
         self.asked.append(room)
         return Proposal([7], None, "inner")
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        self.heard.append(round_)
+        self.on_update.append(round_)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_proposes_what_passes_were_built_for(
 ) -> None:
     inner = Inner()
     drafter = ForcedDrafter(inner, lambda tokens: must, gammas)
-    found: Proposal = alone(drafter.propose([1], room))
+    found: Proposal = run_alone(drafter.propose([1], room))
     round_ = Round([9], len(found.tokens), 0, 0, 0, found.source)
     drafter.observe([1, 9], round_)
     if proposed is None:
-        assert (found.tokens, inner.asked, inner.heard) == ([7], [room], [round_])
+        assert (found.tokens, inner.asked, inner.on_update) == ([7], [room], [round_])
     else:
         assert (found.tokens, found.source, found.distributions) == (proposed, "forced", None)
         assert not inner.asked
-        assert not inner.heard
+        assert not inner.on_update
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "cascade"])

@@ -26,9 +26,9 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, joined, ranked
 from specrt.speculation.drafters import NoDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
-from specrt.speculation.round import Round, alone
+from specrt.speculation.round import Round, run_alone
 from specrt.text import Tokenizer
 
 VOCABULARY = 263
@@ -211,7 +211,7 @@ def test_few_shapes_of_passes_score_prompts(tokenizer: Tokenizer) -> None:
 def test_an_engine_says_how_many_rows_it_scores() -> None:
     target = TableEngine(1)
     target.max_rows = 5  # type: ignore[attr-defined]
-    alone(CachedTokens(target).read(list(range(20)), lambda *_: None))
+    run_alone(KVCache(target).read(list(range(20)), lambda *_: None))
     assert {call.width for call in target.calls} == {4}
 
 

@@ -31,16 +31,16 @@ from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation import target as target_module
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import (
     NOTHING,
-    Asking,
     Drafter,
+    Passes,
     Proposal,
     Round,
-    alone,
-    played,
+    run_alone,
+    run_rounds,
     speculate,
 )
 from specrt.speculation.target import EngineTarget
@@ -59,13 +59,13 @@ def loop(
     seed: int = 0,
 ) -> Run:
     tokens = list(prompt)
-    judge = EngineTarget(CachedTokens(target), params, Noise(seed))
-    rounds = list(played(speculate(judge, drafter, tokens, len(prompt) + new)))
+    judge = EngineTarget(KVCache(target), params, Noise(seed))
+    rounds = list(run_rounds(speculate(judge, drafter, tokens, len(prompt) + new)))
     return Run(tokens[len(prompt) :], rounds)
 
 
 def proposed(tokens: Sequence[int], gamma: int = 8, room: int = 100, **lengths: int) -> list[int]:
-    return list(alone(NgramDrafter(FixedGamma(gamma), **lengths).propose(tokens, room)).tokens)
+    return list(run_alone(NgramDrafter(FixedGamma(gamma), **lengths).propose(tokens, room)).tokens)
 
 
 class Script:
@@ -111,7 +111,7 @@ class Remembering:
         self._inner = inner
         self.drafted: list[list[int]] = []
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         proposal = yield from self._inner.propose(tokens, room)
         if proposal.tokens:
             self.drafted.append(list(proposal.tokens))
@@ -147,7 +147,7 @@ def test_a_draft_that_reaches_the_end_of_the_text_copies_itself() -> None:
 
 @pytest.mark.parametrize("text", [[1], [1, 2, 3, 4], [1, 1], [1, 2, 3, 9, 3]], ids=str)
 def test_a_miss_proposes_nothing(text: list[int]) -> None:
-    assert alone(NgramDrafter(FixedGamma(4)).propose(text, 9)) is NOTHING
+    assert run_alone(NgramDrafter(FixedGamma(4)).propose(text, 9)) is NOTHING
 
 
 def test_a_miss_costs_a_plain_step() -> None:
@@ -169,7 +169,7 @@ def test_shorter_matches_than_least_do_not_count(least: int) -> None:
 
 @pytest.mark.parametrize("room", [0, -1])
 def test_no_room_is_no_draft(room: int) -> None:
-    assert alone(NgramDrafter(FixedGamma(4)).propose([1, 2, 1, 2], room)) is NOTHING
+    assert run_alone(NgramDrafter(FixedGamma(4)).propose([1, 2, 1, 2], room)) is NOTHING
 
 
 @given(
@@ -211,39 +211,39 @@ class Unread(list[int]):
 
 
 def test_a_policy_that_chose_a_plain_step_has_nothing_looked_up() -> None:
-    assert alone(NgramDrafter(Script(0)).propose(Unread([1, 2, 1, 2]), 9)) is NOTHING
+    assert run_alone(NgramDrafter(Script(0)).propose(Unread([1, 2, 1, 2]), 9)) is NOTHING
     with pytest.raises(AssertionError, match="were read"):
-        alone(NgramDrafter(Script(1)).propose(Unread([1, 2, 1, 2]), 9))
+        run_alone(NgramDrafter(Script(1)).propose(Unread([1, 2, 1, 2]), 9))
 
 
 def test_tokens_of_plain_rounds_are_read_later() -> None:
     policy = Script(0)
     drafter = NgramDrafter(policy)
     text = [1, 2, 3, 4, 5, 6, 7]
-    alone(drafter.propose(text, 9))
+    run_alone(drafter.propose(text, 9))
     policy.gamma = 2
-    alone(drafter.propose(text, 9))
+    run_alone(drafter.propose(text, 9))
     policy.gamma = 0
-    alone(drafter.propose([*text, 8, 9, 2, 3], 9))
+    run_alone(drafter.propose([*text, 8, 9, 2, 3], 9))
     policy.gamma = 2
-    assert alone(drafter.propose([*text, 8, 9, 2, 3], 9)).tokens == [4, 5]
+    assert run_alone(drafter.propose([*text, 8, 9, 2, 3], 9)).tokens == [4, 5]
 
 
 @pytest.mark.parametrize("place", range(1, 6))
 def test_what_the_policy_says_of_a_token_is_done(place: int) -> None:
     text = [*range(10, 20), 10, 11]
     before = (DraftDecision.CONTINUE,) * (place - 1)
-    for decision, kept in (
+    for weight, kept in (
         (DraftDecision.DISCARD, place - 1),
         (DraftDecision.STOP, place),
         (DraftDecision.CONTINUE, 7),
     ):
-        policy = Script(7, *before, decision)
-        proposal = alone(NgramDrafter(policy).propose(text, 100))
+        policy = Script(7, *before, weight)
+        proposal = run_alone(NgramDrafter(policy).propose(text, 100))
         assert list(proposal.tokens) == [*range(12, 12 + kept)]
         assert len(proposal.confidences) == kept
         assert [drafted for drafted, _ in policy.weighed] == [
-            *range(1, (7 if decision is DraftDecision.CONTINUE else place) + 1)
+            *range(1, (7 if weight is DraftDecision.CONTINUE else place) + 1)
         ]
         if kept == 0:
             assert proposal is NOTHING
@@ -256,7 +256,7 @@ def test_confidence_grows_with_the_tokens_that_agree() -> None:
     for length in range(1, 20):
         text = [*range(100, 150), 50, *range(150 - 30 - length, 150 - 30)]
         policy = Script(8)
-        proposal = alone(NgramDrafter(policy, least=1).propose(text, 100))
+        proposal = run_alone(NgramDrafter(policy, least=1).propose(text, 100))
         assert list(proposal.confidences) == [confidence for _, confidence in policy.weighed]
         assert all(0 < a < b < 1 for a, b in pairwise(proposal.confidences))
         first.append(proposal.confidences[0])
@@ -279,22 +279,22 @@ def test_the_policy_learns_of_every_round() -> None:
 
 def test_a_shorter_text_is_a_new_one() -> None:
     drafter = NgramDrafter(FixedGamma(2))
-    assert alone(drafter.propose([1, 2, 3, 4, 5, 1, 2], 9)).tokens == [3, 4]
-    assert alone(drafter.propose([1, 2, 9, 1, 2], 9)).tokens == [9, 1]
-    assert alone(drafter.propose([7, 8], 9)) is NOTHING
+    assert run_alone(drafter.propose([1, 2, 3, 4, 5, 1, 2], 9)).tokens == [3, 4]
+    assert run_alone(drafter.propose([1, 2, 9, 1, 2], 9)).tokens == [9, 1]
+    assert run_alone(drafter.propose([7, 8], 9)) is NOTHING
 
 
 def test_a_text_with_another_token_where_the_last_one_ended_is_a_new_one() -> None:
     drafter = NgramDrafter(FixedGamma(2))
-    assert alone(drafter.propose([1, 2, 3, 4, 1, 2], 9)).tokens == [3, 4]
-    assert alone(drafter.propose([1, 2, 9, 8, 5, 0, 1, 2], 9)).tokens == [9, 8]
+    assert run_alone(drafter.propose([1, 2, 3, 4, 1, 2], 9)).tokens == [3, 4]
+    assert run_alone(drafter.propose([1, 2, 9, 8, 5, 0, 1, 2], 9)).tokens == [9, 8]
 
 
 @given(texts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=6))
 def test_a_drafter_may_be_handed_any_texts(texts: list[list[int]]) -> None:
     drafter = NgramDrafter(FixedGamma(3))
     for text in texts:
-        proposal = alone(drafter.propose(text, 9))
+        proposal = run_alone(drafter.propose(text, 9))
         assert len(proposal.tokens) in (0, 3)
         assert set(proposal.tokens) <= {0, 1, 2, 3}
 
@@ -315,8 +315,8 @@ def test_lookup_never_changes_the_output(
         target = TableEngine(seed, vocab=9, memory=2 + seed % 2, scale=2.0)
         drafter = NgramDrafter(policy, **lengths)
         done = loop(target, drafter, PROMPT, 120, params, seed)
-        alone = loop(target, NgramDrafter(FixedGamma(0)), PROMPT, 120, params, seed)
-        assert done.tokens == alone.tokens
+        run_alone = loop(target, NgramDrafter(FixedGamma(0)), PROMPT, 120, params, seed)
+        assert done.tokens == run_alone.tokens
         if params.greedy:
             assert done.tokens == plain(target, PROMPT, 120)
         accepted += sum(r.accepted for r in done.rounds)
@@ -391,6 +391,6 @@ def test_a_wrong_rule_is_caught_by_the_same_sample(
 
 def test_a_proposal_is_what_the_protocol_asks_for() -> None:
     drafter: Drafter = NgramDrafter(FixedGamma(2))
-    assert alone(drafter.propose([4, 5, 6, 4, 5], 9)) == Proposal(
+    assert run_alone(drafter.propose([4, 5, 6, 4, 5], 9)) == Proposal(
         [6, 4], None, "ngram", [2 / 4, 3 / 5]
     )

@@ -17,7 +17,7 @@ from specrt.engine.backends import open_engine
 from specrt.engine.ort import OrtEngine
 from specrt.engine.ort_packed import OrtPackedEngine, settle_partners
 from specrt.engine.protocol import Engine, Feed, PackedEngine
-from specrt.engine.rows import Part, pack
+from specrt.engine.rows import RowSlice, pack
 from specrt.errors import EngineError
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.quantize.precision import Precision
@@ -292,7 +292,7 @@ def test_partners_of_packed_rows_are_settled(opened: Opener) -> None:
 def test_every_token_takes_the_place_that_reads_it(
     widths: list[int], order: Any, places: int, even: bool
 ) -> None:
-    parts = [Part(row, n, order.randint(1, n)) for row, n in enumerate(widths) if n]
+    parts = [RowSlice(row, n, order.randint(1, n)) for row, n in enumerate(widths) if n]
     order.shuffle(parts)
     made = pack(len(widths), tuple(parts), places, even)
     assert made.widths.tolist() == [max(places, n) for n in widths]

@@ -20,13 +20,13 @@ from specrt.sampling.processors import (
     BadWords,
     Custom,
     LogitBias,
+    LogitsProcessors,
     MinTokens,
     NoRepeatNgram,
     OutputPenalties,
     Processor,
     RepetitionPenalty,
-    Rules,
-    Spot,
+    SparseProcessor,
 )
 
 VOCABULARY = 12
@@ -41,7 +41,7 @@ def scores(seed: int = 0) -> Row:
 
 def edited(processor: Processor, text: Sequence[int], path: Sequence[int], cut: int = 1) -> Row:
     """Commit a prompt, then the rest token by token, as rounds do; edit a row behind a path."""
-    rules = Rules([processor], VOCABULARY)
+    rules = LogitsProcessors([processor], VOCABULARY)
     for end in range(min(cut, len(text)), len(text) + 1):
         rules.learn(text[:end])
     row = scores()
@@ -51,7 +51,7 @@ def edited(processor: Processor, text: Sequence[int], path: Sequence[int], cut: 
     return found
 
 
-def read(rules: Rules, row: Row, path: Sequence[int]) -> Row:
+def read(rules: LogitsProcessors, row: Row, path: Sequence[int]) -> Row:
     """Read an edited row in place, and hold that it was put right again."""
     kept = row.copy()
     found = rules.read(row, path, lambda edited: edited.copy())
@@ -151,7 +151,7 @@ def test_a_function_that_returns_no_scores_is_refused(function: Any, said: str) 
 
 def test_a_path_is_history_of_its_row_alone() -> None:
     for processor in (RepetitionPenalty(2.0), OutputPenalties(1, 1), NoRepeatNgram(2)):
-        rules = Rules([processor], VOCABULARY)
+        rules = LogitsProcessors([processor], VOCABULARY)
         rules.learn([1, 2])
         rules.learn([1, 2, 3])
         before = rules.edit(scores(), [])
@@ -176,7 +176,7 @@ def test_a_row_edited_in_place_is_the_edited_copy_and_is_put_right_again(
     text: list[int], path: list[int], bad: list[list[int]], seed: int, order: list[int], count: int
 ) -> None:
     made = every(bad)
-    rules = Rules([made[i] for i in order[:count]], VOCABULARY)
+    rules = LogitsProcessors([made[i] for i in order[:count]], VOCABULARY)
     for end in range(1, len(text) + 1):
         rules.learn(text[:end])
         row = scores(seed + end)
@@ -190,7 +190,10 @@ def test_a_drafted_token_counts_to_the_bit_as_a_committed_one(
     text: list[int], path: list[int], bad: list[list[int]], seed: int
 ) -> None:
     for drafted, plain in zip(every(bad), every(bad), strict=True):
-        ahead, after = Rules([drafted], VOCABULARY), Rules([plain], VOCABULARY)
+        ahead, after = (
+            LogitsProcessors([drafted], VOCABULARY),
+            LogitsProcessors([plain], VOCABULARY),
+        )
         ahead.learn(text)
         after.learn(text)
         after.learn([*text, *path])
@@ -204,7 +207,7 @@ def test_a_processor_names_all_scores_that_it_changes(
     text: list[int], path: list[int], bad: list[list[int]]
 ) -> None:
     for processor in every(bad):
-        assert isinstance(processor, Spot)
+        assert isinstance(processor, SparseProcessor)
         processor.commit(text)
         processor.commit(path)
         row = scores()
@@ -214,7 +217,7 @@ def test_a_processor_names_all_scores_that_it_changes(
 
 
 def test_a_row_is_put_right_when_nothing_can_be_taken_from_it() -> None:
-    rules = Rules([LogitBias({4: 3.0})], VOCABULARY)
+    rules = LogitsProcessors([LogitBias({4: 3.0})], VOCABULARY)
     row = scores()
     with pytest.raises(ZeroDivisionError):
         rules.read(row, [], lambda edited: 1 / 0)
@@ -222,7 +225,7 @@ def test_a_row_is_put_right_when_nothing_can_be_taken_from_it() -> None:
 
 
 def test_rules_of_no_processors_leave_a_row_as_it_is() -> None:
-    rules = Rules([], VOCABULARY)
+    rules = LogitsProcessors([], VOCABULARY)
     np.testing.assert_array_equal(rules.edit(scores(), [3]), scores())
     np.testing.assert_array_equal(read(rules, scores(), [3]), scores())
 
@@ -231,7 +234,7 @@ def test_a_row_that_cannot_be_edited_in_place_is_copied() -> None:
     whole: list[Processor] = [AllowedTokens([1, 4]), Custom(lambda tokens, row: row + 1)]
     for processor in (*whole, RepetitionPenalty(2.0)):
         for known, writeable in ((VOCABULARY, False), (5, False), (5, True)):
-            rules = Rules([processor, LogitBias({11: 1.0})], VOCABULARY)
+            rules = LogitsProcessors([processor, LogitBias({11: 1.0})], VOCABULARY)
             rules.learn([1, 4, 11])
             row = scores()
             row.setflags(write=writeable)
@@ -243,7 +246,7 @@ def test_a_row_that_cannot_be_edited_in_place_is_copied() -> None:
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
 def test_scores_at_the_ends_of_the_range_are_punished_in_silence(penalty: float) -> None:
     row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
-    rules = Rules([RepetitionPenalty(penalty)], VOCABULARY)
+    rules = LogitsProcessors([RepetitionPenalty(penalty)], VOCABULARY)
     rules.learn(list(range(9)))
     with np.errstate(over="ignore"):
         wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
@@ -256,7 +259,9 @@ def test_allowed_tokens_keep_their_scores_and_no_other_has_one(ids: list[int], s
     row, wanted = scores(seed), np.full(VOCABULARY, -np.inf, np.float32)
     row[0] = np.inf
     wanted[ids] = row[ids]
-    np.testing.assert_array_equal(read(Rules([AllowedTokens(ids)], VOCABULARY), row, []), wanted)
+    np.testing.assert_array_equal(
+        read(LogitsProcessors([AllowedTokens(ids)], VOCABULARY), row, []), wanted
+    )
 
 
 @given(st.integers(0, 50), st.sampled_from([0.2, 0.5, 0.9, 0.99]), st.sampled_from([0.7, 1.5]))

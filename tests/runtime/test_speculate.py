@@ -12,8 +12,8 @@ from specrt.completion import SpeculationStats
 from specrt.errors import CapacityError, EngineError
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import DraftDecision
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import Round, alone
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import Round, run_alone
 from specrt.text import Tokenizer
 
 GAMMAS = range(9)
@@ -200,8 +200,8 @@ def test_the_rows_asked_for_come_from_one_pass_however_the_rest_is_cut(rows: int
     for length in range(rows, 3 * WIDTH + 2):
         tokens = [int(t) for t in np.random.default_rng(length).integers(0, 29, length)]
         engine, wide = TableEngine(9, max_width=WIDTH), TableEngine(9, max_width=100)
-        cache = CachedTokens(engine)
-        found = alone(cache.feed(tokens, rows)).logits
+        cache = KVCache(engine)
+        found = run_alone(cache.feed(tokens, rows)).logits
         assert (found == wide.forward([tokens], 0, rows).logits).all()
         assert cache.length == sum(call.width for call in engine.calls) == length
         assert len(engine.calls) == -(-length // WIDTH) or rows > 1

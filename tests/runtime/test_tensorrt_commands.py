@@ -17,7 +17,7 @@ from specrt.cli import run
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record as fingerprint
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.loading import load
 from specrt.system.gpu import Survey
 from specrt.tuning.tuning_record import read_tuning
@@ -43,13 +43,13 @@ def prompts(tmp_path: Path) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the gammas of whole rounds."""
     gammas: list[int] = []
-    whole = Rounds.run
+    whole = CapturedRounds.run
 
-    def noted(self: Rounds, *given: Any) -> Drafted:
+    def noted(self: CapturedRounds, *given: Any) -> Drafted:
         gammas.append(given[-1])
         return whole(self, *given)
 
-    monkeypatch.setattr(Rounds, "run", noted)
+    monkeypatch.setattr(CapturedRounds, "run", noted)
     return gammas
 
 

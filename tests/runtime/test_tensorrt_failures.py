@@ -19,7 +19,7 @@ from runtime.tensorrt_double import (
 )
 from runtime.toy import TableEngine
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 
 LENGTH = 64
@@ -82,7 +82,7 @@ def work(device: NumpyDevice, finished: list[int]) -> None:
     except EngineError:
         target.close()
         raise
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     engines = target, draft
     try:
         for engine in engines:
@@ -106,7 +106,7 @@ def work(device: NumpyDevice, finished: list[int]) -> None:
 
 
 def again(
-    device: NumpyDevice, target: TensorRtEngine, draft: TensorRtEngine, rounds: Rounds
+    device: NumpyDevice, target: TensorRtEngine, draft: TensorRtEngine, rounds: CapturedRounds
 ) -> None:
     """With a device that is gone, nothing answers again."""
     if not device.lost:
@@ -159,7 +159,7 @@ def test_a_failed_round_ends_both_engines_and_finishes_nothing() -> None:
     device = NumpyDevice()
     target = opened(device, toy())
     draft = opened(device, toy(), draft_profiles(PREFILL))
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     for engine in (target, draft):
         engine.forward([[1, 2, 3, 4, 5]], 0, 1)
     done = rounds.run([5], 4, 5, 4, 2)
@@ -179,7 +179,7 @@ def test_what_a_failure_left_on_the_stream_is_done_before_memory_goes(rounds_fir
     device = NumpyDevice()
     target = opened(device, toy())
     draft = opened(device, toy(), draft_profiles(PREFILL))
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     for engine in (target, draft):
         engine.forward([[1, 2, 3, 4, 5]], 0, 1)
     device.fails = {"fetch": device.calls["fetch"] + 1}

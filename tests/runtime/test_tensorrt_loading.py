@@ -14,7 +14,7 @@ import specrt
 from runtime.tensorrt_site import GAMMAS, LENGTH, Site, make_site, pair
 from runtime.toy import TableEngine, plain
 from specrt.engine.tensorrt.engine import OpenedEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
@@ -33,22 +33,22 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made.hold_closed()
 
 
-def rounds_of(generator: Generator) -> Rounds:
+def rounds_of(generator: Generator) -> CapturedRounds:
     found = generator.models.rounds
-    assert isinstance(found, Rounds)
+    assert isinstance(found, CapturedRounds)
     return found
 
 
 def count_rounds(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note the gamma of every whole round."""
     ran: list[int] = []
-    run = Rounds.run
+    run = CapturedRounds.run
 
-    def noted(self: Rounds, *given: Any) -> Any:
+    def noted(self: CapturedRounds, *given: Any) -> Any:
         ran.append(given[-1])
         return run(self, *given)
 
-    monkeypatch.setattr(Rounds, "run", noted)
+    monkeypatch.setattr(CapturedRounds, "run", noted)
     return ran
 
 

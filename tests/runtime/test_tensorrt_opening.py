@@ -26,13 +26,13 @@ from specrt.engine.tensorrt import plan as trt_plan
 from specrt.engine.tensorrt.cuda import CudaDevice
 from specrt.engine.tensorrt.engine import Lease
 from specrt.engine.tensorrt.engine_record import (
+    BuildSetting,
     Compiled,
     DeviceRecord,
     EngineRecord,
     Kernel,
     Profile,
     Range,
-    Setting,
     difference,
     read_engine_record,
 )
@@ -224,7 +224,7 @@ def built(backend: str, **settings: str) -> EngineRecord:
         draft_profiles(PREFILL), 40, True, 10, "0" * 64, 9,
         (Compiled("decode", 12, (Kernel("_gemv_mha", "kgen", 2),)),), ("7.5", "8.9"),
         **(gpu if backend == "tensorrt" else {}),
-        settings=tuple(Setting(*each) for each in settings.items()), messages=("a warning",),
+        settings=tuple(BuildSetting(*each) for each in settings.items()), messages=("a warning",),
     )  # fmt: skip
 
 
@@ -422,7 +422,7 @@ def test_a_plan_that_holds_all_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["weight_streaming", "stripped", "version_compatible"])
 def test_plans_are_opened_as_they_were_built(site: Site, setting: str) -> None:
-    folder = site.bundle(*pair(), settings=(Setting(setting, "True"),))
+    folder = site.bundle(*pair(), settings=(BuildSetting(setting, "True"),))
     with specrt.load(folder) as generator:  # the site holds `wants` to the record
         assert generator.generate([1, 2, 3], gamma=0).token_ids
 

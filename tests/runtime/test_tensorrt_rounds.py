@@ -15,7 +15,7 @@ from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, tar
 from runtime.toy import TableEngine, near
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 
 LENGTH = 160
@@ -29,7 +29,7 @@ class Pair:
     device: NumpyDevice
     target: TensorRtEngine
     draft: TensorRtEngine
-    rounds: Rounds
+    rounds: CapturedRounds
 
     def close(self) -> None:
         self.target.close()
@@ -45,7 +45,7 @@ def paired(
     target = opened(device, toy, capture=capture, **options)
     said = {"confidence": True, **options, **(draft_options or {})}
     draft = opened(device, other, draft_profiles(PREFILL), capture=capture, **said)
-    return Pair(device, target, draft, Rounds(target, draft, capture=capture))
+    return Pair(device, target, draft, CapturedRounds(target, draft, capture=capture))
 
 
 def one_by_one(
@@ -196,7 +196,7 @@ def test_a_draft_without_numbers_says_so_and_breaks_nothing(step: int) -> None:
     device = NumpyDevice()
     target = opened(device, toy)
     draft = opened(device, toy, draft_profiles(PREFILL), broken_at=(5 + step,))
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     plain = opened(NumpyDevice(), toy)
     for engine in (target, draft, plain):
         engine.forward([PROMPT], 0, 1)
@@ -218,7 +218,7 @@ def test_a_round_without_numbers_is_not_finished_nor_is_what_came_before() -> No
     device = NumpyDevice()
     target = opened(device, toy)
     draft = opened(device, toy, draft_profiles(PREFILL), broken_at=(7,))
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     for engine in (target, draft):
         engine.forward([PROMPT], 0, 1)
     good = rounds.run([5], 4, 5, 4, 2)
@@ -272,7 +272,7 @@ def test_pairs_that_cannot_have_rounds_have_none() -> None:
     target = opened(device, toy)
 
     def fits(target: TensorRtEngine, draft: TensorRtEngine, pending: int = 1) -> bool:
-        return Rounds(target, draft).fits(4, pending, 0, 0)
+        return CapturedRounds(target, draft).fits(4, pending, 0, 0)
 
     def draft(device: NumpyDevice, toy: TableEngine, **options: Any) -> TensorRtEngine:
         return opened(device, toy, options.pop("profiles", draft_profiles(PREFILL)), **options)

@@ -12,14 +12,22 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
 from runtime.toy import TableEngine, near, plain
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import NOTHING, Asking, Drafter, Proposal, Round, played, speculate
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import (
+    NOTHING,
+    Drafter,
+    Passes,
+    Proposal,
+    Round,
+    run_rounds,
+    speculate,
+)
 from specrt.speculation.target import EngineTarget
 
 LENGTH = 200
@@ -29,8 +37,8 @@ PROMPT = list(range(1, 24))  # more than one chunk of a prompt
 def loop(target: TensorRtEngine, drafter: Drafter, params: SamplingParams, new: int) -> list[int]:
     tokens = list(PROMPT)
     limit = min(len(tokens) + new, LENGTH + 1)
-    judge = EngineTarget(CachedTokens(target), params, Noise(3))
-    rounds = list(played(speculate(judge, drafter, tokens, limit)))
+    judge = EngineTarget(KVCache(target), params, Noise(3))
+    rounds = list(run_rounds(speculate(judge, drafter, tokens, limit)))
     assert rounds
     return tokens[len(PROMPT) :]
 
@@ -38,13 +46,13 @@ def loop(target: TensorRtEngine, drafter: Drafter, params: SamplingParams, new: 
 class RoundDrafter:
     """Drafts with whole rounds where they fit, as a caller would wire them."""
 
-    def __init__(self, rounds: Rounds, draft: TensorRtEngine, gamma: int) -> None:
+    def __init__(self, rounds: CapturedRounds, draft: TensorRtEngine, gamma: int) -> None:
         self._rounds, self._gamma = rounds, gamma
         self._draft = draft
         self.length = 0
         self.fused = self.chunks = self.nothing = 0
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
         pending = list(tokens[self.length :])
         gamma, place = min(self._gamma, room), len(tokens) - 1
@@ -84,9 +92,9 @@ def test_speculation_is_plain_decoding(
     draft = opened(device, other, draft_profiles(PREFILL), confidence=True, **options)
     for sampling in ({}, {"temperature": 1.0}):
         params = SamplingParams(**sampling)  # type: ignore[arg-type]
-        drafter = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(gamma))
+        drafter = ModelDrafter(KVCache(draft), params, Noise(3), FixedGamma(gamma))
         found = loop(target, drafter, params, 500)
-        idle = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(0))
+        idle = ModelDrafter(KVCache(draft), params, Noise(3), FixedGamma(0))
         assert found == loop(target, idle, params, 500)
         if params.greedy:
             assert found == plain(toy, PROMPT, 500)
@@ -103,7 +111,7 @@ def test_whole_rounds_are_plain_decoding(gamma: int, closeness: float) -> None:
     device = NumpyDevice()
     target = opened(device, toy)
     draft = opened(device, near(toy, 14, closeness), draft_profiles(PREFILL), confidence=True)
-    drafter = RoundDrafter(Rounds(target, draft), draft, gamma)
+    drafter = RoundDrafter(CapturedRounds(target, draft), draft, gamma)
     assert loop(target, drafter, SamplingParams(), 500) == plain(toy, PROMPT, 500)
     assert drafter.fused > 5
     # Two chunks of the prompt; the target never runs what a round has run.
@@ -118,10 +126,10 @@ def test_a_device_lost_in_mid_stream_keeps_what_was_emitted() -> None:
     device.fails = {"wait": device.calls["wait"] + 40}
     params = SamplingParams()
     tokens = list(PROMPT)
-    drafter = ModelDrafter(CachedTokens(draft), params, Noise(3), FixedGamma(3))
+    drafter = ModelDrafter(KVCache(draft), params, Noise(3), FixedGamma(3))
     emitted: list[int] = []
-    rounds = played(
-        speculate(EngineTarget(CachedTokens(target), params, Noise(3)), drafter, tokens, 150)
+    rounds = run_rounds(
+        speculate(EngineTarget(KVCache(target), params, Noise(3)), drafter, tokens, 150)
     )
     with pytest.raises(EngineError, match="wait failed"):
         emitted.extend(token for round_ in rounds for token in round_.tokens)

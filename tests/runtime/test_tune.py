@@ -18,14 +18,14 @@ from numpy.typing import ArrayLike
 from runtime.rows import PackedTable
 from runtime.toy import TableEngine, TableOutput
 from specrt.errors import EngineError
-from specrt.scheduler.request import Reader
+from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning import pass_timer as tune
 from specrt.tuning.pass_timer import (
     CONTEXT,
-    Rehearsal,
+    PassTimer,
     Timed,
     measure_costs,
     rising,
@@ -122,13 +122,13 @@ def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock
 def test_time_outside_the_engines_is_counted_once_a_round(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Reader.take
+    take = OutputProcessor.take
 
-    def slow(self: Reader, *args: Any) -> Any:
+    def slow(self: OutputProcessor, *args: Any) -> Any:
         clock.now += 7_000
         return take(self, *args)
 
-    monkeypatch.setattr(Reader, "take", slow)
+    monkeypatch.setattr(OutputProcessor, "take", slow)
     target = Priced(clock, target_price)
     draft = Priced(clock, lambda width: 90_000, seed=1)
     models = Models(target, draft, GAMMAS)
@@ -272,7 +272,7 @@ def test_no_shape_of_engine_is_fed_beyond_its_buffers(
 
 def test_engines_stay_open(clock: Clock) -> None:
     target, draft = Priced(clock, target_price), Priced(clock, draft_price)
-    rehearsal = Rehearsal(Models(target, draft, GAMMAS), None, clock)
+    rehearsal = PassTimer(Models(target, draft, GAMMAS), None, clock)
     assert len(rehearsal.burst(3, 2)) == 2
     assert not target.closed
     assert not draft.closed

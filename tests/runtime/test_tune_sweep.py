@@ -19,9 +19,9 @@ from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning.sweep import (
     PLAIN,
-    Contender,
-    Contest,
-    Effort,
+    Candidate,
+    SweepPlan,
+    SweepResult,
     check_prompts,
     plan_effort,
     spread,
@@ -29,13 +29,13 @@ from specrt.tuning.sweep import (
 )
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
-MODEL, FREE, FIXED = Contender("model", AUTO), Contender("cascade", AUTO), Contender("model", 3)
+MODEL, FREE, FIXED = Candidate("model", AUTO), Candidate("cascade", AUTO), Candidate("model", 3)
 
 
-def contest(**took: list[int]) -> Contest:
+def contest(**took: list[int]) -> SweepResult:
     """Return a contest by name: what each prompt took, once."""
     names = {"plain": PLAIN, "model": MODEL, "free": FREE, "fixed": FIXED}
-    made = Contest({names[name]: [[ns] for ns in times] for name, times in took.items()})
+    made = SweepResult({names[name]: [[ns] for ns in times] for name, times in took.items()})
     made.counts = {who: SpeculationStats(who.gamma, who.drafter) for who in made.decode_ns}
     return made
 
@@ -57,7 +57,7 @@ def test_plain_decoding_may_win() -> None:
 
 
 def test_of_several_repeats_the_median_counts() -> None:
-    found = Contest({PLAIN: [[10, 900, 12]], FREE: [[11, 11, 800]]})
+    found = SweepResult({PLAIN: [[10, 900, 12]], FREE: [[11, 11, 800]]})
     assert found.prompt_ns(PLAIN) == [12]
     assert found.total_ns(FREE) == 11
     assert found.best() == FREE
@@ -80,7 +80,7 @@ def test_everything_is_tried_where_it_is_cheap() -> None:
     effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
     assert effort.contenders[0] == PLAIN
     drafters = ("model", "ngram", "cascade")
-    every = {Contender(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
+    every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
     assert set(effort.contenders[1:]) == every
     assert effort.prompts == 16
     lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
@@ -137,17 +137,17 @@ def test_prompts_are_spread_over_all(numbers: tuple[int, int]) -> None:
 def test_contenders_take_turns_on_each_prompt(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, Contender]] = []
+    asked: list[tuple[int, Candidate]] = []
     generate = Generator.generate
 
     def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
-        asked.append((prompt[0], Contender(how["drafter"], how["gamma"])))
+        asked.append((prompt[0], Candidate(how["drafter"], how["gamma"])))
         return generate(self, prompt, params, **how)
 
     monkeypatch.setattr(Generator, "generate", noted)
-    order = (PLAIN, Contender("model", 2), Contender("model", 5))
+    order = (PLAIN, Candidate("model", 2), Candidate("model", 5))
     prompts, seen = [[1, 7], [2, 7], [3, 7], [4, 7]], list[float]()
-    effort = Effort(order, 4, 20, 2)
+    effort = SweepPlan(order, 4, 20, 2)
     found = sweep(models(), tokenizer, prompts, effort, seen.append)
     assert asked[:3] == [(1, who) for who in order]  # the warm-up
     for at in range(3, len(asked), 3):
@@ -175,5 +175,5 @@ def test_contenders_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
         return COSTS
 
     measured = replace(models(), measure=measure)
-    sweep(measured, tokenizer, [[1], [2], [3], [4]], Effort((PLAIN, MODEL, FREE), 4, 30, 1))
+    sweep(measured, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
     assert len(asked) == 2  # one policy for the draft model on its own, one behind the lookup

@@ -21,7 +21,7 @@ from specrt.system.machine import this_machine
 from specrt.tuning.tuning_record import (
     FILE_NAME,
     FORMAT,
-    Setting,
+    TunedSetting,
     Tuning,
     check_writable,
     read_tuning,
@@ -29,7 +29,7 @@ from specrt.tuning.tuning_record import (
 )
 
 THREADS = 2
-ROW = Setting("cascade", None, 400, 5_000_000_000, 200, 500, 300, 200)
+ROW = TunedSetting("cascade", None, 400, 5_000_000_000, 200, 500, 300, 200)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def tuning(bundle: Bundle) -> Tuning:
         outside_ns=50,
         fixed_gamma=None,
         drafter="cascade",
-        settings=(Setting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
+        settings=(TunedSetting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
     )
 
 

@@ -15,9 +15,9 @@ from specrt.bench.samples import Configuration
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.pool import Drafters, Manner, Models, undivided
+from specrt.speculation.pool import DecodingMode, DrafterPool, Models, undivided
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import Rehearsal, measure_costs
+from specrt.tuning.pass_timer import PassTimer, measure_costs
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""
@@ -116,7 +116,7 @@ def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
     models = models_of(pair, clock)
     assert models.measure is not None
     costs = models.measure(models)
-    drafters = Drafters(models, lambda: costs)
+    drafters = DrafterPool(models, lambda: costs)
     verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
     draft = [g * CHEAP.draft(1) for g in range(9)]
     free = [0.0] * 9
@@ -129,7 +129,7 @@ def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
         ("lookup", True): (verify, free),
     }
     for (source, greedy), (verifying, drafting) in expected.items():
-        prices = drafters._adaptive(source, Manner(greedy, ruled=False))._drift.prices
+        prices = drafters._adaptive(source, DecodingMode(greedy, ruled=False))._drift.prices
         assert list(prices.verify) == pytest.approx(verifying, abs=3)
         assert list(prices.draft) == pytest.approx(drafting, abs=3)
 
@@ -176,7 +176,7 @@ def test_lookup_does_not_pay_for_a_draft_model(clock: Clock, tokenizer: Tokenize
 
 def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
     pair = timed_pair(clock, CHEAP, 0.5)
-    rehearsal = Rehearsal(models_of(pair, clock), None, clock)
+    rehearsal = PassTimer(models_of(pair, clock), None, clock)
     rehearsal.fill(clock.now + 10**12)
     for gamma in (0, *GAMMAS):
         assert {t.drafted for t in rehearsal.burst(gamma, 3)} == {gamma}

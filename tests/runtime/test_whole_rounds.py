@@ -13,18 +13,18 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
 from runtime.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.engine.protocol import LaterRounds
+from specrt.engine.protocol import OffsetRounds
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import whole_rounds
+from specrt.engine.tensorrt.fused_round import fused_rounds
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import CascadeDrafter
 from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import undivided
-from specrt.speculation.round import NOTHING, Drafter, Round, alone, played, speculate
+from specrt.speculation.round import NOTHING, Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 
 
@@ -92,13 +92,13 @@ def test_a_draft_without_a_number_is_cut_where_it_begins(place: int) -> None:
     assert pair.rounds is not None
     drafter = pair.drafter(FixedGamma(4))
     tokens = list(PROMPT)
-    going = played(
-        speculate(EngineTarget(CachedTokens(pair.target), GREEDY, Noise(3)), drafter, tokens, 60)
+    going = run_rounds(
+        speculate(EngineTarget(KVCache(pair.target), GREEDY, Noise(3)), drafter, tokens, 60)
     )
     next(going)
     assert next(going).accepted == 4
     assert len(tokens) == first
-    proposal = alone(drafter.propose(tokens, 30))
+    proposal = run_alone(drafter.propose(tokens, 30))
     assert pair.rounds.ran == [(2, 4)]
     kept = min(place, 4)
     assert list(proposal.tokens) == plain(target, tokens, kept)
@@ -120,7 +120,7 @@ def test_tokens_of_other_drafters_are_caught_up_with_pass_by_pass() -> None:
         tokens += plain(target, tokens, more)  # somebody else's round
         for at in range(0, len(tokens) - 1, PREFILL):
             pair.target.forward([tokens[at : min(at + PREFILL, len(tokens) - 1)]], at, 1)
-        proposal = alone(drafter.propose(tokens, 20))
+        proposal = run_alone(drafter.propose(tokens, 20))
         assert list(proposal.tokens) == plain(target, tokens, 3)
         told.append((proposal.scored, proposal.caught_up))
         tokens += plain(target, tokens, 1)  # none of them was kept, whatever they were
@@ -153,7 +153,7 @@ def test_no_round_runs_beyond_the_buffers_of_either_engine() -> None:
         assert not pair.rounds.fits(gamma, 1, last, last + 1)
         assert pair.rounds.fits(gamma, 2, last - 1, last)
         assert not pair.rounds.fits(gamma, 3, last - 2, last)
-        later = LaterRounds(pair.rounds, 10)
+        later = OffsetRounds(pair.rounds, 10)
         assert later.fits(gamma, 1, last - 10, last - 10)
         assert not later.fits(gamma, 1, last - 9, last - 9)
         least = 60 - gamma  # what is drafted last is not fed to the draft
@@ -212,10 +212,10 @@ def test_a_policy_hears_of_rounds_in_one_piece() -> None:
     told = Watched()
     _, rounds = pair.run(pair.drafter(told), PROMPT, 60)
     assert [r.tokens for r in told.rounds] == [r.tokens for r in rounds[1:]]
-    for heard, ran in zip(told.rounds, rounds[1:], strict=True):
-        assert heard.draft_ns + heard.verify_ns == ran.draft_ns + ran.verify_ns
-        assert (heard.verify_ns == 0) is heard.caught_up
-        assert heard.draft_ns == 0 or heard.caught_up
+    for on_update, ran in zip(told.rounds, rounds[1:], strict=True):
+        assert on_update.draft_ns + on_update.verify_ns == ran.draft_ns + ran.verify_ns
+        assert (on_update.verify_ns == 0) is on_update.caught_up
+        assert on_update.draft_ns == 0 or on_update.caught_up
     assert [r.caught_up for r in told.rounds] == [True] + [False] * (len(told.rounds) - 1)
     assert set(told.confidences) == {1.0}  # nothing that a launch could not act on
 
@@ -226,7 +226,7 @@ def test_later_rounds_run_further_on_in_both_engines() -> None:
     assert pair.rounds is not None
     for model in (pair.target, pair.draft):
         model.forward([PROMPT[:10]], 0, 1)
-    later = LaterRounds(pair.rounds, 7)
+    later = OffsetRounds(pair.rounds, 7)
     found = later.run(PROMPT[9:10], 2, PROMPT[9], 2, 2)
     assert found.tokens == plain(target, PROMPT[:10], 2)
     verified = pair.target.forward([[PROMPT[9], *found.tokens]], 9)
@@ -236,10 +236,10 @@ def test_later_rounds_run_further_on_in_both_engines() -> None:
 def test_an_engine_of_another_kind_has_no_whole_rounds() -> None:
     target = TableEngine(8, max_length=LENGTH)
     pair = Pair(target, target)
-    assert whole_rounds(pair.target, None) is None
-    assert whole_rounds(pair.target, target) is None
-    assert whole_rounds(target, pair.draft) is None
+    assert fused_rounds(pair.target, None) is None
+    assert fused_rounds(pair.target, target) is None
+    assert fused_rounds(target, pair.draft) is None
     lone: TensorRtEngine = opened(NumpyDevice(1 << 20), target, draft_profiles(PREFILL))
-    assert whole_rounds(pair.target, lone) is None  # another device
-    assert whole_rounds(pair.draft, pair.draft) is None  # no gamma was built
+    assert fused_rounds(pair.target, lone) is None  # another device
+    assert fused_rounds(pair.draft, pair.draft) is None  # no gamma was built
     assert isinstance(undivided(Costs((1.0,), (0.0,))), Costs)

@@ -18,9 +18,9 @@ from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter, NoDrafter
 from specrt.speculation.gamma import FixedGamma, GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
-from specrt.speculation.round import Drafter, Round, played, speculate
+from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text import Tokenizer as BundleTokenizer
 
@@ -192,13 +192,11 @@ def run(
     params = params or SamplingParams()
     noise = Noise(seed)
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
-    drafter: Drafter = (
-        ModelDrafter(CachedTokens(draft), params, noise, policy) if draft else NoDrafter()
-    )
+    drafter: Drafter = ModelDrafter(KVCache(draft), params, noise, policy) if draft else NoDrafter()
     tokens = list(prompt)
     limit = min(len(prompt) + new, target.max_length + 1)
     rounds = list(
-        played(speculate(EngineTarget(CachedTokens(target), params, noise), drafter, tokens, limit))
+        run_rounds(speculate(EngineTarget(KVCache(target), params, noise), drafter, tokens, limit))
     )
     return Run(tokens[len(prompt) :], rounds)
 

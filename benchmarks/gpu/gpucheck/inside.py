@@ -10,7 +10,7 @@ import numpy as np
 from gpucheck.passes import Pass, alive, feed, fitted, relative, require_same, run_shapes, text
 from gpucheck.step import CheckError, Facts
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.passes import KV_TYPES, NATIVE, cache_names
 from specrt.engine.tensorrt.plan import ITEM_BYTES
 
@@ -85,7 +85,7 @@ def rounds(target: TensorRtEngine, draft: TensorRtEngine, gammas: Sequence[int])
 
     Raises: CheckError where tokens, confidences or scores differ, or no round could be had.
     """
-    whole = Rounds(target, draft)
+    whole = CapturedRounds(target, draft)
     tokens, start = text(draft, 24), min(20, target.max_width, draft.max_width)
     for engine in (target, draft):
         feed(engine, tokens[:, :start], 0, 1)

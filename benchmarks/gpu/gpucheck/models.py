@@ -186,11 +186,11 @@ def opened(place: Place, target: Built, backend: str) -> Iterator[Generator]:
 
 def generator_of(target: Any, draft: Any, place: Place) -> Generator:
     """Return what completes prompts with a pair of engines."""
-    from specrt.engine.tensorrt.fused_round import whole_rounds
+    from specrt.engine.tensorrt.fused_round import fused_rounds
 
     tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
     models = Models(
-        target, draft, (0, *place.gammas), rounds=whole_rounds(target, draft),
+        target, draft, (0, *place.gammas), rounds=fused_rounds(target, draft),
         measure=lambda models: measure_costs(models, tokenizer),
     )  # fmt: skip
     return Generator(models, tokenizer)

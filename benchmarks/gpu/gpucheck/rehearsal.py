@@ -120,10 +120,10 @@ def rehearse(stage: Stage | None = None) -> Facts:
 
 def timing(stage: Stage) -> Facts:
     """Run what times things; the figures themselves say nothing here."""
-    from specrt.engine.tensorrt.fused_round import Rounds
+    from specrt.engine.tensorrt.fused_round import CapturedRounds
 
     target, draft = stage.target(), stage.draft()
-    whole = Rounds(target, draft)
+    whole = CapturedRounds(target, draft)
     try:
         widths = [1, *(gamma + 1 for gamma in GAMMAS)]
         return {

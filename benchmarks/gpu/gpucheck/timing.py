@@ -13,7 +13,7 @@ from gpucheck.passes import text
 from gpucheck.step import Facts
 from specrt.engine.protocol import Engine
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import Rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.tuning.pass_timer import turned
 
 Clock = Callable[[], int]
@@ -112,7 +112,11 @@ def device_passes(
 
 
 def device_rounds(
-    rounds: Rounds, gammas: Sequence[int], start: int, laps: int, clock: Clock = perf_counter_ns
+    rounds: CapturedRounds,
+    gammas: Sequence[int],
+    start: int,
+    laps: int,
+    clock: Clock = perf_counter_ns,
 ) -> dict[int, list[float]]:
     """Time whole rounds back to back, each from the same place."""
     runs = {}

@@ -30,7 +30,7 @@ from specrt.engine.protocol import (
 )
 from specrt.errors import BuildError
 from specrt_export.compile.engine_file import ENGINE, write_engine
-from specrt_export.lower.lazy_tensor import Stored, as_float, stored_weights
+from specrt_export.lower.lazy_tensor import LazyTensor, as_float, stored_weights
 from specrt_export.lower.logits import CANDIDATES
 from specrt_export.portable.graph import PASS_BYTES, GraphRun, repeated, runs_here
 
@@ -43,7 +43,7 @@ and 1e-3 on codelet's eight layers, 2e-3 and 1.4e-2 on random models whose score
 A wrong rotation, length or scale moves logits by a tenth of the spread and more."""
 
 
-def check_halved(
+def check_ort_cuda(
     graph: Path, weights: Path, engine: Path, geometry: Geometry, max_length: int,
     widths: Sequence[int],
 ) -> float | None:  # fmt: skip
@@ -123,7 +123,7 @@ def compute_type_of(engine: Path) -> str:
     return {_BF16: "bf16", _FLOAT: "fp32"}.get(kinds.pop(), "fp16")
 
 
-def _widened(model: onnx.ModelProto, weights: dict[str, Stored]) -> onnx.ModelProto:
+def _widened(model: onnx.ModelProto, weights: dict[str, LazyTensor]) -> onnx.ModelProto:
     for value in [*model.graph.input, *model.graph.output]:
         if value.type.tensor_type.elem_type == _BF16:
             value.type.tensor_type.elem_type = _FLOAT
@@ -164,7 +164,7 @@ _FP32 = 1
 """MatMulNBits' `accuracy_level` of sums and activations in fp32; 4 has int8 activations."""
 
 
-def check_equal(
+def check_engine(
     graph: Path, checkpoint: Path, engine: Path, geometry: Geometry, max_length: int,
     widths: list[int], batch: int = 1,
 ) -> float | None:  # fmt: skip
@@ -417,7 +417,7 @@ _DEFECT = "This is a defect of the lowering: please report the architecture"
 _OVERFLOW = "In fp16 the model may overflow: build with precision bf16"
 
 
-def hold_lowered(
+def check_lowered(
     reference: GraphRun, engine: LoweredEngine, widths: Sequence[int], compute: str, name: str
 ) -> float:
     """Run both through the same passes; return the largest error of a logit over the spread.

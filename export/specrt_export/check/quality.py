@@ -138,7 +138,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class Source:
+class GraphSource:
     """A portable graph, and the folder of its weights."""
 
     graph: Path
@@ -146,7 +146,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Gate:
+class QualityGate:
     """Holds compiled engines to the checkpoints they were made from."""
 
     options: EngineOptions
@@ -155,8 +155,8 @@ class Gate:
     """The calibration text; pieces of it are scored one by one."""
 
     def hold(
-        self, role: str, original: Source, quantized: Quantized, engine: Path, geometry: Geometry,
-        backend: str,
+        self, role: str, original: GraphSource, quantized: Quantized, engine: Path,
+        geometry: Geometry, backend: str,
     ) -> Quality:  # fmt: skip
         """Return how far the engine in a folder is from the model it was made from.
 
@@ -191,7 +191,7 @@ class Gate:
             found.append(f"top-1 agreement {quality.top1:.4f}, min_top1 {least}")
         return "; ".join(found)
 
-    def _parts(self, original: Source, quantized: Quantized) -> str:
+    def _parts(self, original: GraphSource, quantized: Quantized) -> str:
         if not runs_here():
             return ""
         found = sensitivities(original.graph, original.weights, quantized, self.pieces[0])
@@ -199,7 +199,7 @@ class Gate:
         return f"Quantized alone, these hurt most, in nats: {worst}. "
 
     @contextmanager
-    def _reference(self, original: Source, beside: Path) -> Iterator[Scorer]:
+    def _reference(self, original: GraphSource, beside: Path) -> Iterator[Scorer]:
         """Give the unquantized model: its portable graph, or an engine where that cannot run."""
         if runs_here():
             run = GraphRun(original.graph, original.weights)

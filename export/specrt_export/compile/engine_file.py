@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 
 from specrt.errors import BuildError
-from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 
 
-def no_room(path: Path) -> BuildError:
+def disk_full(path: Path) -> BuildError:
     """Return the error for a file that could not be written, with what is free on its disk."""
     free = shutil.disk_usage(path.parent).free >> 20
     return BuildError(
@@ -27,7 +27,7 @@ def no_room(path: Path) -> BuildError:
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Give a file to write; at the end it takes the place of `path`.
 
     Whatever stops the writing, what was at `path` is as it was and the file is gone.
@@ -47,7 +47,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
         aside.chmod(0o644)
         aside.replace(path)
     except OSError as error:
-        raise no_room(path) from error
+        raise disk_full(path) from error
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ _INLINE_BYTES = 1024
 """Up to this size a weight lies in the graph itself."""
 
 
-def write_engine(model: onnx.ModelProto, weights: Mapping[str, Stored], out: Path) -> None:
+def write_engine(model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path) -> None:
     """Write `engine.data` and `engine.onnx` into a folder; each byte of a weight once.
 
     Raises: BuildError when the disk is full.
@@ -75,10 +75,12 @@ def write_engine(model: onnx.ModelProto, weights: Mapping[str, Stored], out: Pat
             _write_weights(model, weights, file)
         (out / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
     except OSError as error:
-        raise no_room(out / WEIGHTS) from error
+        raise disk_full(out / WEIGHTS) from error
 
 
-def _write_weights(model: onnx.ModelProto, weights: Mapping[str, Stored], file: BinaryIO) -> None:
+def _write_weights(
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], file: BinaryIO
+) -> None:
     placed: dict[str, tuple[int, int]] = {}
     for tensor in model.graph.initializer:
         stored = weights.get(tensor.name)
@@ -96,7 +98,7 @@ def _write_weights(model: onnx.ModelProto, weights: Mapping[str, Stored], file: 
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _append(file: BinaryIO, stored: Stored) -> tuple[int, int]:
+def _append(file: BinaryIO, stored: LazyTensor) -> tuple[int, int]:
     """Write a weight at the next page; return where it begins, and its bytes."""
     file.write(bytes(-file.tell() % ALIGNMENT))
     offset = file.tell()

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS, no_room, write_engine
-from specrt_export.lower.lazy_tensor import Stored, stored_weights
-from specrt_export.lower.ort_lowering import Target, lower
+from specrt_export.compile.engine_file import ENGINE, WEIGHTS, disk_full, write_engine
+from specrt_export.lower.lazy_tensor import LazyTensor, stored_weights
+from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.portable.graph import (
     MODEL_TYPE,
     check_length,
@@ -35,7 +35,7 @@ _OPTIMISED = "optimised.onnx"
 
 
 def optimise(
-    model: onnx.ModelProto, weights: Mapping[str, Stored], folder: Path
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], folder: Path
 ) -> onnx.ModelProto:
     """Return a graph as ONNX Runtime optimises it; weights are inputs meanwhile.
 
@@ -66,7 +66,7 @@ def _optimise(model: onnx.ModelProto, folder: Path) -> Path:
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
         if "serialization failed" in reason:  # said of a full disk
-            raise no_room(folder / _OPTIMISED) from error
+            raise disk_full(folder / _OPTIMISED) from error
         raise BuildError(f"ONNX Runtime {ort.__version__} could not compile: {reason}") from error
     return folder / _OPTIMISED
 
@@ -88,7 +88,7 @@ SLICE = 1 << 22
 """Weights in memory at a time."""
 
 
-def narrow_engine(folder: Path, precision: Precision) -> int:
+def store_half(folder: Path, precision: Precision) -> int:
     """Halve the weights of an engine that a precision keeps as fp16 or bf16; return how many.
 
         w (fp32) ── Op      =>      w (bf16) ── Cast ── Op
@@ -207,7 +207,7 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     weights = stored_weights(portable, checkpoint)
-    target = Target(geometry, max_length, batch, accuracy_level, confidence)
+    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence)
     lowered = lower(portable, weights, target)
     out.mkdir(parents=True, exist_ok=True)
     write_engine(optimise(lowered.model, lowered.weights, out), lowered.weights, out)

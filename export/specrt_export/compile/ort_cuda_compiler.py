@@ -11,9 +11,9 @@ from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.compile.engine_file import WEIGHTS, write_engine
 from specrt_export.compile.ort_cpu_compiler import CompiledModel
-from specrt_export.lower.half import TYPES, halve, keep_resident
+from specrt_export.lower.half import TYPES, halve, keep_on_device
 from specrt_export.lower.lazy_tensor import stored_weights
-from specrt_export.lower.ort_lowering import Target, lower
+from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import (
     MODEL_TYPE,
@@ -58,11 +58,11 @@ def compile_ort_cuda(
     check_length(geometry, max_length, checkpoint)
     _check(geometry, batch, compute)
     weights = stored_weights(portable, checkpoint)
-    target = Target(geometry, max_length, batch, confidence=confidence)
+    target = OrtTarget(geometry, max_length, batch, confidence=confidence)
     lowered = lower(portable, weights, target)
     _check_fused(lowered)
     view = GraphView(lowered.model, lowered.weights)
-    keep_resident(view, max_length)
+    keep_on_device(view, max_length)
     halve(view, compute)
     model = view.tidy()
     helper.set_model_props(model, {**facts_of(model), CAPTURED: str(captured)})

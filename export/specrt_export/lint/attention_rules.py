@@ -39,7 +39,7 @@ EXPLICIT_MASK = "give the node an additive mask [B, 1, S, M] made from `start`"
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadCounts:
     """Query and key heads, and the width of one; None where the graph does not say."""
 
     query: int | None
@@ -47,7 +47,7 @@ class Heads:
     width: int | None
 
 
-def heads_of(facts: Facts, node: onnx.NodeProto) -> Heads:
+def heads_of(facts: Facts, node: onnx.NodeProto) -> HeadCounts:
     """Read head counts from shapes of rank 4, or from attributes and shapes of rank 3."""
     found: list[int | None] = []
     width = None
@@ -57,7 +57,7 @@ def heads_of(facts: Facts, node: onnx.NodeProto) -> Heads:
         found.append(count if isinstance(count, int) else None)
         if index == 0 and shape and isinstance(shape[-1], int):
             width = shape[-1] if len(shape) == 4 else shape[-1] // max(found[0] or 1, 1)
-    return Heads(found[0], found[1], width)
+    return HeadCounts(found[0], found[1], width)
 
 
 def _input(node: onnx.NodeProto, index: int) -> str:

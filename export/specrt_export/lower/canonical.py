@@ -13,7 +13,7 @@ from onnx import helper
 from specrt.bundle import Geometry
 from specrt_export.lower.attention import fold_query_scale
 from specrt_export.lower.lazy_tensor import (
-    Stored,
+    LazyTensor,
     as_float,
     computed,
     dequantized,
@@ -23,8 +23,8 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.lower.norm import fuse_rms_norm, lift_transposes
 from specrt_export.lower.projections import (
-    Matrix,
     Projection,
+    WeightMatrix,
     add_projection,
     find_projection,
     find_projections,
@@ -197,8 +197,8 @@ def _add_heads(
 ) -> None:
     """Project to the heads that begin at some rows, as `output` [B, H, S, size]."""
     name = f"{projection.matrix.values.name}.heads{rows[0]}"
-    parts: list[Matrix] = [projection.matrix.taken(row, row + size) for row in rows]
-    bias: Stored | None = None
+    parts: list[WeightMatrix] = [projection.matrix.taken(row, row + size) for row in rows]
+    bias: LazyTensor | None = None
     if projection.bias is not None:
         pieces = [taken(projection.bias, row, row + size) for row in rows]
         bias = joined(pieces, f"{projection.bias.name}.heads{rows[0]}")
@@ -283,7 +283,7 @@ def fold_layouts(view: GraphView) -> None:
     view.tidy()
 
 
-def _fold_transpose(view: GraphView, node: onnx.NodeProto, source: Stored) -> None:
+def _fold_transpose(view: GraphView, node: onnx.NodeProto, source: LazyTensor) -> None:
     perm = list(view.attributes(node).get("perm", (1, 0)))
     if source.onnx_type != onnx.TensorProto.FLOAT:
         return
@@ -294,7 +294,7 @@ def _fold_transpose(view: GraphView, node: onnx.NodeProto, source: Stored) -> No
     _fold(view, node, dims, lambda array: array.transpose(perm))
 
 
-def _fold_codes(view: GraphView, node: onnx.NodeProto, codes: Stored) -> None:
+def _fold_codes(view: GraphView, node: onnx.NodeProto, codes: LazyTensor) -> None:
     scales = view.stored(node.input[1])
     block = view.attributes(node).get("block_size", 0)
     if scales is not None and len(node.input) == 2 and block:
@@ -339,7 +339,7 @@ def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_lengt
             dims[0].dim_value = batch
 
 
-def recognise(view: GraphView, counts: Counts) -> None:
+def canonicalize(view: GraphView, counts: Counts) -> None:
     """Find projections, norms, heads and scales, whatever they were exported as."""
     fold_values(view)
     counts["linear"] = find_projections(view)

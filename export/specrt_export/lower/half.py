@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.errors import BuildError
-from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.shapes import value_types
 from specrt_export.lower.view import GraphView
 from specrt_export.quantize.codes import narrow
@@ -155,14 +155,14 @@ def _angles(view: GraphView) -> set[str]:
     return found
 
 
-def _in_graph(name: str, array: NDArray[Any]) -> Stored:
+def _in_graph(name: str, array: NDArray[Any]) -> LazyTensor:
     def rows(begin: int, end: int) -> NDArray[Any]:
         return array[begin:end] if array.ndim else array
 
-    return Stored(name, _FLOAT, array.shape, rows)
+    return LazyTensor(name, _FLOAT, array.shape, rows)
 
 
-def narrowed(source: Stored, to: int) -> Stored:
+def narrowed(source: LazyTensor, to: int) -> LazyTensor:
     """Return an fp32 tensor as fp16 or bf16, rounded to nearest.
 
     Raises: BuildError, when it is written, for a weight that fp16 cannot hold.
@@ -173,7 +173,7 @@ def narrowed(source: Stored, to: int) -> Stored:
         return narrow(part, "bf16") if to == _BF16 else _to_fp16(source.name, part)
 
     bytes_of = f"{source.bytes_of}/half" if source.bytes_of else ""
-    return Stored(f"{source.name}/half", to, source.shape, rows, bytes_of)
+    return LazyTensor(f"{source.name}/half", to, source.shape, rows, bytes_of)
 
 
 def _to_fp16(name: str, part: NDArray[np.float32]) -> NDArray[np.float16]:
@@ -196,7 +196,7 @@ _FIRST_LENGTH, _TOTAL_LENGTH = 5, 6
 _HOST_OPERATORS = frozenset(("NonZero", "Range", "Shape", "Size"))
 
 
-def keep_resident(view: GraphView, max_length: int) -> None:
+def keep_on_device(view: GraphView, max_length: int) -> None:
     """Take lengths and positions from inputs instead of from the sizes of other inputs.
 
     ```

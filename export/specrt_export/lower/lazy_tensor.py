@@ -23,7 +23,7 @@ _FLOAT = onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True)
-class Stored:
+class LazyTensor:
     """A tensor of known shape whose values exist only while they are written.
 
     Of two with one name, only one is written.
@@ -63,7 +63,7 @@ class Stored:
         return self.rows(0, self.length)
 
 
-def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, Stored]:
+def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, LazyTensor]:
     """Return the weights that a portable graph points at in a folder.
 
     Raises: CheckpointError for a shard that is missing or too short.
@@ -72,7 +72,7 @@ def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, Stored]:
     return {t.name: _from_file(t, folder, mapped[t.name]) for t in external_tensors(model)}
 
 
-def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> Stored:
+def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> LazyTensor:
     """Read rows with plain reads: mapped pages would count as memory of this process."""
     place = {entry.key: entry.value for entry in tensor.external_data}
     path, offset = folder / place["location"], int(place.get("offset", 0))
@@ -84,16 +84,16 @@ def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> 
         read = np.fromfile(path, dtype, (end - begin) * items, offset=at)
         return read.reshape((end - begin, *inner)) if mapped.shape else read.reshape(())
 
-    return Stored(tensor.name, tensor.data_type, tuple(tensor.dims), rows)
+    return LazyTensor(tensor.name, tensor.data_type, tuple(tensor.dims), rows)
 
 
-def held(name: str, array: NDArray[Any]) -> Stored:
+def held(name: str, array: NDArray[Any]) -> LazyTensor:
     """Return an array that is in memory already."""
     onnx_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return Stored(name, onnx_type, array.shape, lambda begin, end: array[begin:end])
+    return LazyTensor(name, onnx_type, array.shape, lambda begin, end: array[begin:end])
 
 
-def as_float(source: Stored) -> Stored:
+def as_float(source: LazyTensor) -> LazyTensor:
     """Return a tensor as fp32; bf16 and fp16 hold nothing that fp32 does not."""
     if source.onnx_type == _FLOAT:
         return source
@@ -104,20 +104,20 @@ def as_float(source: Stored) -> Stored:
             return (part.astype(np.uint32) << 16).view(np.float32)
         return part.astype(np.float32)
 
-    return Stored(f"{source.name}/float", _FLOAT, source.shape, rows)
+    return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows)
 
 
-def transposed(source: Stored) -> Stored:
+def transposed(source: LazyTensor) -> LazyTensor:
     """Return a matrix [K, N] as [N, K]; it is loaded whole while it is written."""
     rows, columns = source.shape
 
     def turned(begin: int, end: int) -> NDArray[Any]:
         return source.load()[:, begin:end].T
 
-    return Stored(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
+    return LazyTensor(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
 
 
-def joined(parts: Sequence[Stored], name: str | None = None) -> Stored:
+def joined(parts: Sequence[LazyTensor], name: str | None = None) -> LazyTensor:
     """Return tensors one after another along their first axis."""
     if len(parts) == 1:
         return parts[0]
@@ -134,15 +134,15 @@ def joined(parts: Sequence[Stored], name: str | None = None) -> Stored:
         return np.concatenate(pieces)
 
     name = name or "+".join(part.name for part in parts)
-    return Stored(name, first.onnx_type, (offsets[-1], *first.shape[1:]), rows)
+    return LazyTensor(name, first.onnx_type, (offsets[-1], *first.shape[1:]), rows)
 
 
-def taken(source: Stored, begin: int, end: int) -> Stored:
+def taken(source: LazyTensor, begin: int, end: int) -> LazyTensor:
     """Return the rows `begin` to `end` of a tensor."""
     if (begin, end) == (0, source.length):
         return source
     shape = (end - begin, *source.shape[1:])
-    return Stored(
+    return LazyTensor(
         f"{source.name}[{begin}:{end}]",
         source.onnx_type,
         shape,
@@ -150,7 +150,7 @@ def taken(source: Stored, begin: int, end: int) -> Stored:
     )
 
 
-def reshaped(source: Stored, name: str, shape: tuple[int, ...]) -> Stored:
+def reshaped(source: LazyTensor, name: str, shape: tuple[int, ...]) -> LazyTensor:
     """Return the same bytes in another shape with as many rows; they are written once."""
     assert shape[0] == source.length, "rows stay rows"
     return replace(
@@ -162,7 +162,7 @@ def reshaped(source: Stored, name: str, shape: tuple[int, ...]) -> Stored:
     )
 
 
-def unsigned(source: Stored) -> Stored:
+def unsigned(source: LazyTensor) -> LazyTensor:
     """Return int8 or int4 codes [N, K] as bytes [N, K · bits / 8] with their zero in the middle.
 
     Raising two's complement by half its range flips the upper bit, in each half of a byte for
@@ -174,10 +174,10 @@ def unsigned(source: Stored) -> Stored:
         return source.rows(begin, end).view(np.uint8) ^ flip
 
     shape = (source.shape[0], source.row_bytes)
-    return Stored(f"{source.name}/unsigned", onnx.TensorProto.UINT8, shape, rows)
+    return LazyTensor(f"{source.name}/unsigned", onnx.TensorProto.UINT8, shape, rows)
 
 
-def dequantized(codes: Stored, scales: Stored, block: int) -> Stored:
+def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor:
     """Return the fp32 weights [N, K] that codes with a scale for each block stand for."""
 
     def rows(begin: int, end: int) -> NDArray[Any]:
@@ -187,10 +187,10 @@ def dequantized(codes: Stored, scales: Stored, block: int) -> Stored:
         values *= np.repeat(scale, block, axis=1)
         return values
 
-    return Stored(f"{codes.name}/float", _FLOAT, codes.shape, rows)
+    return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
-def held_off_zero(source: Stored) -> Stored:
+def held_off_zero(source: LazyTensor) -> LazyTensor:
     """Return fp32 scales none of which is 0 in fp16: TensorRT refuses a scale of 0."""
     least = np.float32(2.0**-24)
 
@@ -198,18 +198,18 @@ def held_off_zero(source: Stored) -> Stored:
         part = source.rows(begin, end)
         return np.where(np.abs(part) < least, np.copysign(least, part), part)
 
-    return Stored(f"{source.name}/positive", _FLOAT, source.shape, rows)
+    return LazyTensor(f"{source.name}/positive", _FLOAT, source.shape, rows)
 
 
-def doubled(source: Stored) -> Stored:
+def doubled(source: LazyTensor) -> LazyTensor:
     """Return a scale a row [N, 1] as two that are equal, [N, 2]."""
-    return Stored(
+    return LazyTensor(
         f"{source.name}/doubled", source.onnx_type, (source.shape[0], 2),
         lambda begin, end: np.repeat(source.rows(begin, end), 2, axis=1),
     )  # fmt: skip
 
 
-def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> Stored:
+def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]) -> LazyTensor:
     """Return an fp32 tensor that some function makes whole."""
 
     def rows(begin: int, end: int) -> NDArray[Any]:
@@ -221,4 +221,4 @@ def computed(name: str, shape: tuple[int, ...], load: Callable[[], NDArray[Any]]
             )
         return whole[begin:end] if shape else whole
 
-    return Stored(name, _FLOAT, shape, rows)
+    return LazyTensor(name, _FLOAT, shape, rows)

@@ -13,13 +13,13 @@ from specrt.bundle import Geometry
 from specrt.errors import BuildError
 from specrt_export.lower.attention import fuse_attention
 from specrt_export.lower.canonical import (
+    canonicalize,
     drop_reshapes,
     fix_reshapes,
     fix_shapes,
     fold_layouts,
-    recognise,
 )
-from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.logits import add_confidence, cheapen_argmax
 from specrt_export.lower.norm import fuse_skip_norm
 from specrt_export.lower.projections import (
@@ -219,7 +219,7 @@ def _check(view: GraphView, caches: set[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Target:
+class OrtTarget:
     """What an engine is to be."""
 
     geometry: Geometry
@@ -231,14 +231,16 @@ class Target:
     """Whether the graph also tells the probability of the likeliest token."""
 
 
-def lower(portable: onnx.ModelProto, weights: Mapping[str, Stored], target: Target) -> Lowered:
+def lower(
+    portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
+) -> Lowered:
     """Rewrite a portable graph; no weight is read."""
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
     fix_shapes(copy.graph, target.geometry, 1, target.max_length)
     view = GraphView(copy, weights)
     counts = Counts()
-    recognise(view, counts)
+    canonicalize(view, counts)
     _fuse(view, target, counts)
     _emit(view, target, counts)
     if target.batch > 1:
@@ -250,7 +252,7 @@ def lower(portable: onnx.ModelProto, weights: Mapping[str, Stored], target: Targ
     return Lowered(model, view.weights(), counts.said)
 
 
-def _fuse(view: GraphView, target: Target, counts: Counts) -> None:
+def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     """Replace groups of operators by the one that does it all."""
     _attend(view, target, counts)
     pairs = gated(view)
@@ -264,7 +266,7 @@ def _fuse(view: GraphView, target: Target, counts: Counts) -> None:
         add_confidence(view)
 
 
-def _attend(view: GraphView, target: Target, counts: Counts) -> None:
+def _attend(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
     found = fuse_attention(view, target.geometry, target.max_length)
@@ -272,7 +274,7 @@ def _attend(view: GraphView, target: Target, counts: Counts) -> None:
     counts["qkv"] = found.joined, layers
 
 
-def _emit(view: GraphView, target: Target, counts: Counts) -> None:
+def _emit(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     """Say it in ONNX Runtime's operators."""
     projections = emit_projections(view, target.accuracy_level)
     embeddings = emit_embeddings(view)

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from specrt_export.lower.lazy_tensor import Stored, joined, reshaped, taken, transposed, unsigned
+from specrt_export.lower.lazy_tensor import (
+    LazyTensor,
+    joined,
+    reshaped,
+    taken,
+    transposed,
+    unsigned,
+)
 from specrt_export.lower.view import GraphView
 from specrt_export.quantize.precision import SMALLEST_BLOCK
 
@@ -26,11 +33,11 @@ _BITS: dict[int, int] = {
 
 
 @dataclass(frozen=True)
-class Matrix:
+class WeightMatrix:
     """A weight [N, K] of stored tensors; scales [N, K / block] where it is quantized."""
 
-    values: Stored
-    scales: Stored | None = None
+    values: LazyTensor
+    scales: LazyTensor | None = None
     block: int = 0
 
     @property
@@ -54,15 +61,15 @@ class Matrix:
         block = self.block
         return self.scales is not None and block >= SMALLEST_BLOCK and block & (block - 1) == 0
 
-    def fits(self, other: Matrix) -> bool:
+    def fits(self, other: WeightMatrix) -> bool:
         """Tell whether rows of both can form one matrix."""
         kinds = self.values.onnx_type == other.values.onnx_type
         return kinds and (self.block, self.inputs) == (other.block, other.inputs)
 
-    def taken(self, begin: int, end: int) -> Matrix:
+    def taken(self, begin: int, end: int) -> WeightMatrix:
         """Return some of its rows: a part of what it projects to."""
         scales = self.scales and taken(self.scales, begin, end)
-        return Matrix(taken(self.values, begin, end), scales, self.block)
+        return WeightMatrix(taken(self.values, begin, end), scales, self.block)
 
     def add_to(self, view: GraphView) -> str:
         """Make it a value of a graph, and return the value's name."""
@@ -73,15 +80,15 @@ class Matrix:
         return view.add("DequantizeLinear", inputs, axis=1, block_size=self.block)
 
 
-def join_matrices(parts: Sequence[Matrix], name: str | None = None) -> Matrix:
+def join_matrices(parts: Sequence[WeightMatrix], name: str | None = None) -> WeightMatrix:
     """Return matrices that fit each other, one below the other."""
     scales = [part.scales for part in parts if part.scales is not None]
     values = joined([part.values for part in parts], name)
     of_scales = name and f"{name}.scale"
-    return Matrix(values, joined(scales, of_scales) if scales else None, parts[0].block)
+    return WeightMatrix(values, joined(scales, of_scales) if scales else None, parts[0].block)
 
 
-def find_matrix(view: GraphView, name: str) -> Matrix | None:
+def find_matrix(view: GraphView, name: str) -> WeightMatrix | None:
     """Return the matrix that a value is.
 
     ```
@@ -93,7 +100,7 @@ def find_matrix(view: GraphView, name: str) -> Matrix | None:
     stored = view.stored(name)
     if stored is not None:
         dense = stored.onnx_type == onnx.TensorProto.FLOAT and len(stored.shape) == 2
-        return Matrix(stored) if dense else None
+        return WeightMatrix(stored) if dense else None
     node = view.maker(name, "DequantizeLinear")
     if node is None or len(node.input) != 2:
         return None
@@ -105,10 +112,10 @@ def find_matrix(view: GraphView, name: str) -> Matrix | None:
     if codes.onnx_type not in _BITS or len(codes.shape) != 2:
         return None
     whole = scales.shape == (codes.shape[0], codes.shape[1] // block)
-    return Matrix(codes, scales, block) if whole and codes.shape[1] % block == 0 else None
+    return WeightMatrix(codes, scales, block) if whole and codes.shape[1] % block == 0 else None
 
 
-def find_factor(view: GraphView, name: str) -> Matrix | None:
+def find_factor(view: GraphView, name: str) -> WeightMatrix | None:
     """Return the matrix [N, K] whose transpose [K, N] a value is."""
     transpose = view.maker(name, "Transpose")
     if transpose is not None and view.attributes(transpose).get("perm", [1, 0]) == [1, 0]:
@@ -116,10 +123,10 @@ def find_factor(view: GraphView, name: str) -> Matrix | None:
     stored = view.stored(name)
     if stored is None or stored.onnx_type != onnx.TensorProto.FLOAT or len(stored.shape) != 2:
         return None
-    return Matrix(transposed(stored))
+    return WeightMatrix(transposed(stored))
 
 
-def blocks(matrix: Matrix) -> Stored:
+def blocks(matrix: WeightMatrix) -> LazyTensor:
     """Return the codes as MatMulNBits reads them: bytes [N, K / block, block · bits / 8]."""
     bytes_ = unsigned(matrix.values)
     shape = (matrix.outputs, matrix.inputs // matrix.block, matrix.block * matrix.bits // 8)
@@ -135,8 +142,8 @@ class Projection:
 
     node: onnx.NodeProto
     x: str
-    matrix: Matrix
-    bias: Stored | None
+    matrix: WeightMatrix
+    bias: LazyTensor | None
 
     @property
     def output(self) -> str:
@@ -171,7 +178,11 @@ def find_projections(view: GraphView) -> tuple[int, int]:
 
 
 def add_projection(
-    view: GraphView, x: str, matrix: Matrix, bias: Stored | None, output: str | None = None
+    view: GraphView,
+    x: str,
+    matrix: WeightMatrix,
+    bias: LazyTensor | None,
+    output: str | None = None,
 ) -> str:
     """Add a projection and return its output."""
     inputs = [x, matrix.add_to(view), *([view.add_stored(bias)] if bias else [])]
@@ -220,7 +231,7 @@ def _has_weight(view: GraphView, node: onnx.NodeProto) -> bool:
     return not view.depends_on(node.input[1], [i.name for i in view.graph.input])
 
 
-def _factor(view: GraphView, node: onnx.NodeProto) -> Matrix | None:
+def _factor(view: GraphView, node: onnx.NodeProto) -> WeightMatrix | None:
     if node.op_type == "MatMul":
         return find_factor(view, node.input[1])
     said = view.attributes(node)

@@ -13,9 +13,9 @@ from specrt.bundle import Geometry
 from specrt.engine.tensorrt.library import NATIVE_FROM
 from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt_export.lower.attention import Layer, find_layers, positions
-from specrt_export.lower.canonical import drop_reshapes, fix_reshapes, fix_shapes, recognise
+from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
 from specrt_export.lower.half import TYPES, halve
-from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.logits import add_confidence, cut_candidates, find_peak
 from specrt_export.lower.norm import write_out_norms
 from specrt_export.lower.projections import gated, join_siblings
@@ -142,7 +142,7 @@ def form_of(version: tuple[int, ...]) -> str:
 
 
 def lower_tensorrt(
-    portable: onnx.ModelProto, weights: Mapping[str, Stored], target: TensorRtTarget
+    portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: TensorRtTarget
 ) -> Lowered:
     """Rewrite a portable graph in standard operators; no weight is read.
 
@@ -153,7 +153,7 @@ def lower_tensorrt(
     fix_shapes(copy.graph, target.geometry, target.batch, target.max_length)
     view = GraphView(copy, weights)
     counts = Counts()
-    recognise(view, counts)
+    canonicalize(view, counts)
     exact = _attend(view, target, counts)
     pairs = gated(view)
     join_siblings(view)

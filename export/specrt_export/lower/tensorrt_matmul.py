@@ -11,8 +11,8 @@ import onnx
 from specrt_export.lower.lazy_tensor import doubled, held_off_zero, reshaped
 from specrt_export.lower.projections import (
     PROJECTION,
-    Matrix,
     Projection,
+    WeightMatrix,
     find_matrix,
     read_projection,
 )
@@ -25,7 +25,7 @@ _ROW_BY_ROW = (
 )  # fmt: skip
 
 
-class Partners:
+class PadRows:
     """Values with their first row once more behind the last: what products with partners read.
 
     ```
@@ -148,7 +148,7 @@ def emit_products(view: GraphView) -> tuple[int, int]:
     one: so they get one row more, which nobody reads. (Kernels seen in plans of TensorRT-RTX 1.7.)
     """
     projections = [read_projection(view, node) for node in view.nodes(PROJECTION)]
-    partners = Partners(view)
+    partners = PadRows(view)
     paired = [p for p in projections if p.matrix.scales is not None and p.matrix.bits == 8]
     # A single product, such as the head of an int4 model, is not worth a row in all before it.
     partner = partners.of if len(paired) > 1 else partners.repeated
@@ -240,7 +240,7 @@ def _emit(view: GraphView, projection: Projection, x: str, output: str | None = 
     return view.add("Add", [product, view.add_stored(projection.bias)], outputs=named)
 
 
-def _weight(view: GraphView, matrix: Matrix) -> str:
+def _weight(view: GraphView, matrix: WeightMatrix) -> str:
     """Add a weight; one scale for each row is said as such, and not as a block."""
     if matrix.scales is None:
         return matrix.add_to(view)

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from specrt_export.lower.lazy_tensor import Stored
+from specrt_export.lower.lazy_tensor import LazyTensor
 
 
 class GraphView:
@@ -23,7 +23,9 @@ class GraphView:
     Weights are initializers whose bytes lie elsewhere; `stored` says how to read them.
     """
 
-    def __init__(self, model: onnx.ModelProto, stored: Mapping[str, Stored] | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, stored: Mapping[str, LazyTensor] | None = None
+    ) -> None:
         self.model = model
         self.graph = model.graph
         self._stored = dict(stored or {})
@@ -76,11 +78,11 @@ class GraphView:
         array = self.constant(name)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> LazyTensor | None:
         """Return the weight of a name, else None."""
         return self._stored.get(name)
 
-    def weights(self) -> dict[str, Stored]:
+    def weights(self) -> dict[str, LazyTensor]:
         """Return the weights that the graph's initializers stand for."""
         names = [t.name for t in self.graph.initializer if t.name in self._stored]
         return {name: self._stored[name] for name in names}
@@ -115,7 +117,7 @@ class GraphView:
         self._constants[tensor.name] = tensor
         return tensor.name
 
-    def add_stored(self, stored: Stored) -> str:
+    def add_stored(self, stored: LazyTensor) -> str:
         """Add a weight, unless one of its name is there, and return its name."""
         if stored.name not in self._constants:
             tensor = onnx.TensorProto(
@@ -256,7 +258,7 @@ class Lowered:
     """A lowered graph, its weights, and per rewrite how many of how many places it took."""
 
     model: onnx.ModelProto
-    weights: dict[str, Stored]
+    weights: dict[str, LazyTensor]
     fused: dict[str, str]
 
 

@@ -45,7 +45,7 @@ STORAGE: dict[int, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True)
-class Weight:
+class MappedWeight:
     """One tensor of a checkpoint, or of a quantized graph's folder, as its stored bytes."""
 
     name: str
@@ -76,7 +76,7 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
             )
 
 
-def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
+def map_weights(model: onnx.ModelProto, folder: Path) -> list[MappedWeight]:
     """Map every external initializer of a portable graph from the files in a folder.
 
     Raises: CheckpointError naming the shard that is missing or too short.
@@ -97,7 +97,7 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> list[Weight]:
                 f"{len(shards[shard])}); fetch the checkpoint again, or export the graph again"
             )
         array: NDArray[Any] = shards[shard][begin : begin + size].view(dtype)
-        weights.append(Weight(tensor.name, tensor.data_type, array.reshape(shape)))
+        weights.append(MappedWeight(tensor.name, tensor.data_type, array.reshape(shape)))
     return weights
 
 
@@ -355,7 +355,9 @@ def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:
     return copied
 
 
-def _linked(model: onnx.ModelProto, weights: Sequence[Weight], folder: Path) -> dict[str, Any]:
+def _linked(
+    model: onnx.ModelProto, weights: Sequence[MappedWeight], folder: Path
+) -> dict[str, Any]:
     """Wrap the weights of files that are links, as in hub caches: ONNX Runtime follows none."""
     places = {tensor.name: location(tensor) for tensor in external_tensors(model)}
     links = {place for place in places.values() if (folder / place).is_symlink()}

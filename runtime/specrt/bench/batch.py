@@ -19,7 +19,7 @@ from specrt.tuning.pass_timer import turned
 _WARM_UP_TOKENS = 8
 
 
-class Crowd(NamedTuple):
+class BatchLoad(NamedTuple):
     """How many completions run at once, and how far each drafts."""
 
     rows: int
@@ -27,7 +27,7 @@ class Crowd(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
+class Trial:
     """All prompts completed once. Prompts are read, and nothing of them is known before."""
 
     tokens: tuple[tuple[int, ...], ...]
@@ -36,7 +36,7 @@ class Turn:
     rounds: int
 
     @classmethod
-    def of(cls, done: Sequence[Completion], took_ns: int) -> Turn:
+    def of(cls, done: Sequence[Completion], took_ns: int) -> Trial:
         """Sum up completions; raises RequestError where one failed."""
         failed = next((c.error for c in done if c.error), None)
         if failed is not None:
@@ -59,7 +59,7 @@ class Turn:
 class Throughput:
     """What some rows at some gamma came to, and what that is beside the first crowd measured."""
 
-    crowd: Crowd
+    crowd: BatchLoad
     tokens_per_second: Spread
     gain: Spread
     """Over the same gamma with the fewest rows, turn by turn."""
@@ -114,16 +114,16 @@ def measure_throughput(
     Every crowd completes the same prompts, a row that is done taking the next. Each turn begins
     with another crowd, so that a machine that slows down slows all of them.
     """
-    crowds = [Crowd(n, gamma) for gamma in gammas for n in rows]
-    turns: dict[Crowd, list[Turn]] = {crowd: [] for crowd in crowds}
+    crowds = [BatchLoad(n, gamma) for gamma in gammas for n in rows]
+    turns: dict[BatchLoad, list[Trial]] = {crowd: [] for crowd in crowds}
 
-    def run(crowd: Crowd, params: SamplingParams) -> Turn:
+    def run(crowd: BatchLoad, params: SamplingParams) -> Trial:
         generator.forget()
         began = perf_counter_ns()
         done = generator.generate_many(
             prompts, params, gamma=crowd.gamma, drafter=drafter, rows=crowd.rows
         )
-        return Turn.of([c for (c,) in done], perf_counter_ns() - began)
+        return Trial.of([c for (c,) in done], perf_counter_ns() - began)
 
     brief = replace(params, max_tokens=min(_WARM_UP_TOKENS, params.max_tokens))
     for crowd in crowds:
@@ -135,9 +135,11 @@ def measure_throughput(
     return [_summed(crowd, turns, crowds) for crowd in crowds]
 
 
-def _summed(crowd: Crowd, turns: dict[Crowd, list[Turn]], crowds: Sequence[Crowd]) -> Throughput:
+def _summed(
+    crowd: BatchLoad, turns: dict[BatchLoad, list[Trial]], crowds: Sequence[BatchLoad]
+) -> Throughput:
     own, fewest = turns[crowd], min(c.rows for c in crowds)
-    alone, first = turns[Crowd(fewest, crowd.gamma)], turns[Crowd(fewest, crowds[0].gamma)]
+    alone, first = turns[BatchLoad(fewest, crowd.gamma)], turns[BatchLoad(fewest, crowds[0].gamma)]
     same = sum(
         one == other
         for mine, firsts in zip(own, first, strict=True)
@@ -154,7 +156,7 @@ def _summed(crowd: Crowd, turns: dict[Crowd, list[Turn]], crowds: Sequence[Crowd
     )
 
 
-def _ratios(own: Sequence[Turn], other: Sequence[Turn]) -> list[float]:
+def _ratios(own: Sequence[Trial], other: Sequence[Trial]) -> list[float]:
     pairs = zip(own, other, strict=True)
     return [mine.tokens_per_second / base.tokens_per_second for mine, base in pairs]
 

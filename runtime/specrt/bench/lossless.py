@@ -13,8 +13,8 @@ from specrt.engine.rows import first_row
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import alone
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import run_alone
 
 Margin = Callable[[int, Sequence[int]], float]
 """Of a prompt and the plain tokens before the difference: the plain pass's top-2 margin."""
@@ -127,7 +127,7 @@ class Divergence:
 
 
 @dataclass
-class Report:
+class LosslessReport:
     """What a comparison found."""
 
     prompts: int = 0
@@ -154,7 +154,7 @@ def compare(
     max_tokens: int,
     tolerance: float = FP32_TOLERANCE,
     drafter: str | None = None,
-) -> Iterator[Report]:
+) -> Iterator[LosslessReport]:
     """Complete every prompt greedily, plain and at each gamma; yield the report as it grows.
 
     `drafter` is the draft model where there is one, else lookup, when None: the bundle's default
@@ -165,7 +165,7 @@ def compare(
         raise RequestError(f"tolerance is {tolerance!r}; expected a number of logits, 0 or more")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     drafter = drafter or default_drafter(generator)
-    report = Report(tolerance=tolerance)
+    report = LosslessReport(tolerance=tolerance)
     for number, prompt in enumerate(prompts):
         ids = generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         generator.forget()
@@ -205,9 +205,9 @@ def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
     The last token goes through alone, as in plain decoding.
     """
     generator.forget()
-    cache = CachedTokens(first_row(generator.models.target))
+    cache = KVCache(first_row(generator.models.target))
     if len(tokens) > 1:
-        alone(cache.feed(tokens[:-1], 1))
-    logits = alone(cache.feed(tokens[-1:], 1)).logits[0, 0]
+        run_alone(cache.feed(tokens[:-1], 1))
+    logits = run_alone(cache.feed(tokens[-1:], 1)).logits[0, 0]
     second, best = np.partition(logits, -2)[-2:]
     return float(best - second)

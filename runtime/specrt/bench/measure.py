@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from specrt.bench.samples import Busy, Configuration, Sample, in_turn, shared_gaps
 from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import Stream
-from specrt.engine.protocol import Drafted, Engine, Feed, Output, PackedEngine, WholeRounds
+from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, PackedEngine
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -82,7 +82,7 @@ def timed(engine: Engine) -> TimedEngine:
 class TimedRounds:
     """Whole rounds whose time is the target's: nobody can tell the two models' apart."""
 
-    def __init__(self, rounds: WholeRounds, target: TimedEngine) -> None:
+    def __init__(self, rounds: FusedRounds, target: TimedEngine) -> None:
         self._rounds = rounds
         self._target = target
         self.fits = rounds.fits
@@ -98,7 +98,7 @@ class TimedRounds:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Environment:
     """The bundle, the machine and the options of one run."""
 
     bundle: str
@@ -114,7 +114,7 @@ class Setting:
     @classmethod
     def of(
         cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
-    ) -> Setting:
+    ) -> Environment:
         """Describe a run on this machine."""
         m, machine = manifest, this_machine(manifest.backend)
         target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
@@ -294,7 +294,7 @@ def measure(
         )
     clocks = Clocks.of(generator.models)
     wrapped = clocks.models(generator.models)
-    runners = {c: Runner(c, clocks, _uncached(wrapped, generator)) for c in compared}
+    runners = {c: PromptRunner(c, clocks, _uncached(wrapped, generator)) for c in compared}
     samples: dict[Configuration, list[Sample]] = {c: [] for c in compared}
     turns = len(prompts) * (repeats + 1)
     for number, prompt in enumerate(prompts):
@@ -312,7 +312,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Runner:
+class PromptRunner:
     """Completes prompts at one configuration."""
 
     configuration: Configuration

@@ -14,8 +14,8 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from specrt.bench.lossless import Comparison
-from specrt.bench.measure import Footprint, Samples, Setting
-from specrt.bench.samples import PLAIN, Configuration, Row, Sample, Spread, repeated_tokens
+from specrt.bench.measure import Environment, Footprint, Samples
+from specrt.bench.samples import PLAIN, BenchRow, Configuration, Sample, Spread, repeated_tokens
 from specrt.errors import RequestError
 from specrt.params import AUTO
 from specrt.system.machine import Bandwidth
@@ -30,13 +30,13 @@ class Task:
 
     category: str
     prompts: int
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     """Plain decoding first."""
     repetition: float
     """Share of plain output inside a 16-token run that came before: text that loops."""
 
     @property
-    def plain(self) -> Row:
+    def plain(self) -> BenchRow:
         """Plain decoding."""
         return self.rows[0]
 
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Each class apart, and all together where there are several."""
 
     tasks: tuple[Task, ...]
@@ -72,7 +72,7 @@ class Report:
 
 def report(
     samples: Samples, categories: Sequence[str], outputs: Comparison, weight_bytes: int
-) -> Report:
+) -> BenchReport:
     """Sort samples by the category of their prompt.
 
     `categories` holds one entry a prompt; `weight_bytes` are the target's.
@@ -82,7 +82,7 @@ def report(
     if len(names) > 1:
         of[ALL] = set(range(len(categories)))
     tasks = (_task(name, samples, members, weight_bytes) for name, members in of.items())
-    return Report(tuple(tasks), outputs)
+    return BenchReport(tuple(tasks), outputs)
 
 
 def _task(name: str, samples: Samples, members: set[int], weight_bytes: int) -> Task:
@@ -90,7 +90,7 @@ def _task(name: str, samples: Samples, members: set[int], weight_bytes: int) -> 
         c: [s for s in found if s.prompt in members] for c, found in samples.items()
     }
     plain = {s.pair: s for s in its[PLAIN]}
-    rows = tuple(Row(c, found, plain, weight_bytes) for c, found in its.items())
+    rows = tuple(BenchRow(c, found, plain, weight_bytes) for c, found in its.items())
     once = [s.tokens for s in its[PLAIN] if s.repeat == 0]
     loops = sum(map(repeated_tokens, once)) / sum(map(len, once))
     return Task(name, len(members), rows, loops)
@@ -141,7 +141,7 @@ def round_table(task: Task, title: str) -> Table:
     return Table(title, _ROUND, [_round(row) for row in task.rows])
 
 
-def _speed(row: Row) -> list[str]:
+def _speed(row: BenchRow) -> list[str]:
     counts, drafted = row.counts, row.counts.drafted > 0
     p50, p95 = row.itl_ms
     mark = "slower" if row.standing == "slower" else ""
@@ -161,7 +161,7 @@ def _speed(row: Row) -> list[str]:
     ]
 
 
-def _round(row: Row) -> list[str]:
+def _round(row: BenchRow) -> list[str]:
     def us(spread: Spread) -> str:
         return f"{spread.median:.0f}"
 
@@ -174,12 +174,12 @@ def _round(row: Row) -> list[str]:
     ]
 
 
-def _name(row: Row) -> tuple[str, str]:
+def _name(row: BenchRow) -> tuple[str, str]:
     gamma, drafter = row.configuration
     return str(gamma), "" if row.configuration.is_plain else drafter
 
 
-def verdicts(report: Report) -> list[str]:
+def verdicts(report: BenchReport) -> list[str]:
     """Return a sentence for each class of tasks, and one on the outputs."""
     several = len(report.tasks) > 1
     told = [f"{task.category}: {_verdict(task)}" if several else _verdict(task)
@@ -199,7 +199,7 @@ def _verdict(task: Task) -> str:
     return "; ".join(parts)
 
 
-def _best(row: Row) -> str:
+def _best(row: BenchRow) -> str:
     speed, name = row.speedup, row.configuration
     gain = f"{speed.median:.2f}x (quartiles {speed.low:.2f} to {speed.high:.2f})"
     if speed.median <= 1.0:
@@ -207,7 +207,7 @@ def _best(row: Row) -> str:
     return f"{name} is {gain} plain decoding{_cost(row)}"
 
 
-def _cost(row: Row) -> str:
+def _cost(row: BenchRow) -> str:
     """Say what a drafted token and a verify pass cost, in steps of the target."""
     share, gamma = row.draft_steps, row.configuration.gamma
     if share is None:
@@ -217,7 +217,7 @@ def _cost(row: Row) -> str:
     return f"{drafted} and verifying {width} {row.verify_steps:.2f} steps"
 
 
-def _auto(autos: list[Row], fixed: list[Row]) -> str:
+def _auto(autos: list[BenchRow], fixed: list[BenchRow]) -> str:
     """Hold the gamma policy to the best that any fixed gamma reached."""
     auto = max(autos, key=lambda row: row.overall)
     best = max(fixed, key=lambda row: row.overall)
@@ -227,7 +227,7 @@ def _auto(autos: list[Row], fixed: list[Row]) -> str:
     )
 
 
-def _fallback(row: Row) -> str:
+def _fallback(row: BenchRow) -> str:
     """Say how often a limit was crossed."""
     off = sum(s.counts.fallback is not None for s in row.samples)
     return (
@@ -240,8 +240,8 @@ def _fallback(row: Row) -> str:
 class Summary:
     """A report, what it holds for, and what memory had to do with it."""
 
-    setting: Setting
-    report: Report
+    setting: Environment
+    report: BenchReport
     memory: Footprint
     bandwidth: Bandwidth
 
@@ -343,7 +343,7 @@ def levels(task: Task) -> dict[str, float]:
     return found
 
 
-def draw(report: Report, path: Path, title: str) -> None:
+def draw(report: BenchReport, path: Path, title: str) -> None:
     """Write the picture, one panel a class of tasks; whole, or not at all.
 
     Whiskers are quartiles.

@@ -153,7 +153,7 @@ Pairs = Mapping[tuple[int, int], Sample]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """All samples of one configuration, each beside the plain one of its prompt and repeat."""
 
     configuration: Configuration

@@ -21,14 +21,14 @@ from specrt.bench.batch import (
 )
 from specrt.bench.lossless import Comparison, compare_outputs, plain_margin
 from specrt.bench.measure import (
+    Environment,
     Samples,
-    Setting,
     footprint,
     measure,
     resident_bytes,
     target_precision,
 )
-from specrt.bench.report import ALL, Report, Summary, Table, check_plot, draw, report
+from specrt.bench.report import ALL, BenchReport, Summary, Table, check_plot, draw, report
 from specrt.bench.samples import Configuration, configurations
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
 from specrt.cli.options import parse_gammas, read_structured, structured
@@ -137,7 +137,7 @@ def progress(done: float) -> None:
 
 
 def crowd(
-    generator: Generator, asked: Asked, rows: Sequence[int], setting: Setting, markdown: bool,
+    generator: Generator, asked: Asked, rows: Sequence[int], setting: Environment, markdown: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Measure several completions at once, and print what that came to."""
@@ -158,7 +158,7 @@ def crowd(
 
 
 def structure(
-    generator: Generator, asked: Asked, setting: Setting, markdown: bool, as_json: bool
+    generator: Generator, asked: Asked, setting: Environment, markdown: bool, as_json: bool
 ) -> None:
     """Measure what keeping to a structure costs, and print it."""
     gammas, drafter = asked.gammas or [0, 4, AUTO], one_drafter(generator, asked, "a structure")
@@ -182,7 +182,7 @@ def one_drafter(generator: Generator, asked: Asked, what: str) -> str | None:
     return asked.drafters[0] if asked.drafters else None
 
 
-def _print(setting: Setting, table: Table, markdown: bool, as_json: bool) -> None:
+def _print(setting: Environment, table: Table, markdown: bool, as_json: bool) -> None:
     if not as_json:
         print(setting, table.to_markdown() if markdown else table.to_text(), sep="\n\n")
         print()
@@ -268,7 +268,7 @@ def command(
     at_once = None if rows is None else parse_rows(rows)
     cores = threads or len(os.sched_getaffinity(0))
     before, manifest = resident_bytes(), read_manifest(bundle)
-    setting = Setting.of(bundle, manifest, asked.params, cores, repeats)
+    setting = Environment.of(bundle, manifest, asked.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         for notice in generator.notices:
             print(f"note: {notice}", file=sys.stderr)
@@ -297,7 +297,7 @@ def show(summary: Summary, markdown: bool, as_json: bool) -> None:
     print(json.dumps(summary.to_json()))
 
 
-def answer(generator: Generator, manifest: Manifest, asked: Asked) -> Report:
+def answer(generator: Generator, manifest: Manifest, asked: Asked) -> BenchReport:
     """Measure, and hold outputs to plain decoding before any figure is made of it."""
     compared = resolve(generator, asked.gammas, asked.drafters)
     params = asked.params

@@ -77,7 +77,7 @@ _GREEN, _RESET = "\x1b[32m", "\x1b[0m"
 LEGEND = f"{_GREEN}green{_RESET}: drafted and accepted; plain: the target's own"
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A part of a text, and whether it was drafted."""
 
     text: str
@@ -96,7 +96,7 @@ class Painter:
         self._waiting: deque[tuple[int, bool]] = deque()
         """(characters, whether drafted) of tokens whose text was not shown yet."""
 
-    def spans(self, chunk: Chunk) -> list[Span]:
+    def spans(self, chunk: Chunk) -> list[TextSpan]:
         """Return the text of a chunk, token by token."""
         for number, token in enumerate(chunk.token_ids):
             length = len(self._detokenizer.push([token]))
@@ -108,9 +108,9 @@ class Painter:
             length, drafted = self._waiting.popleft()
             if length > len(text):
                 self._waiting.appendleft((length - len(text), drafted))
-            found.append(Span(text[:length], drafted))
+            found.append(TextSpan(text[:length], drafted))
             text = text[length:]
-        return [*found, Span(text, False)] if text else found
+        return [*found, TextSpan(text, False)] if text else found
 
     def paint(self, chunk: Chunk) -> str:
         """Return the text of a chunk with what was drafted in green."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from specrt.bench.lossless import FP32_TOLERANCE, Report, compare, default_drafter
+from specrt.bench.lossless import FP32_TOLERANCE, LosslessReport, compare, default_drafter
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.options import parse_gammas
 from specrt.errors import RequestError
@@ -79,9 +79,9 @@ def _above_0(gammas: str | None, generator: Generator) -> list[Gamma]:
     return compared
 
 
-def _compare(generator: Generator, texts: list[str], *how: Any) -> Report:
+def _compare(generator: Generator, texts: list[str], *how: Any) -> LosslessReport:
     """Compare, and tell a person who waits how far it is."""
-    report, watched = Report(), sys.stderr.isatty()
+    report, watched = LosslessReport(), sys.stderr.isatty()
     for report in compare(generator, texts, *how):
         if watched:
             print(f"\r{report.prompts}/{len(texts)} prompts", end="", file=sys.stderr)
@@ -94,7 +94,7 @@ def _listed(gammas: list[Gamma]) -> str:
     return ", ".join(map(str, gammas))
 
 
-def _show(report: Report, gammas: list[Gamma]) -> None:
+def _show(report: LosslessReport, gammas: list[Gamma]) -> None:
     for d in report.divergences:
         verdict = "a near-tie" if d.explained else "NOT EXPLAINED by rounding"
         print(

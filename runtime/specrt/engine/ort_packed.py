@@ -31,7 +31,7 @@ from specrt.engine.protocol import (
     Tokens,
     check_bounds,
 )
-from specrt.engine.rows import Packing, Part, check_parts, pack
+from specrt.engine.rows import Packing, RowSlice, check_parts, pack
 from specrt.errors import EngineError
 
 _KNOWN, _SETS = 512, 16
@@ -105,7 +105,7 @@ class OrtPackedEngine:
         self._tokens = np.zeros(batch * max_width + 2, np.int64)
         self._positions = np.zeros_like(self._tokens)
         self._scores: dict[str, NDArray[Any]] = {}
-        self._passes: dict[tuple[bool, tuple[Part, ...]], _Pass] = {}
+        self._passes: dict[tuple[bool, tuple[RowSlice, ...]], _Pass] = {}
         self._bindings: dict[tuple[bool, ...], _Bound] = {}
         self._latest: _Pass | None = None
 
@@ -143,7 +143,7 @@ class OrtPackedEngine:
 
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[_Scores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
-        parts = tuple([Part(f.row, len(f.tokens), f.rows) for f in feeds])
+        parts = tuple([RowSlice(f.row, len(f.tokens), f.rows) for f in feeds])
         prepared = self._passes.get((self.even, parts)) or self._prepare(parts)
         for feed in feeds:
             check_bounds(self, len(feed.tokens), feed.start, feed.start)
@@ -157,7 +157,7 @@ class OrtPackedEngine:
         run_bound(self._session, binding, len(prepared.packing.kept))
         return prepared.outputs
 
-    def _prepare(self, parts: tuple[Part, ...]) -> _Pass:
+    def _prepare(self, parts: tuple[RowSlice, ...]) -> _Pass:
         """Work a pass out that is new, once for all that have the same parts."""
         check_parts(self, parts)
         packing = pack(self.batch, parts, places=1 + self.spare, even=self.even)

@@ -129,7 +129,7 @@ class Drafted(NamedTuple):
     confidences: list[float]
 
 
-class WholeRounds(Protocol):
+class FusedRounds(Protocol):
     """Engines of a pair that draft and verify without the host in between."""
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
@@ -146,21 +146,21 @@ class WholeRounds(Protocol):
         """
 
 
-class LaterRounds:
+class OffsetRounds:
     """Whole rounds whose first position is a later one of the engines'."""
 
-    def __init__(self, rounds: WholeRounds, offset: int) -> None:
+    def __init__(self, rounds: FusedRounds, offset: int) -> None:
         self._rounds = rounds
         self._offset = offset
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
-        """See `WholeRounds`."""
+        """See `FusedRounds`."""
         by = self._offset
         return self._rounds.fits(gamma, pending, draft_start + by, target_start + by)
 
     def run(
         self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
     ) -> Drafted:
-        """See `WholeRounds`."""
+        """See `FusedRounds`."""
         by = self._offset
         return self._rounds.run(pending, draft_start + by, last, target_start + by, gamma)

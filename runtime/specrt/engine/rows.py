@@ -26,7 +26,7 @@ from specrt.engine.protocol import candidates_of as found_candidates
 from specrt.errors import EngineError
 
 
-class Part(NamedTuple):
+class RowSlice(NamedTuple):
     """What one row takes part in a pass with: its tokens, and how many of the last are scored."""
 
     row: int
@@ -41,7 +41,7 @@ class Packing:
     Shapes: T tokens, with those that only fill up; A places of attention; R rows scored.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[RowSlice, ...]
     begins: tuple[int, ...]
     """Of each part, the place of its first token."""
     widths: Tokens
@@ -56,7 +56,7 @@ class Packing:
     """The tokens scored, [R]; part by part, then one more where their number must be even."""
 
 
-def pack(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packing:
+def pack(batch: int, parts: tuple[RowSlice, ...], places: int, even: bool) -> Packing:
     """Lay the tokens of some rows side by side, in the order of the parts.
 
     Every row has at least so many `places` of attention, and a pass so many tokens; `even` makes
@@ -88,7 +88,7 @@ def pack(batch: int, parts: tuple[Part, ...], places: int, even: bool) -> Packin
     )
 
 
-def check_parts(engine: Engine, parts: tuple[Part, ...]) -> None:
+def check_parts(engine: Engine, parts: tuple[RowSlice, ...]) -> None:
     """Refuse parts that no pass can have.
 
     Raises: EngineError.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specrt.constraints import Structure
+from specrt.constraints import Constraint
 from specrt.errors import RequestError, one_line
 from specrt.params import Row
-from specrt.sampling.processors import Processor, Rules
+from specrt.sampling.processors import LogitsProcessors, Processor
 from specrt.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._ends = sorted(end for end in ends if end < vocabulary)
         self._vocabulary = vocabulary
-        self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def processor(self, structure: Structure, stops: Collection[int] = ()) -> GrammarProcessor:
+    def processor(self, structure: Constraint, stops: Collection[int] = ()) -> GrammarProcessor:
         """Return what keeps one completion to a constraint.
 
         `stops` end the text besides the model's own ends: special tokens among them may come where
@@ -53,7 +53,7 @@ class Grammars:
         ends = {*self._ends, *(s for s in stops if s in special and s < self._vocabulary)}
         return GrammarProcessor(self._matcher(structure), sorted(ends), self._vocabulary)
 
-    def _matcher(self, structure: Structure) -> LLMatcher:
+    def _matcher(self, structure: Constraint) -> LLMatcher:
         with self._lock:
             kept = self._compiled
             made = kept.get(structure) or self._compile(structure)
@@ -63,7 +63,7 @@ class Grammars:
                 kept.popitem(last=False)
             return made
 
-    def _compile(self, structure: Structure) -> LLMatcher:
+    def _compile(self, structure: Constraint) -> LLMatcher:
         reader = self._reader
         from llguidance import LLMatcher
 
@@ -143,7 +143,7 @@ def _lark(text: str) -> str:
 _SOURCES = {"json_schema": _json, "regex": _regex, "choice": _regex, "grammar": _lark}
 
 
-def _refused(structure: Structure, message: str) -> RequestError:
+def _refused(structure: Constraint, message: str) -> RequestError:
     advice = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
     reason = one_line(message).replace(advice, "write anyOf where alternatives may overlap")
     reason = reason.replace("NoExtensionBias", "it admits nothing")
@@ -259,7 +259,7 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
     return min(len(first), len(second))
 
 
-class GrammarRules(Rules):
+class GrammarRules(LogitsProcessors):
     """Rules that end with a grammar, which may know what comes next."""
 
     def __init__(

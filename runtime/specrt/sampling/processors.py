@@ -17,7 +17,7 @@ from specrt.errors import RequestError
 from specrt.params import Callback, Row
 
 
-class Seen:
+class TokenCounts:
     """Which tokens there were, and how often; the different ones as an array that grows."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Processor(Protocol):
 
 
 @runtime_checkable
-class Spot(Processor, Protocol):
+class SparseProcessor(Processor, Protocol):
     """A processor that changes few scores, and knows which."""
 
     def touches(self, path: Sequence[int]) -> Ids:
@@ -76,22 +76,22 @@ class Spot(Processor, Protocol):
 
 
 @runtime_checkable
-class Filter(Processor, Protocol):
+class MaskProcessor(Processor, Protocol):
     """A processor that can make its edit while it copies a row."""
 
     def copy(self, row: Row, into: Row) -> None:
         """Write an edited row into another. Shapes: both [V] f32, or shorter."""
 
 
-class Rules:
+class LogitsProcessors:
     """The processors of one request, in order, and how far they know the text."""
 
     def __init__(self, processors: Sequence[Processor], vocabulary: int) -> None:
         self._processors = processors
-        spots = [p for p in processors if isinstance(p, Spot)]
+        spots = [p for p in processors if isinstance(p, SparseProcessor)]
         self._spots = spots if spots and len(spots) == len(processors) else None
         first = processors[0] if processors else None
-        self._filter = first if isinstance(first, Filter) else None
+        self._filter = first if isinstance(first, MaskProcessor) else None
         self._edited = np.empty(vocabulary, np.float32)
         self._known = 0
 
@@ -173,7 +173,7 @@ class AllowedTokens:
         self.copy(row, row)
 
     def copy(self, row: Row, into: Row) -> None:
-        """See `Filter`."""
+        """See `MaskProcessor`."""
         if len(self._most) < len(row):
             self._most = np.full(max(len(row), self._ids.max() + 1), _NEVER)
             self._most[self._ids] = np.inf
@@ -202,7 +202,7 @@ class BadWords:
                 row[last] = _NEVER
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return self._ids
 
 
@@ -225,7 +225,7 @@ class MinTokens:
             row[self._ends] = _NEVER
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return self._ends
 
 
@@ -244,7 +244,7 @@ class LogitBias:
         row[self._ids] += self._added
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return self._ids
 
 
@@ -258,7 +258,7 @@ class RepetitionPenalty:
         self._penalty = np.float32(penalty)
         # The lesser of both is the divided one above 0, and the multiplied one below.
         self._harder = np.minimum if penalty >= 1.0 else np.maximum
-        self._seen = Seen()
+        self._seen = TokenCounts()
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Remember which tokens there were."""
@@ -273,7 +273,7 @@ class RepetitionPenalty:
             row[ids] = self._harder(scores / self._penalty, scores * self._penalty)
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return self._seen.ids
 
 
@@ -285,7 +285,7 @@ class OutputPenalties:
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = np.float32(presence), np.float32(frequency)
-        self._seen = Seen()
+        self._seen = TokenCounts()
         self._taken = np.empty(0, np.float32)
         self._begun = False
 
@@ -308,7 +308,7 @@ class OutputPenalties:
         row[ids] = row[ids] - taken
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return self._seen.ids
 
 
@@ -345,7 +345,7 @@ class NoRepeatNgram:
                 row[token] = _NEVER
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """See `Spot`."""
+        """See `SparseProcessor`."""
         return np.array(self._after.get(tuple(self._latest(path)), ()), np.int64)
 
 

@@ -15,26 +15,26 @@ INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 @dataclass(eq=False)
-class Runner:
+class ActiveSlot:
     """The rounds of one row, and the pass they wait for."""
 
     row: int
     rounds: Rounds
     asked: Pass | None = None
     """None before they are resumed for the next round."""
-    unheeded: bool = False
+    undelivered: bool = False
     """Whether something came of it that is not delivered yet."""
 
 
-class Event(NamedTuple):
+class StepResult(NamedTuple):
     """What became of a row in a step: a round, an end when both are None, or a failure."""
 
-    runner: Runner
+    runner: ActiveSlot
     round_: Round | None = None
     error: BaseException | None = None
 
 
-class Lockstep:
+class BatchExecutor:
     """Runs the rounds of several rows, one verification each in a step.
 
     All rows that draft do so in the same draft passes, and all are verified in one target pass.
@@ -55,7 +55,7 @@ class Lockstep:
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
         }
 
-    def step(self, runners: Sequence[Runner]) -> Iterable[Event]:
+    def step(self, runners: Sequence[ActiveSlot]) -> Iterable[StepResult]:
         """Run a round of every row, as far as prompts allow, and tell what came of it.
 
         Errors of a row are told and harm no other; those of an engine are told of all rows in the
@@ -65,7 +65,7 @@ class Lockstep:
             return self._alone(runners[0])
         return self._together(runners)
 
-    def _alone(self, runner: Runner) -> Sequence[Event]:
+    def _alone(self, runner: ActiveSlot) -> Sequence[StepResult]:
         """Run the passes of one row directly, up to its next round or a chunk of its prompt."""
         event = None if runner.asked else self._resume(runner, None)
         while event is None:
@@ -89,7 +89,7 @@ class Lockstep:
         (output,) = self._rows[id(asked.engine)].forward_rows((feed,))
         return output
 
-    def _together(self, runners: Sequence[Runner]) -> Iterator[Event]:
+    def _together(self, runners: Sequence[ActiveSlot]) -> Iterator[StepResult]:
         for runner in runners:
             event = None if runner.asked else self._resume(runner, None)
             if event is not None:
@@ -106,7 +106,7 @@ class Lockstep:
         if chosen:
             yield from self._run(chosen)
 
-    def _fitting(self, waiting: Sequence[Runner], left: int) -> tuple[list[Runner], int]:
+    def _fitting(self, waiting: Sequence[ActiveSlot], left: int) -> tuple[list[ActiveSlot], int]:
         """Return those whose passes go together, and how many tokens of prompts may follow."""
         chosen = []
         for runner in waiting:
@@ -119,7 +119,7 @@ class Lockstep:
             chosen.append(runner)
         return chosen, left
 
-    def _run(self, runners: Sequence[Runner]) -> Iterator[Event]:
+    def _run(self, runners: Sequence[ActiveSlot]) -> Iterator[StepResult]:
         """Run one pass of one engine for all of them."""
         passes = [runner.asked for runner in runners]
         feeds = [
@@ -141,27 +141,27 @@ class Lockstep:
             if event is not None:
                 yield event
 
-    def _resume(self, runner: Runner, output: Output | None) -> Event | None:
+    def _resume(self, runner: ActiveSlot, output: Output | None) -> StepResult | None:
         """Go on with a row; return what it came to, None where it asks for its next pass."""
-        runner.unheeded = True
+        runner.undelivered = True
         runner.asked = None
         try:
             told = runner.rounds.send(output)
         except StopIteration:
-            return Event(runner)
+            return StepResult(runner)
         except INTERRUPTS:
             raise
         except BaseException as error:
-            return Event(runner, error=error)
+            return StepResult(runner, error=error)
         if isinstance(told, Round):
-            return Event(runner, told)
+            return StepResult(runner, told)
         runner.asked = told
-        runner.unheeded = False
+        runner.undelivered = False
         return None
 
 
-def _failed(runner: Runner, error: BaseException) -> Event:
+def _failed(runner: ActiveSlot, error: BaseException) -> StepResult:
     """Return the end of a row whose pass failed."""
     runner.rounds.close()
     runner.asked = None
-    return Event(runner, error=error)
+    return StepResult(runner, error=error)

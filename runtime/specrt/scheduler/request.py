@@ -12,14 +12,14 @@ from specrt.errors import RequestError, one_line
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry, Ranked
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import Rules
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.pool import Drafters
+from specrt.sampling.processors import LogitsProcessors
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.pool import DrafterPool
 from specrt.speculation.round import Round, Rounds
 from specrt.text import StopStrings, Tokenizer
 
 
-class Reader:
+class OutputProcessor:
     """Turns rounds into chunks: cuts at ends and stop strings, keeps counts and times."""
 
     def __init__(
@@ -127,9 +127,9 @@ class Request:
     params: SamplingParams
     completion: Completion
     noise: Noise
-    rules: Rules | None
-    reader: Reader
-    caches: list[CachedTokens]
+    rules: LogitsProcessors | None
+    reader: OutputProcessor
+    caches: list[KVCache]
     """What the KV buffers of its row hold of its text, the target's first."""
     fresh: bool = False
     """Whether its whole prompt is to be read, whatever a row holds of it."""
@@ -137,7 +137,7 @@ class Request:
     """Whether it never pauses: somebody collects it when it is over."""
     rounds: Rounds | None = None
     """Once it has begun."""
-    drafters: Drafters | None = None
+    drafters: DrafterPool | None = None
     """Whose policies it uses while it runs."""
     chunks: deque[Chunk] = field(default_factory=deque)
     """Delivered, and not fetched yet."""
@@ -150,7 +150,7 @@ class Request:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while it changes, never during a pass; a signal's handler may cancel within it."""
 
-    heard: Callable[[], object] | None = None
+    on_update: Callable[[], object] | None = None
     """Called, in whichever thread, when something came of it."""
 
     @property
@@ -164,15 +164,15 @@ class Request:
         return len(self.chunks) >= AHEAD and not self.patient
 
     @property
-    def needy(self) -> bool:
+    def runnable(self) -> bool:
         """Whether there is something to run for it."""
         return not self.over and not self.paused
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Tell who waits that something came of it."""
-        heard = self.heard
-        if heard is not None:
-            heard()
+        on_update = self.on_update
+        if on_update is not None:
+            on_update()
 
     def deliver(self, round_: Round, now_ns: int) -> None:
         """Take what a round committed, and end where it ended the text."""
@@ -186,7 +186,7 @@ class Request:
                 self.done = True
             elif len(self.tokens) >= self.limit:
                 self.finish()
-        self.tell()
+        self.notify()
 
     def finish(self) -> None:
         """End at the limit."""
@@ -197,7 +197,7 @@ class Request:
             if rest is not None and not self.patient:
                 self.chunks.append(rest)
             self.done = True
-        self.tell()
+        self.notify()
 
     def cancel(self) -> None:
         """End before its time, and say so; what it came to stays."""
@@ -205,7 +205,7 @@ class Request:
             if self.completion.finish_reason is None:
                 self.completion.finish_reason = "cancelled"
             self.cancelled = True
-        self.tell()
+        self.notify()
 
     def drop(self) -> None:
         """Give it up. Takes no lock and tells nobody: the garbage collector may call."""
@@ -219,4 +219,4 @@ class Request:
             if self.over:
                 return
             self.error = error
-        self.tell()
+        self.notify()

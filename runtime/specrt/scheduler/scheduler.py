@@ -11,18 +11,18 @@ from typing import TypeVar
 from specrt.completion import Chunk
 from specrt.engine.protocol import PackedEngine
 from specrt.errors import RequestError
-from specrt.scheduler.executor import INTERRUPTS, Event, Lockstep, Runner
+from specrt.scheduler.executor import INTERRUPTS, ActiveSlot, BatchExecutor, StepResult
 from specrt.scheduler.request import Request
-from specrt.scheduler.slots import Row, Rows
+from specrt.scheduler.slots import Slot, SlotTable
 from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Drafters, Manner, Models
+from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import Rounds, speculate
 from specrt.speculation.target import EngineTarget
 
 T = TypeVar("T")
 
 
-class Turn:
+class EngineLock:
     """One thread runs passes at a time, and none from within a pass.
 
     Who had a turn and wants the next one is behind all who wait: a lock alone goes to who asks
@@ -100,7 +100,7 @@ def _closed() -> RequestError:
     return RequestError("this generator was closed; open the bundle again")
 
 
-class Prices:
+class CostCache:
     """What passes cost here, measured when first asked for.
 
     Knows no drafter: they know it, and a circle would keep engines that nobody refers to open.
@@ -133,8 +133,8 @@ class Supplies:
         self._models = models
         self._rows = rows
         self._load = load
-        self._prices = Prices(models)
-        self._drafters: list[Drafters] = []
+        self._prices = CostCache(models)
+        self._drafters: list[DrafterPool] = []
         """Those that no request uses, with what their policies learned."""
 
     def rounds(self, request: Request) -> Rounds:
@@ -155,7 +155,7 @@ class Supplies:
         drafters, request.drafters = request.drafters, None
         if drafters is not None:
             counts = request.completion.speculation
-            manner = Manner.of(request.params, request.rules)
+            manner = DecodingMode.of(request.params, request.rules)
             found = drafters.fallback(counts.drafter, counts.gamma, manner)
             counts.fallback = found or counts.fallback
             if len(self._drafters) < self._rows:
@@ -165,7 +165,7 @@ class Supplies:
     def unpriced(self, request: Request) -> bool:
         """Tell whether what passes cost must be known for it, and is not."""
         counts = request.completion.speculation
-        return not self._prices.known and Drafters.weighs(counts.drafter, counts.gamma)
+        return not self._prices.known and DrafterPool.weighs(counts.drafter, counts.gamma)
 
     def measure(self) -> None:
         """Measure what passes cost, which overwrites all buffers."""
@@ -175,12 +175,12 @@ class Supplies:
         """Let go of all drafters, which refer to the engines."""
         self._drafters.clear()
 
-    def _new_drafters(self) -> Drafters:
+    def _new_drafters(self) -> DrafterPool:
         several = isinstance(self._models.target, PackedEngine)
-        return Drafters(self._models, self._prices.costs, self._load if several else None)
+        return DrafterPool(self._models, self._prices.costs, self._load if several else None)
 
 
-class Batch:
+class Scheduler:
     """The rows of a pair of engines, and the requests that run on them or wait.
 
     A request takes the free row that holds most of its prompt already, and a row that is done is
@@ -193,14 +193,14 @@ class Batch:
 
     def __init__(self, models: Models, *, keeps: bool = True) -> None:
         self._engines = [e for e in (models.target, models.draft) if e is not None]
-        self._rows = Rows(self._engines, keeps=keeps)
-        self._lockstep = Lockstep(models.target, models.draft, max(models.gammas) + 2)
+        self._rows = SlotTable(self._engines, keeps=keeps)
+        self._lockstep = BatchExecutor(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
-        self._running: dict[Runner, Row] = {}
+        self._running: dict[ActiveSlot, Slot] = {}
         load = self._load = [0]
         """How many rows take part in a step."""
         self._supplies = Supplies(models, len(self._rows), lambda: load[0])
-        self.turn = Turn()
+        self.turn = EngineLock()
         self._closing = threading.RLock()
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ class Batch:
         def step() -> None:
             for request in requests:
                 self._submit(request)
-            if any(request.needy for request in requests):
+            if any(request.runnable for request in requests):
                 self._step()
 
         self.turn.run(step)
@@ -305,11 +305,13 @@ class Batch:
         self._load[0] = len(active)
         try:
             for event in self._lockstep.step(active):
-                self._heed(event)
+                self._deliver(event)
         except BaseException:  # Ctrl-C: a pass can be run again, a row stopped elsewhere cannot
             for runner in active:
-                if runner.unheeded and runner in self._running:
-                    self._heed(Event(runner, error=RequestError("the completion was interrupted")))
+                if runner.undelivered and runner in self._running:
+                    self._deliver(
+                        StepResult(runner, error=RequestError("the completion was interrupted"))
+                    )
             raise
 
     def _sweep(self) -> None:
@@ -344,14 +346,14 @@ class Batch:
             if request.rounds is None:
                 request.completion.cached_tokens = row.caches[0].length
                 request.rounds = rounds
-            self._running[Runner(row.index, rounds)] = row
+            self._running[ActiveSlot(row.index, rounds)] = row
         except BaseException:
             row.lose()
             row.release()
             raise
         return True
 
-    def _free_row(self, request: Request) -> Row | None:
+    def _free_row(self, request: Request) -> Slot | None:
         """Return a free row, that of a request that pauses if there is none."""
         row = self._rows.free(request)
         if row is not None:
@@ -361,7 +363,7 @@ class Batch:
         runner = next(idle, None)
         return None if runner is None else self._pause(runner)
 
-    def _heed(self, event: Event) -> None:
+    def _deliver(self, event: StepResult) -> None:
         """Deliver what a row came to."""
         runner, round_, error = event
         row = self._running[runner]
@@ -380,9 +382,9 @@ class Batch:
             row.lose()
         if request.over:
             self._end(runner)
-        runner.unheeded = False
+        runner.undelivered = False
 
-    def _end(self, runner: Runner) -> None:
+    def _end(self, runner: ActiveSlot) -> None:
         """Let a row go whose request is over."""
         row = self._running[runner]
         try:
@@ -391,7 +393,7 @@ class Batch:
             row.release()
             del self._running[runner]
 
-    def _pause(self, runner: Runner) -> Row:
+    def _pause(self, runner: ActiveSlot) -> Slot:
         """Take a row from a request that waits for its reader."""
         row = self._running.pop(runner)
         self._waiting.append(_request(row))
@@ -408,6 +410,6 @@ class Batch:
         return True
 
 
-def _request(row: Row) -> Request:
+def _request(row: Slot) -> Request:
     assert row.request is not None, "rows at work have requests"
     return row.request

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from specrt.engine.protocol import Engine, PackedEngine
 from specrt.scheduler.request import Request
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 
 
-class Row:
+class Slot:
     """One row of text of target and draft.
 
     Holds: the KV buffers hold a prefix of `tokens`, as long as each cache says; it stays when a
@@ -19,7 +19,7 @@ class Row:
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
         self.index = index
         self.tokens: list[int] = []
-        self.caches = [CachedTokens(engine) for engine in engines]
+        self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
         self.request: Request | None = None
         self.used = 0
@@ -33,7 +33,7 @@ class Row:
             return 0
         return min(self.caches[0].length, common(self.tokens, tokens))
 
-    def take(self, request: Request, source: Row, used: int) -> None:
+    def take(self, request: Request, source: Slot, used: int) -> None:
         """Take up a request, with what `source`, mostly this row, holds of its text."""
         most = min(common(source.tokens, request.tokens), len(request.tokens) - 1)
         lengths = [min(held.length, most) for held in source.caches]
@@ -54,7 +54,7 @@ class Row:
         self.tokens = list(self.tokens)
         most = 0 if self.forgotten else len(self.tokens)
         self.forgotten = False
-        self.caches = [CachedTokens(c.engine, min(c.length, most)) for c in self.caches]
+        self.caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
 
     def forget(self) -> None:
         """Take it that the buffers hold nothing, as soon as nobody needs what they hold."""
@@ -96,27 +96,27 @@ WORTH = 16
 """Tokens that must be saved for a copy from another row, or for waiting until it holds them."""
 
 
-class Rows:
+class SlotTable:
     """All rows, with `keeps` what their buffers hold of requests that are over."""
 
     def __init__(self, engines: Sequence[Engine], *, keeps: bool) -> None:
         self._keeps = keeps
         self._copies = all(map(copies, engines))
-        self._rows = [Row(i, engines) for i in range(engines[0].batch)]
+        self._rows = [Slot(i, engines) for i in range(engines[0].batch)]
         self._taken = 0
 
     def __len__(self) -> int:
         """Return how many rows there are."""
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Slot]:
         """Go through all rows."""
         return iter(self._rows)
 
-    def free(self, request: Request) -> Row | None:
+    def free(self, request: Request) -> Slot | None:
         """Return the free row that holds most of a text, else the one that was free longest."""
 
-        def worth(row: Row) -> tuple[int, int]:
+        def worth(row: Slot) -> tuple[int, int]:
             shared = row.shared(request.tokens)
             return (shared if shared >= WORTH else 0, -row.used)
 
@@ -130,7 +130,7 @@ class Rows:
         reading = [r for r in self._rows if r.request and not (r.request.paused or r.forgotten)]
         return max((common(r.tokens, request.tokens) for r in reading), default=0) >= have + WORTH
 
-    def take(self, row: Row, request: Request) -> None:
+    def take(self, row: Slot, request: Request) -> None:
         """Let a request have a row, with what this or another one holds of its text."""
         source = row
         if request.fresh or not self._keeps:

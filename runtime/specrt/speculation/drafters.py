@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from specrt.engine.protocol import Output, WholeRounds
+from specrt.engine.protocol import FusedRounds, Output
 from specrt.errors import EngineError, RequestError
 from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import Distribution, distribution_of, process
 from specrt.sampling.noise import Noise, Purpose
-from specrt.sampling.processors import Rules, likeliest
+from specrt.sampling.processors import LogitsProcessors, likeliest
 from specrt.speculation.gamma import DraftDecision, GammaPolicy
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import NOTHING, Asking, Drafter, Proposal, Round
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ OWN = 2
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Return the empty proposal."""
         yield from ()
         return NOTHING
@@ -67,14 +67,14 @@ class ModelDrafter:
 
     def __init__(
         self,
-        cache: CachedTokens,
+        cache: KVCache,
         params: SamplingParams,
         noise: Noise,
         gamma: GammaPolicy,
         vocabulary: int | None = None,
-        rounds: WholeRounds | None = None,
-        rules: Rules | None = None,
-        target: CachedTokens | None = None,
+        rounds: FusedRounds | None = None,
+        rules: LogitsProcessors | None = None,
+        target: KVCache | None = None,
     ) -> None:
         self._rules = rules
         self._target = target
@@ -88,7 +88,7 @@ class ModelDrafter:
         self._keeps = params.verifier == "rejection" and not params.greedy
         self._purpose = Purpose.DRAFT if self._keeps else Purpose.TOKEN
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Feed what the cache lacks, then one drafted token at a time.
 
         After a round in which every token was kept the cache lacks two tokens, else one; after
@@ -117,12 +117,12 @@ class ModelDrafter:
             if chosen is None:
                 break
             token, confidence = chosen
-            decision = decide(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
-            if decision is DraftDecision.DISCARD:
+            weight = decide(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
+            if weight is DraftDecision.DISCARD:
                 break
             drafted.append(token)
             confidences.append(confidence)
-            if decision is DraftDecision.STOP or len(drafted) == most:
+            if weight is DraftDecision.STOP or len(drafted) == most:
                 break
             pending = (token,)
         if not drafted:
@@ -131,7 +131,7 @@ class ModelDrafter:
         return Proposal(drafted, kept, self.SOURCE, confidences, behind)
 
     def _whole(
-        self, rounds: WholeRounds, tokens: Sequence[int], pending: Sequence[int], most: int
+        self, rounds: FusedRounds, tokens: Sequence[int], pending: Sequence[int], most: int
     ) -> Proposal | None:
         """Draft and verify in one launch; None where that cannot be."""
         start, committed = self._cache.length, len(tokens) - 1
@@ -147,7 +147,7 @@ class ModelDrafter:
             return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
         return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
-    def _read(self, output: Output, rules: Rules, take: Callable[[Row], T]) -> T | None:
+    def _read(self, output: Output, rules: LogitsProcessors, take: Callable[[Row], T]) -> T | None:
         """Read the scores as the request's processors leave them; None for no numbers."""
         if output.argmax.item() < 0:
             return None
@@ -243,7 +243,7 @@ class CascadeDrafter:
         self._both = False
         """Whether the second drafter was asked in this round."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Return what the first drafter proposes, else what the second does."""
         proposal = yield from self._first.propose(tokens, room)
         self._both = not proposal.tokens
@@ -283,7 +283,7 @@ class ForcedDrafter:
         self._asked = False
         """Whether the other drafter was asked in this round."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Return what must follow, in a number that passes were built for, or the other's."""
         must = self._forced(tokens)
         most = min(len(must), room)

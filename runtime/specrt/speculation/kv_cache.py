@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specrt.engine.protocol import Engine, Output
-from specrt.speculation.round import Asking, Pass
+from specrt.speculation.round import Pass, Passes
 
 SCORED = 64
 """Most tokens of a prompt that are scored in one pass: a row of scores is a whole vocabulary."""
 
 
-class CachedTokens:
+class KVCache:
     """An engine, and how many of the committed tokens its KV buffers hold.
 
     Holds: `length` counts a prefix of the committed tokens that never includes the last one once
@@ -22,7 +22,7 @@ class CachedTokens:
         self.engine = engine
         self.length = length
 
-    def feed(self, tokens: Sequence[int], rows: int) -> Asking[Output]:
+    def feed(self, tokens: Sequence[int], rows: int) -> Passes[Output]:
         """Append tokens to the cache, in chunks where they are many, and score the last rows.
 
         The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
@@ -37,7 +37,7 @@ class CachedTokens:
         self.length = length + len(tokens)
         return output
 
-    def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Asking[None]:
+    def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Passes[None]:
         """Feed a text from its beginning and score every token of it.
 
         `look` is shown what each pass left behind, the position of its first row, and how many of

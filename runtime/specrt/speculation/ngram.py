@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specrt.errors import RequestError
 from specrt.speculation.gamma import DraftDecision, GammaPolicy
-from specrt.speculation.round import NOTHING, Asking, Proposal, Round
+from specrt.speculation.round import NOTHING, Passes, Proposal, Round
 
 NONE = -1
 
@@ -193,7 +193,7 @@ class NgramDrafter:
         self._suffixes = Suffixes(least, most)
         self._last = -1
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Copy at most `room` tokens, and none when the policy chose a plain step."""
         yield from ()
         most = min(self._gamma.choose(), room)
@@ -222,12 +222,12 @@ class NgramDrafter:
         confidences: list[float] = []
         for i in range(most):
             confidence = agreed / (agreed + 2)
-            decision = decide(i + 1, confidence)
-            if decision is DraftDecision.DISCARD:
+            weight = decide(i + 1, confidence)
+            if weight is DraftDecision.DISCARD:
                 break
             drafted.append(tokens[start + i] if i < period else drafted[i - period])
             confidences.append(confidence)
-            if decision is DraftDecision.STOP:
+            if weight is DraftDecision.STOP:
                 break
             agreed += 1
         return Proposal(drafted, None, self.SOURCE, confidences) if drafted else NOTHING

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specrt.engine.protocol import Engine, WholeRounds
+from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, DRAFTERS, Gamma, SamplingParams
 from specrt.sampling.grammar import GrammarRules
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import Rules
+from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import CascadeDrafter, ForcedDrafter, ModelDrafter, NoDrafter
 from specrt.speculation.gamma import AutoGamma, BuiltGamma, FixedGamma, GammaPolicy, LoadAwareGamma
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter
 
@@ -36,15 +36,15 @@ class Models:
     """Gives the costs on this machine; called once, when gamma is first left to be chosen."""
     absent: str | None = None
     """Why a draft that the bundle has was not opened."""
-    rounds: WholeRounds | None = None
+    rounds: FusedRounds | None = None
     """Runs greedy rounds in one launch, where one device has both engines."""
 
-    def timed(self, target: Engine, draft: Engine | None, rounds: WholeRounds | None) -> Models:
+    def timed(self, target: Engine, draft: Engine | None, rounds: FusedRounds | None) -> Models:
         """Return the same with other engines in place, as a benchmark wraps them."""
         return replace(self, target=target, draft=draft, rounds=rounds)
 
 
-class Manner(NamedTuple):
+class DecodingMode(NamedTuple):
     """How a request chooses tokens: what is accepted differs, and what a round costs."""
 
     greedy: bool
@@ -52,7 +52,7 @@ class Manner(NamedTuple):
     """Whether the request's own processors edit scores."""
 
     @classmethod
-    def of(cls, params: SamplingParams, rules: Rules | None) -> Manner:
+    def of(cls, params: SamplingParams, rules: LogitsProcessors | None) -> DecodingMode:
         """Return the manner of a request."""
         return cls(params.greedy, rules is not None)
 
@@ -62,7 +62,7 @@ class Manner(NamedTuple):
         return self.greedy and not self.ruled
 
 
-class Drafters:
+class DrafterPool:
     """Makes the drafter of each completion.
 
     What the policies behind gamma `auto` learned is kept from one completion to the next, apart
@@ -79,7 +79,7 @@ class Drafters:
         self._models = models
         self._measured = costs
         self._load = load
-        self._policies: dict[tuple[str, Manner], AutoGamma] = {}
+        self._policies: dict[tuple[str, DecodingMode], AutoGamma] = {}
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
         """Return the gamma to use: the one asked for, or the bundle's default.
@@ -121,7 +121,7 @@ class Drafters:
 
     def make(
         self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
-        rules: Rules | None = None, caches: Sequence[CachedTokens] = (),
+        rules: LogitsProcessors | None = None, caches: Sequence[KVCache] = (),
     ) -> Drafter:  # fmt: skip
         """Return a drafter for one completion; `caches` are its row's, the target's first."""
         if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
@@ -133,14 +133,14 @@ class Drafters:
 
     def _asked(
         self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
-        rules: Rules | None, caches: Sequence[CachedTokens],
+        rules: LogitsProcessors | None, caches: Sequence[KVCache],
     ) -> Drafter:  # fmt: skip
         if drafter == "model":
             return self._model(gamma, params, noise, rules, caches)
         if drafter == "ngram":
-            return NgramDrafter(self._policy("ngram", gamma, Manner.of(params, rules)))
+            return NgramDrafter(self._policy("ngram", gamma, DecodingMode.of(params, rules)))
         model = self._model(gamma, params, noise, rules, caches)
-        manner = Manner.of(params, rules)
+        manner = DecodingMode.of(params, rules)
         return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, manner)), model)
 
     @staticmethod
@@ -148,7 +148,7 @@ class Drafters:
         """Tell whether a policy will ask what passes cost."""
         return gamma == AUTO and drafter != "none"
 
-    def fallback(self, drafter: str, gamma: Gamma, manner: Manner) -> str | None:
+    def fallback(self, drafter: str, gamma: Gamma, manner: DecodingMode) -> str | None:
         """Say why speculation is off, where a limit was crossed that `auto` keeps to."""
         if gamma != AUTO:
             return None
@@ -158,18 +158,18 @@ class Drafters:
         return "; ".join(r for r in reasons if r) if all(reasons) else None
 
     def _model(
-        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: Rules | None,
-        caches: Sequence[CachedTokens],
+        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: LogitsProcessors | None,
+        caches: Sequence[KVCache],
     ) -> ModelDrafter:  # fmt: skip
         draft = self._models.draft
         assert draft is not None, "check_drafter refuses a model drafter without a draft"
         both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
-        manner = Manner.of(params, rules)
+        manner = DecodingMode.of(params, rules)
         policy, rounds = self._policy("model", gamma, manner), self._models.rounds
-        target, cache = caches if caches else (None, CachedTokens(draft))
+        target, cache = caches if caches else (None, KVCache(draft))
         return ModelDrafter(cache, params, noise, policy, both, rounds, rules, target)
 
-    def _policy(self, source: str, gamma: Gamma, manner: Manner) -> GammaPolicy:
+    def _policy(self, source: str, gamma: Gamma, manner: DecodingMode) -> GammaPolicy:
         if gamma != AUTO:
             return FixedGamma(gamma)
         adaptive, gammas = self._adaptive(source, manner), self._models.gammas
@@ -179,7 +179,7 @@ class Drafters:
         whole = len(gammas) == max(gammas) + 1
         return policy if whole else BuiltGamma(policy, gammas)
 
-    def _adaptive(self, source: str, manner: Manner) -> AutoGamma:
+    def _adaptive(self, source: str, manner: DecodingMode) -> AutoGamma:
         """Return the policy of a source: the model, an n-gram, or lookup before the model."""
         key = (source, manner)
         if key not in self._policies:

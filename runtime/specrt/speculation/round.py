@@ -52,14 +52,14 @@ class Verdict(NamedTuple):
 class Target(Protocol):
     """Whoever owns the output. Logits never cross this seam, so it may sit anywhere."""
 
-    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Asking[Verdict]:
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Judge what was proposed to follow the committed tokens, asking for passes."""
 
 
 class Drafter(Protocol):
     """A source of proposals. It may be wrong; it may not be slow."""
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Propose at most `room` tokens to follow the committed ones, asking for passes."""
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
@@ -83,7 +83,7 @@ class Pass(NamedTuple):
         return self.engine.forward((self.tokens,), self.start, self.rows)
 
 
-Asking = Generator[Pass, Output, T]
+Passes = Generator[Pass, Output, T]
 """Asks for passes, is sent what each left behind, and returns a T.
 
 A completion says what it needs and never runs a pass itself. So its rounds can be run alone, or
@@ -91,7 +91,7 @@ with the rows of other completions in the same passes, and are the same rounds.
 """
 
 
-def alone(asking: Asking[T]) -> T:
+def run_alone(asking: Passes[T]) -> T:
     """Run what asks for passes to its end, one pass after the other, on engines of one row."""
     try:
         asked = next(asking)
@@ -170,7 +170,7 @@ def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -
         yield round_
 
 
-def played(rounds: Rounds) -> Generator[Round, None, None]:
+def run_rounds(rounds: Rounds) -> Generator[Round, None, None]:
     """Run rounds on engines of one row, each pass as it is asked for."""
     sent: Output | None = None
     with closing(rounds):

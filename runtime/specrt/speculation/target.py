@@ -19,12 +19,12 @@ from specrt.sampling.distribution import (
     residual,
 )
 from specrt.sampling.noise import Noise, Purpose
-from specrt.sampling.processors import Rules, likeliest
-from specrt.speculation.kv_cache import CachedTokens
-from specrt.speculation.round import Asking, Proposal, Verdict
+from specrt.sampling.processors import LogitsProcessors, likeliest
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import Passes, Proposal, Verdict
 
 
-def agree(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
+def match_greedy(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
     """Accept drafted tokens while they are the target's likeliest: `match` at temperature 0.
 
     `best[i]` is the target's argmax after i drafted tokens.
@@ -78,10 +78,10 @@ class EngineTarget:
 
     def __init__(
         self,
-        cache: CachedTokens,
+        cache: KVCache,
         params: SamplingParams,
         noise: Noise,
-        rules: Rules | None = None,
+        rules: LogitsProcessors | None = None,
     ) -> None:
         self._rules = rules
         self._cache = cache
@@ -90,7 +90,7 @@ class EngineTarget:
         self._reads = params.prompt_logprobs is not None
         """Whether the prompt is still to be scored."""
 
-    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Asking[Verdict]:
+    def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
         drafted = proposal.tokens
         cache = self._cache
@@ -98,7 +98,7 @@ class EngineTarget:
             self._rules.learn(tokens)
         prompt = (yield from self._scored(tokens)) if self._reads else None
         output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
-        verdict = self._judge(proposal, output, len(tokens))
+        verdict = self._verify(proposal, output, len(tokens))
         if self._params.logprobs is not None:
             kept = [*drafted[: verdict.accepted], verdict.next]
             found = ranked(output.logits[0, : len(kept)], kept, self._params.logprobs)
@@ -106,7 +106,7 @@ class EngineTarget:
         cache.length = len(tokens) + verdict.accepted
         return verdict if prompt is None else verdict._replace(prompt_logprobs=prompt)
 
-    def _scored(self, prompt: Sequence[int]) -> Asking[Ranked]:
+    def _scored(self, prompt: Sequence[int]) -> Passes[Ranked]:
         """Read a prompt up to its last token, and rank all of its tokens but the first."""
         parts: list[Ranked] = []
         k = self._params.prompt_logprobs or 0
@@ -120,11 +120,11 @@ class EngineTarget:
         self._reads = False
         return joined(parts)
 
-    def _judge(self, proposal: Proposal, output: Output, position: int) -> Verdict:
+    def _verify(self, proposal: Proposal, output: Output, position: int) -> Verdict:
         params, noise, drafted = self._params, self._noise, proposal.tokens
         if params.greedy and self._rules is None:  # the argmax says it all: logits stay in place
             best = output.argmax[0].tolist()
-            verdict = agree(drafted, best)
+            verdict = match_greedy(drafted, best)
             if min(best[: verdict.accepted + 1]) < 0:
                 raise not_a_number()
             return verdict

@@ -15,7 +15,7 @@ from specrt.system.machine import Jetson, read_jetson, vector_units
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing looked at: what was found, and the remedy where it is missing."""
 
     name: str
@@ -65,35 +65,35 @@ _PARAMETER_BYTES = {"fp16": 2.0, "int8": 1.01, "int4": 0.52}
 _GIB = 1 << 30
 
 
-def machine() -> list[Finding]:
+def machine() -> list[Check]:
     """Return what is known about the machine itself."""
     cores = len(os.sched_getaffinity(0))
     return [
-        Finding("Python", platform.python_version(), sys.version_info >= (3, 10)),
-        Finding("system", f"{platform.system()} {platform.machine()}", True),
-        Finding("cores", f"{cores} of {os.cpu_count()} usable", True),
-        Finding("memory", _memory(), True),
-        Finding("vector units", vector_units() or "none known", True),
+        Check("Python", platform.python_version(), sys.version_info >= (3, 10)),
+        Check("system", f"{platform.system()} {platform.machine()}", True),
+        Check("cores", f"{cores} of {os.cpu_count()} usable", True),
+        Check("memory", _memory(), True),
+        Check("vector units", vector_units() or "none known", True),
         *_devices(survey(), read_jetson()),
     ]
 
 
-def libraries() -> list[Finding]:
+def libraries() -> list[Check]:
     """Return which libraries are installed, without importing the heavy ones."""
     return [_library(*row) for row in _LIBRARIES]
 
 
-def abilities() -> list[Finding]:
+def abilities() -> list[Check]:
     """Return what can be done here."""
     have = {f.name for f in libraries() if f.works}
     runs = {"onnxruntime", "tokenizers"} <= have
     builds = runs and "onnx" in have
     exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
     return [
-        Finding("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
+        Check("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
         _runs_ort_cuda(runs),
-        Finding("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
-        Finding("export checkpoints", _yes(exports), exports, _EXPORT),
+        Check("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
+        Check("export checkpoints", _yes(exports), exports, _EXPORT),
         *_tensorrt(builds),
     ]
 
@@ -126,10 +126,10 @@ def fits(memory_bytes: int) -> list[str]:
     ]
 
 
-def _devices(found: Survey, jetson: Jetson | None) -> list[Finding]:
+def _devices(found: Survey, jetson: Jetson | None) -> list[Check]:
     if not found.gpus:
         remedy = "only ort-cuda and TensorRT bundles need one"
-        none = Finding("NVIDIA GPU", f"none ({found.problem})", False, remedy)
+        none = Check("NVIDIA GPU", f"none ({found.problem})", False, remedy)
         return [*_board(jetson), none]
     gpus = [
         f"{gpu.name}, capability {gpu.capability or 'unknown'}, "
@@ -139,13 +139,13 @@ def _devices(found: Survey, jetson: Jetson | None) -> list[Finding]:
     cuda = f"{found.cuda[0]}.{found.cuda[1]}, driver {found.driver or 'of unknown version'}"
     return [
         *_board(jetson),
-        Finding("NVIDIA GPU", "; ".join(gpus), True),
-        Finding("CUDA", cuda, True),
-        Finding("largest models", "; ".join(fits(found.gpus[0].memory_bytes)), True),
+        Check("NVIDIA GPU", "; ".join(gpus), True),
+        Check("CUDA", cuda, True),
+        Check("largest models", "; ".join(fits(found.gpus[0].memory_bytes)), True),
     ]
 
 
-def _board(jetson: Jetson | None) -> list[Finding]:
+def _board(jetson: Jetson | None) -> list[Check]:
     """Return what is known of a Jetson; nothing of other machines."""
     if jetson is None:
         return []
@@ -157,12 +157,12 @@ def _board(jetson: Jetson | None) -> list[Finding]:
     works = not form.startswith("none")
     remedy = "" if works else "install JetPack 6.1 or later"
     return [
-        Finding("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
-        Finding("lowering", f"{form}, for TensorRT {here or jetson.tensorrt}", works, remedy),
+        Check("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
+        Check("lowering", f"{form}, for TensorRT {here or jetson.tensorrt}", works, remedy),
     ]
 
 
-def _tensorrt(builds: bool) -> list[Finding]:
+def _tensorrt(builds: bool) -> list[Check]:
     """Return what can be done with TensorRT under either of its names."""
     from specrt.engine.tensorrt.library import lacks_to_build, lacks_to_run
 
@@ -171,14 +171,14 @@ def _tensorrt(builds: bool) -> list[Finding]:
         *((f"run {name} bundles", lacks_to_run(name, found)) for name in _ALONE),
         *((f"build {name} plans", lacks_to_build(name, found) or base) for name in _ALONE),
     ]
-    return [Finding(name, _yes(not lacks), not lacks, lacks) for name, lacks in rows]
+    return [Check(name, _yes(not lacks), not lacks, lacks) for name, lacks in rows]
 
 
-def _runs_ort_cuda(runs: bool) -> Finding:
+def _runs_ort_cuda(runs: bool) -> Check:
     name, lacks = "run ort-cuda bundles", "" if runs else "pip install specrt"
     if runs:
         lacks = _lacks_for_cuda()
-    return Finding(name, _yes(not lacks), not lacks, lacks)
+    return Check(name, _yes(not lacks), not lacks, lacks)
 
 
 def _lacks_for_cuda() -> str:
@@ -198,19 +198,19 @@ def _yes(able: bool) -> str:
     return "yes" if able else "no"
 
 
-def _library(name: str, purpose: str, remedy: str) -> Finding:
+def _library(name: str, purpose: str, remedy: str) -> Check:
     if not _is_there(name):
-        return Finding(name, f"missing: {purpose}", False, remedy)
+        return Check(name, f"missing: {purpose}", False, remedy)
     found = installed(_NAMED.get(name, (name,)))
     if name != "onnxruntime":
         found = dict(list(found.items())[:1])
     if len(found) > 1:
         both = " and ".join(f"{label} {number}" for label, number in found.items())
         said = f"{both} in one place: the last installed wins; uninstall both, then install one"
-        return Finding(name, said, True)
+        return Check(name, said, True)
     label, number = next(iter(found.items()), (name, "of unknown version"))
     kind = f" ({label})" if name == "onnxruntime" != label else ""
-    return Finding(name, f"{number}{kind}: {purpose}", True)
+    return Check(name, f"{number}{kind}: {purpose}", True)
 
 
 def _is_there(name: str) -> bool:

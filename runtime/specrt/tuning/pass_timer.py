@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import ArrayLike
 
 from specrt.completion import Completion, SpeculationStats, Timings
-from specrt.engine.protocol import Engine, LaterRounds, Output, PackedEngine
+from specrt.engine.protocol import Engine, OffsetRounds, Output, PackedEngine
 from specrt.engine.rows import first_row
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.scheduler.request import Reader
+from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.drafters import ModelDrafter
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import CachedTokens
+from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
-from specrt.speculation.round import Asking, Drafter, Proposal, Round, played, speculate
+from specrt.speculation.round import Drafter, Passes, Proposal, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text import Tokenizer
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
@@ -56,7 +56,7 @@ class Timed(NamedTuple):
         return self._replace(draft_ns=draft_ns, verify_ns=self.verify_ns - draft_ns)
 
 
-class Rehearsal:
+class PassTimer:
     """Runs short bursts of rounds from the same place in the KV buffers, over and over.
 
     The buffers need no prompt: what a pass costs depends on how many positions it reads, not on
@@ -84,7 +84,7 @@ class Rehearsal:
             while start < self._context and self._clock() < deadline_ns:
                 width = min(max(1, start), self._context - start, engine.max_width)
                 tokens = [(start + i) * 37 % self._vocabulary for i in range(width)]
-                _Later(engine, 0).forward((tokens,), start, 1)
+                OffsetEngine(engine, 0).forward((tokens,), start, 1)
                 start += width
 
     def burst(self, gamma: int, rounds: int) -> list[Timed]:
@@ -95,7 +95,9 @@ class Rehearsal:
         timed = self._played(self._drafter(gamma), rounds)
         if self._models.rounds is None or not any(t.drafted for t in timed):
             return timed
-        alone = [t.verify_ns for t in self._played(_Blind(gamma), rounds) if t.drafted == gamma]
+        alone = [
+            t.verify_ns for t in self._played(RepeatDrafter(gamma), rounds) if t.drafted == gamma
+        ]
         if not alone:
             return timed
         verify_ns = round(median(alone))
@@ -103,9 +105,11 @@ class Rehearsal:
 
     def _played(self, drafter: Drafter, rounds: int) -> list[Timed]:
         models, log = self._models, list[Round]()
-        target = EngineTarget(CachedTokens(_Later(models.target, self._context)), _GREEDY, Noise(0))
+        target = EngineTarget(
+            KVCache(OffsetEngine(models.target, self._context)), _GREEDY, Noise(0)
+        )
         limit = models.target.max_length - self._context + 1
-        rounds_ = played(speculate(target, drafter, [self._vocabulary // 2], limit))
+        rounds_ = run_rounds(speculate(target, drafter, [self._vocabulary // 2], limit))
 
         deliver = self._delivery()
         ticks = []
@@ -123,24 +127,24 @@ class Rehearsal:
         if self._tokenizer is None:
             return lambda round_: None
         completion = Completion(1, 0, SpeculationStats(0), Timings(0))
-        reader = Reader(completion, _GREEDY, frozenset(), self._tokenizer)
+        reader = OutputProcessor(completion, _GREEDY, frozenset(), self._tokenizer)
         return lambda round_: reader.take(round_, self._clock())
 
     def _drafter(self, gamma: int) -> Drafter:
         draft = self._models.draft
         if draft is None or gamma > max(self._models.gammas):
-            return _Blind(gamma)
-        later, rounds = _Later(draft, self._context), self._models.rounds
+            return RepeatDrafter(gamma)
+        later, rounds = OffsetEngine(draft, self._context), self._models.rounds
         return ModelDrafter(
-            CachedTokens(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
-            rounds and LaterRounds(rounds, self._context),
+            KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
+            rounds and OffsetRounds(rounds, self._context),
         )  # fmt: skip
 
     def _engines(self) -> list[Engine]:
         return [e for e in (self._models.target, self._models.draft) if e is not None]
 
 
-class _Later:
+class OffsetEngine:
     """An engine of one row, whose first position is a later one of another's first row."""
 
     def __init__(self, engine: Engine, offset: int) -> None:
@@ -159,13 +163,13 @@ class _Later:
         """Leave the engine open: it is another's."""
 
 
-class _Blind:
+class RepeatDrafter:
     """Drafts the same token over and over: passes of every width where no model drafts."""
 
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
 
-    def propose(self, tokens: Sequence[int], room: int) -> Asking[Proposal]:
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Repeat the last token."""
         yield from ()
         return Proposal([tokens[-1]] * min(self._gamma, room))
@@ -186,7 +190,7 @@ _FEWEST_LAPS = 3
 _MOST_LAPS = 40
 
 
-class Plan(NamedTuple):
+class TimingPlan(NamedTuple):
     """Which gammas are measured, and how many rounds in a row of each per lap."""
 
     gammas: tuple[int, ...]
@@ -217,7 +221,7 @@ def measure_costs(
     """
     began = clock()
     budget_ns = round(budget_s * 1e9)
-    rehearsal = Rehearsal(models, tokenizer, clock)
+    rehearsal = PassTimer(models, tokenizer, clock)
     rehearsal.fill(began + budget_ns // 4)
     plain_ns = min(r.verify_ns for r in rehearsal.burst(0, 3))
     plan = _plan(models.gammas, plain_ns, budget_ns)
@@ -244,15 +248,15 @@ def turned(order: Sequence[T], lap: int) -> list[T]:
     return [*order[first:], *order[:first]]
 
 
-def _plan(gammas: Sequence[int], plain_ns: float, budget_ns: int) -> Plan:
+def _plan(gammas: Sequence[int], plain_ns: float, budget_ns: int) -> TimingPlan:
     """Return the most thorough plan that leaves time for some laps after the warm-up."""
     every = tuple(sorted(gammas))
     ladder = thinned(every)
     plans = (
-        Plan(every, 3),
-        Plan(ladder, 2),
-        Plan(ladder, 1),
-        Plan((*every[:2], *every[2:][-1:]), 1),
+        TimingPlan(every, 3),
+        TimingPlan(ladder, 2),
+        TimingPlan(ladder, 1),
+        TimingPlan((*every[:2], *every[2:][-1:]), 1),
     )
     laps = 1 + _FEWEST_LAPS
     return next((p for p in plans if p.price_ns(plain_ns) * laps <= budget_ns), plans[-1])

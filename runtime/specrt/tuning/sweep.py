@@ -15,7 +15,7 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning.pass_timer import thinned, turned
-from specrt.tuning.tuning_record import Setting
+from specrt.tuning.tuning_record import TunedSetting
 
 T = TypeVar("T")
 
@@ -37,20 +37,20 @@ _MOST_OF_THEM = 0.75
 """On how many of the prompts it must be faster at all."""
 
 
-class Contender(NamedTuple):
+class Candidate(NamedTuple):
     """A drafter and a gamma, which may be the best."""
 
     drafter: str
     gamma: Gamma
 
 
-PLAIN = Contender("none", 0)
+PLAIN = Candidate("none", 0)
 
 
-class Effort(NamedTuple):
+class SweepPlan(NamedTuple):
     """How much is completed to tell contenders apart."""
 
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Candidate, ...]
     prompts: int
     tokens: int
     """Of each completion."""
@@ -63,29 +63,29 @@ class Effort(NamedTuple):
 
 
 @dataclass
-class Contest:
+class SweepResult:
     """What the contenders did so far."""
 
-    decode_ns: dict[Contender, list[list[int]]]
+    decode_ns: dict[Candidate, list[list[int]]]
     """Per contender and prompt, one time for each repeat."""
-    counts: dict[Contender, SpeculationStats] = field(default_factory=dict)
+    counts: dict[Candidate, SpeculationStats] = field(default_factory=dict)
     """Of the last repeat; greedy decoding emits the same in each."""
 
-    def prompt_ns(self, who: Contender) -> list[float]:
+    def prompt_ns(self, who: Candidate) -> list[float]:
         """Return the median time for each prompt."""
         return [median(times) for times in self.decode_ns[who]]
 
-    def total_ns(self, who: Contender) -> float:
+    def total_ns(self, who: Candidate) -> float:
         """Return the time for all prompts."""
         return sum(self.prompt_ns(who))
 
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[TunedSetting, ...]:
         """Return what each contender came to, as a record keeps it."""
         return tuple(self._setting(who) for who in self.decode_ns)
 
-    def _setting(self, who: Contender) -> Setting:
+    def _setting(self, who: Candidate) -> TunedSetting:
         counts = self.counts[who]
-        return Setting(
+        return TunedSetting(
             drafter=who.drafter,
             fixed_gamma=None if who.gamma == AUTO else who.gamma,
             emitted=counts.emitted,
@@ -96,47 +96,47 @@ class Contest:
             accepted=counts.accepted,
         )
 
-    def best(self) -> Contender:
+    def best(self) -> Candidate:
         """Return the fastest contender that leaves gamma open, or a fixed one that beats it."""
         order = sorted(self.decode_ns, key=self.total_ns)
         free = next((who for who in order if who.gamma == AUTO), order[0])
         clear = (who for who in order if who.gamma != AUTO and self._beats(who, free))
         return next(clear, free)
 
-    def _beats(self, who: Contender, other: Contender) -> bool:
+    def _beats(self, who: Candidate, other: Candidate) -> bool:
         pairs = list(zip(self.prompt_ns(who), self.prompt_ns(other), strict=True))
         faster = sum(mine < its for mine, its in pairs)
         ahead = self.total_ns(who) * CLEARLY < self.total_ns(other)
         return ahead and faster >= _MOST_OF_THEM * len(pairs)
 
 
-def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> Effort:
+def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> SweepPlan:
     """Return the most thorough sweep that fits its time, a shorter one for slow models."""
     every, ladder = _contenders(models, models.gammas), _contenders(models, thinned(models.gammas))
     efforts = [
-        Effort(every, 16, _MOST_TOKENS, 3),
-        Effort(every, 12, 64, 2),
-        Effort(ladder, 8, 64, 2),
-        Effort(ladder, 8, 64, 1),
-        Effort(ladder, 6, 48, 1),
-        Effort(_contenders(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
+        SweepPlan(every, 16, _MOST_TOKENS, 3),
+        SweepPlan(every, 12, 64, 2),
+        SweepPlan(ladder, 8, 64, 2),
+        SweepPlan(ladder, 8, 64, 1),
+        SweepPlan(ladder, 6, 48, 1),
+        SweepPlan(_contenders(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
     ]
     fits = [_fitted(effort, prompts) for effort in efforts[_QUICK if quick else 0 :]]
     budget_s = _QUICK_S if quick else _THOROUGH_S
     return next((e for e in fits if e.price_s(costs.plain_ns) <= budget_s), fits[-1])
 
 
-def _fitted(effort: Effort, prompts: int) -> Effort:
+def _fitted(effort: SweepPlan, prompts: int) -> SweepPlan:
     """Make the completions of few prompts longer, so that they are enough."""
     used = max(1, min(effort.prompts, prompts))
     return effort._replace(prompts=used, tokens=max(effort.tokens, -(-FEWEST_TOKENS // used)))
 
 
-def _contenders(models: Models, gammas: Sequence[int]) -> tuple[Contender, ...]:
+def _contenders(models: Models, gammas: Sequence[int]) -> tuple[Candidate, ...]:
     drafting = sorted({g for g in gammas if g})
     drafters = ("model", "ngram", "cascade") if models.draft is not None else ("ngram",)
     ways: list[Gamma] = [*drafting, AUTO] if drafting else []
-    return (PLAIN, *(Contender(drafter, gamma) for drafter in drafters for gamma in ways))
+    return (PLAIN, *(Candidate(drafter, gamma) for drafter in drafters for gamma in ways))
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
@@ -167,9 +167,9 @@ def sweep(
     models: Models,
     tokenizer: Tokenizer,
     prompts: Sequence[list[int]],
-    effort: Effort,
+    effort: SweepPlan,
     progress: Callable[[float], None] = lambda done: None,
-) -> Contest:
+) -> SweepResult:
     """Complete each prompt with every contender in turn, each prompt beginning with another.
 
     Contenders learn from their own completions alone. One short completion of each comes first,
@@ -179,7 +179,7 @@ def sweep(
     each = {who: Generator(models, tokenizer) for who in order}
     for who in order:
         _complete(each[who], prompts[0], who, 2 + max(models.gammas))
-    contest = Contest({who: [[] for _ in prompts] for who in order})
+    contest = SweepResult({who: [[] for _ in prompts] for who in order})
     for repeat in range(effort.repeats):
         contest.counts = {who: SpeculationStats(who.gamma, who.drafter) for who in order}
         for number, prompt in enumerate(prompts):
@@ -192,7 +192,7 @@ def sweep(
 
 
 def _complete(
-    generator: Generator, prompt: list[int], who: Contender, tokens: int
+    generator: Generator, prompt: list[int], who: Candidate, tokens: int
 ) -> tuple[int, SpeculationStats]:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     done = generator.generate(prompt, params, gamma=who.gamma, drafter=who.drafter)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from specrt.bundle import Bundle
 from specrt.errors import BundleError, SpecrtError
 from specrt.params import AUTO, DRAFTERS, Gamma
-from specrt.records import Count, Span, read
+from specrt.records import Count, Interval, read
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.system.machine import Machine, this_machine
 
@@ -30,14 +30,14 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Setting:
+class TunedSetting:
     """What one drafter at one gamma came to over the prompts that a bundle was tuned on."""
 
     drafter: str
     fixed_gamma: int | None
     """None where the gamma was chosen round by round."""
     emitted: Count
-    decode_ns: Annotated[int, Span(1, 2**63 - 1)]
+    decode_ns: Annotated[int, Interval(1, 2**63 - 1)]
     rounds: int
     drafted: int
     evaluated: int
@@ -77,7 +77,7 @@ class Tuning:
     """Of the manifest: another one means that the bundle was built again from something else."""
     machine: Machine
     threads: Count
-    pools: Annotated[int, Span(1, 2)]
+    pools: Annotated[int, Interval(1, 2)]
     """Thread pools of the engines: one for both, as `share_pool` makes it, or one for each."""
     verify_ns: tuple[int, ...]
     draft_ns: tuple[int, ...]
@@ -86,7 +86,7 @@ class Tuning:
     """The gamma that is best here; None where choosing it round by round is."""
     drafter: str
     """The drafter that is best here; empty where none was tried."""
-    settings: tuple[Setting, ...]
+    settings: tuple[TunedSetting, ...]
     even: bool = True
     """Whether a quantized target's passes must be of an even width here; see `partners`."""
 

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 import onnx
 
-from specrt.engine.tensorrt.engine_record import FORMAT, EngineRecord, Profile, Setting
+from specrt.engine.tensorrt.engine_record import FORMAT, BuildSetting, EngineRecord, Profile
 from specrt.engine.tensorrt.library import Library, Log, Message
 from specrt.errors import BuildError
 from specrt.system.gpu import survey
-from specrt_export.compile.engine_file import written_aside
+from specrt_export.compile.engine_file import atomic_file
 from specrt_export.compile.tensorrt.builder_config import (
     RTX,
     Need,
@@ -83,7 +83,7 @@ class TimingCache:
         cache = config.get_timing_cache() if self._used else None
         if cache is None:
             return
-        with written_aside(self.path) as file:
+        with atomic_file(self.path) as file:
             file.write(memoryview(cache.serialize()))
 
 
@@ -265,7 +265,7 @@ class _Job:
             seen = monitor(module, self.watch)  # kept here: the builder does not
             config.progress_monitor = seen
             self.cache.attach(config)
-            with written_aside(out) as file:
+            with atomic_file(out) as file:
                 written = write_plan(
                     self.library, builder, network, config, file, self.watch, self.options
                 )
@@ -308,7 +308,7 @@ class _Job:
             gpu=used[0].name if used else "",
             gpu_capability=used[0].capability if used else "",
             driver=found.driver if used else "",
-            settings=tuple(Setting(name, value) for name, value in settings),
+            settings=tuple(BuildSetting(name, value) for name, value in settings),
             messages=highlights(messages),
         )
 

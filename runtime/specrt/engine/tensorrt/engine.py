@@ -30,8 +30,8 @@ from specrt.engine.tensorrt.passes import (
     Caches,
     FixedPass,
     Model,
-    Pass,
-    Rows,
+    PassRows,
+    PlanPass,
     Scores,
     WidePass,
     WideProfile,
@@ -81,9 +81,9 @@ class TensorRtEngine:
         self.max_width = max_width
         self._captures = capture
         self._starts = np.zeros(batch, np.int64)
-        self._passes: dict[tuple[int, int], Pass] = {}
+        self._passes: dict[tuple[int, int], PlanPass] = {}
         self._wide: dict[int, WideProfile] = {}
-        self._scores: dict[tuple[int, int], Rows] = {}
+        self._scores: dict[tuple[int, int], PassRows] = {}
         self._dependents: list[Closable] = []
         self._finished: _Finished | None = None
         self._fault = ""
@@ -162,11 +162,11 @@ class TensorRtEngine:
         self.forget()
         return None
 
-    def _bind(self, width: int, rows: int) -> Pass:
+    def _bind(self, width: int, rows: int) -> PlanPass:
         """Bind a context for passes of one size; done once, then reused."""
         model = self.model
         profile = choose(model.record, width, rows)
-        bound: Pass
+        bound: PlanPass
         if is_fixed(model.record.profiles[profile]):
             # The largest part comes first, and stays for the next try if others do not fit.
             scores = self.scores_of(width, rows)
@@ -184,11 +184,11 @@ class TensorRtEngine:
                 self._wide[profile] = WideProfile(self.model, profile, width, rows)
         return self._wide[profile]
 
-    def scores_of(self, width: int, rows: int) -> Rows:
+    def scores_of(self, width: int, rows: int) -> PassRows:
         """Return where passes of one size leave their scores, alone or as part of a round."""
         if (width, rows) not in self._scores:
             vocabulary = self.geometry.vocab_size
-            self._scores[width, rows] = Rows(self._memory, self.batch, rows, vocabulary)
+            self._scores[width, rows] = PassRows(self._memory, self.batch, rows, vocabulary)
         return self._scores[width, rows]
 
     def finish(self, tokens: list[int], start: int, scores: Scores) -> None:

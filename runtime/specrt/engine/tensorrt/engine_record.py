@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, Library, parse_version
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
-from specrt.records import Count, Span, read
+from specrt.records import Count, Interval, read
 from specrt.system.gpu import Survey, survey
 
 FORMAT = 1
@@ -108,7 +108,7 @@ def writes_weight(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Setting:
+class BuildSetting:
     """One of the builder's settings that a recipe gave."""
 
     name: str
@@ -119,7 +119,7 @@ class Setting:
 class EngineRecord:
     """What the runtime must know of a plan besides the model's geometry."""
 
-    format: Annotated[int, Span(1, FORMAT)]
+    format: Annotated[int, Interval(1, FORMAT)]
     backend: str
     """`tensorrt` or `tensorrt-rtx`."""
     version: str
@@ -149,7 +149,7 @@ class EngineRecord:
     gpu_capability: str = ""
     driver: str = ""
     """Of the machine that built it."""
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[BuildSetting, ...] = ()
     messages: tuple[str, ...] = ()
     """Warnings of the library while it built."""
 

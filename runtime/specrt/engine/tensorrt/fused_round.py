@@ -19,11 +19,11 @@ from specrt.engine.tensorrt.plan import Context
 from specrt.errors import EngineError
 
 
-def whole_rounds(target: Engine, draft: Engine | None) -> Rounds | None:
+def fused_rounds(target: Engine, draft: Engine | None) -> CapturedRounds | None:
     """Return what runs rounds of a pair in one launch; None where the pair cannot have them."""
     if not isinstance(target, TensorRtEngine) or not isinstance(draft, TensorRtEngine):
         return None
-    rounds = Rounds(target, draft)
+    rounds = CapturedRounds(target, draft)
     return rounds if rounds.gammas else None
 
 
@@ -33,7 +33,7 @@ OWN = 2
 TOKEN_BYTES = 8
 
 
-class Ground:
+class RoundBuffers:
     """The memory that the rounds of a pair share, whatever their gamma.
 
     Each drafted token, its confidence and each start have a place of their own where a tensor may
@@ -135,7 +135,7 @@ class _Round:
     graph: Graph | None = None
 
 
-class Rounds:
+class CapturedRounds:
     """Greedy rounds of a draft and a target on one device, captured whole.
 
     A graph for each gamma and number of pending tokens, made on its first run. Their contexts are
@@ -152,7 +152,7 @@ class Rounds:
         self.gammas = frozenset(self._possible())
         fed = draft.model.record
         self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
-        self._ground: Ground | None = None
+        self._ground: RoundBuffers | None = None
         self._steps: dict[tuple[int, int], Context] = {}
         self._verify: dict[int, tuple[Context, Scores]] = {}
         self._rounds: dict[tuple[int, int], _Round] = {}
@@ -230,8 +230,8 @@ class Rounds:
             f"be: {', '.join(map(str, sorted(self.gammas))) or 'none'}; run its passes one by one"
         )
 
-    def _prepare(self) -> Ground:
-        self._ground = Ground(self._target, self._draft, max(self.gammas))
+    def _prepare(self) -> RoundBuffers:
+        self._ground = RoundBuffers(self._target, self._draft, max(self.gammas))
         return self._ground
 
     def _launch(self, gamma: int, count: int) -> Scores:

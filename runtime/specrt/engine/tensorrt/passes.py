@@ -202,7 +202,7 @@ def result_fields(record: EngineRecord, batch: int, rows: int) -> list[Field]:
     return fields
 
 
-class Rows:
+class PassRows:
     """Scores of up to `most` rows on the device, and one array they are copied to when read.
 
     Shapes: [batch, rows, vocab] f32, as many rows as the pass had.
@@ -231,7 +231,7 @@ class Scores:
     confidence: Confidence | None
     candidates: Candidates | None
 
-    def __init__(self, layout: Layout, staging: Staging, scores: Rows, batch: int, rows: int):
+    def __init__(self, layout: Layout, staging: Staging, scores: PassRows, batch: int, rows: int):
         def view(name: str, *more: int) -> Any:
             return layout.view(staging, name, (batch, rows, *more))
 
@@ -257,7 +257,7 @@ class Scores:
         self._logits = None
 
 
-class Pass(Protocol):
+class PlanPass(Protocol):
     """One shape of pass; its feed is written before it runs, and its scores are there after."""
 
     tokens: Tokens
@@ -274,7 +274,7 @@ class Pass(Protocol):
 class Ports:
     """Where passes of up to some width and rows have their feed, results and scores."""
 
-    def __init__(self, model: Model, width: int, rows: int, scores: Rows) -> None:
+    def __init__(self, model: Model, width: int, rows: int, scores: PassRows) -> None:
         batch, memory = model.batch, model.memory
         self.scores = scores
         self._fed = Layout(
@@ -314,7 +314,7 @@ class FixedPass:
     """
 
     def __init__(
-        self, model: Model, profile: int, width: int, rows: int, scores: Rows, captures: bool
+        self, model: Model, profile: int, width: int, rows: int, scores: PassRows, captures: bool
     ) -> None:
         self._ports = ports = Ports(model, width, rows, scores)
         self.tokens: Tokens = ports.fed("input_ids")
@@ -331,7 +331,7 @@ class FixedPass:
         self._graphs: list[Graph | None] = [None] * model.caches.sets
 
     def run(self, parity: int) -> None:
-        """Launch what was captured; see `Pass.run`."""
+        """Launch what was captured; see `PlanPass.run`."""
         self.scores.forget()
         graph = self._graphs[parity]
         if graph is None:
@@ -354,7 +354,7 @@ class FixedPass:
         self._ports.results.fetch()
 
     def close(self) -> None:
-        """Give captured graphs back; see `Pass.close`."""
+        """Give captured graphs back; see `PlanPass.close`."""
         for graph in self._graphs:
             if graph is not None:
                 graph.free()
@@ -368,7 +368,7 @@ class WideProfile:
     def __init__(self, model: Model, profile: int, width: int, rows: int) -> None:
         sizes = model.record.profiles[profile]
         most = sizes.rows.most
-        scores = Rows(model.memory, model.batch, most, model.geometry.vocab_size)
+        scores = PassRows(model.memory, model.batch, most, model.geometry.vocab_size)
         self.ports = Ports(model, sizes.width.most, most, scores)
         self._model = model
         self._sizes = (width, rows)
@@ -408,11 +408,11 @@ class WidePass:
         self._width, self._rows = width, rows
 
     def run(self, parity: int) -> None:
-        """Enqueue the pass; see `Pass.run`."""
+        """Enqueue the pass; see `PlanPass.run`."""
         self.scores.forget()
         self._wanted[:] = range(self._width - self._rows, self._width)
         self._profile.run(self._width, self._rows, parity)
 
     def close(self) -> None:
-        """Let the profile go; see `Pass.close`."""
+        """Let the profile go; see `PlanPass.close`."""
         self._profile.close()
