@@ -6,25 +6,35 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from math import exp, log, log1p, sqrt
 from operator import mul
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specrt.speculation.costs import Costs
 from specrt.speculation.round import Round
 
 TURN = 0.01
 """How likely the text is to become easier or harder from one round to the next."""
+SURER = 0.8
+"""How much likelier a token is thought per log odds of confidence, before any was judged."""
 TRUST = 8.0
-"""Judged tokens that what is assumed of confidence and depth weighs as much as."""
+"""Judged tokens, or timed passes, that what was assumed before them weighs as much as."""
 RECENT = 1 / 16
 """Share of a running mean that the latest round makes up."""
 PROBING = 0.015
 """Share of the time that probes may cost while drafting does not pay."""
+DEAREST = 8.0
+"""The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
 CHECK = 200
 """Rounds in a row that draft, before a plain step shows what one costs now."""
+PLANNED = 16
+"""Rounds that a plan is good for; of the first so many rounds, one."""
 SPARED = 32
-"""Of so many tokens that confidence leaves out, one is verified, to learn whether it was right."""
+"""Of so many tokens that are to be left out, one is verified, to learn whether that was right."""
 SILENT = 256
-"""Tokens without drafting that does pay, before this is called a fallback."""
+"""Tokens without drafting, probes aside, before that is called a fallback."""
+LEVELS = tuple(range(-4, 5))
+"""How easy a text may be, as log odds of its drafted tokens."""
+FINE = 8
+"""Steps of log odds in a table of chances."""
 
 
 class DraftDecision(Enum):
@@ -114,150 +124,204 @@ class LoadAwareGamma:
         return self._policy.choose()
 
 
+def _chance(odds: float) -> float:
+    """Return a chance by its log odds, never 0 or 1."""
+    return 1.0 / (1.0 + exp(-max(-12.0, min(12.0, odds))))
+
+
+CHANCES = [_chance(LEVELS[0] - 8 + step / FINE) for step in range(FINE * (16 + len(LEVELS)))]
+"""Chances by log odds, from 8 below the lowest level on."""
+
+
 class Acceptance:
     """The chance of each drafted token, given its place and its drafter's confidence.
 
-    Its log odds are a sum: how easy the text is now, plus a weight times how much surer than usual
-    the drafter is of it, minus a weight times the logarithm of its place. How easy the text is now
-    is a belief over a few levels: every judged token makes some likelier (Bayes' rule), and each
-    round a little of it goes back to all levels alike, because the text may have turned. The
-    weights follow by logistic regression, a step for each judged token.
+    Its log odds are a sum: how easy the text is now, a weight times how much surer the drafter is
+    than usual, another one times how much less sure, a third one times the logarithm of its place.
+    How easy the text is now is a belief over a few levels. Every judged token makes some of them
+    likelier, by Bayes' rule; each round a little of the belief goes back to what texts are usually
+    like, in case this one has turned. The weights follow by logistic regression, a step for each
+    judged token.
     """
 
-    LEVELS = tuple(range(-4, 5))
-
-    def __init__(self) -> None:
-        self._belief = self._usual = [1.0 / len(self.LEVELS)] * len(self.LEVELS)
-        self._weights = [0.8, 0.8, 0.0]
-        self._known = [TRUST, TRUST, 4 * TRUST]
+    def __init__(self, most: int) -> None:
+        self._even = [1.0 / len(LEVELS)] * len(LEVELS)
+        self._belief = self._usual = self._even
+        self._weights = [SURER, SURER, 0.0]
+        self._seen = [TRUST, TRUST, 4 * TRUST]
+        """How much was seen of each weight's feature; weights move the less, the more that is."""
         self._mean = self._variance = 0.0
         self._tokens: list[tuple[float, float, float]] = []
-        self.ease = 0.0
-        self.turn(1.0)
+        self._eases = [0.0] * (most + 1)
+        """Log odds at each place, given that the tokens before it are kept: the text is then
+        likelier an easy one."""
+        self.turn(0.0)
 
     @property
     def spread(self) -> float:
-        """How much surer tokens are whose confidence is one standard deviation above the mean."""
+        """How much easier tokens are whose confidence is a standard deviation above its mean."""
         return self._weights[0] * sqrt(self._variance)
 
     def begin(self) -> None:
         """Expect a new draft."""
         self._tokens.clear()
 
+    @property
+    def ease(self) -> float:
+        """Log odds of a first token of usual confidence."""
+        return self._eases[0]
+
     def chance(self, place: int) -> float:
         """Return the chance of a token of usual confidence; places count from 0."""
-        return _chance(self.ease + self._weights[2] * log1p(place))
+        return _chance(self._eases[place] + self._weights[2] * log1p(place))
 
     def expect(self, place: int, confidence: float) -> float:
-        """Return the chance of the next drafted token, given that those before it are kept."""
+        """Return the chance of the next drafted token, given that those before it are kept.
+
+        A confidence of 1, and one that is no probability, tells nothing.
+        """
         surer = 0.0
         if 0.0 < confidence < 1.0:
-            odds = max(-6.0, min(6.0, log(confidence / (1.0 - confidence))))
-            surer = odds - self._mean
+            surer = log(confidence / (1.0 - confidence)) - self._mean
             self._mean += RECENT * surer
             self._variance += RECENT * (surer * surer - self._variance)
         features = (max(0.0, surer), min(0.0, surer), log1p(place))
         self._tokens.append(features)
-        return _chance(self.ease + self._offset(features))
-
-    def _offset(self, features: Sequence[float]) -> float:
-        return sum(map(mul, self._weights, features))
-
-    def turn(self, chance: float) -> None:
-        """Allow for a text that has become another with some chance."""
-        self._belief = _mixed(self._belief, self._usual, chance)
-        self._summarise()
+        return _chance(self._eases[place] + sum(map(mul, self._weights, features)))
 
     def learn(self, accepted: int, evaluated: int) -> None:
         """Learn what became of the draft: how many tokens were judged, how many of them kept."""
         while len(self._tokens) < evaluated:
             self.expect(len(self._tokens), 1.0)
-        belief = self._belief
-        for i, features in enumerate(self._tokens[:evaluated]):
-            right, offset = i < accepted, self._offset(features)
-            chances = [_chance(level + offset) for level in self.LEVELS]
-            belief = [b * (c if right else 1.0 - c) for b, c in zip(belief, chances, strict=True)]
-            chance = _chance(self.ease + offset)
-            for j, feature in enumerate(features):
-                self._known[j] += chance * (1.0 - chance) * feature * feature
-                self._weights[j] += (right - chance) * feature / self._known[j]
+        for place, features in enumerate(self._tokens[:evaluated]):
+            right, offset = place < accepted, sum(map(mul, self._weights, features))
+            first = round(FINE * max(-8.0, min(8.0, offset))) + 8 * FINE
+            likelihood = CHANCES[first : first + FINE * len(LEVELS) : FINE]
+            if not right:
+                likelihood = [1.0 - chance for chance in likelihood]
+            self._belief = list(map(mul, self._belief, likelihood))
+            chance = _chance(self._eases[place] + offset)
+            for i, feature in enumerate(features):
+                self._seen[i] += chance * (1.0 - chance) * feature * feature
+                self._weights[i] += (right - chance) * feature / self._seen[i]
         self._weights[2] = min(0.0, self._weights[2])
-        total = sum(belief)
-        self._belief = [b / total for b in belief]
-        even = [1.0 / len(self.LEVELS)] * len(self.LEVELS)
-        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), even, TURN / 1)
+        total = sum(self._belief)
+        self._belief = [share / total for share in self._belief]
+        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), self._even, TURN)
         self.turn(TURN)
 
-    def _summarise(self) -> None:
-        mean = sum(b * _chance(level) for b, level in zip(self._belief, self.LEVELS, strict=True))
-        self.ease = log(mean / (1.0 - mean))
+    def turn(self, chance: float) -> None:
+        """Allow for a text that has become easier or harder with some chance."""
+        self._belief = belief = _mixed(self._belief, self._usual, chance)
+        left = 1.0
+        for place in range(len(self._eases)):
+            belief = list(map(mul, belief, CHANCES[8 * FINE : (8 + len(LEVELS)) * FINE : FINE]))
+            left, before = sum(belief), left
+            self._eases[place] = log(left / (before - left))
 
 
 class CostTracker:
-    """What passes cost now, by their number of drafted tokens: tuned costs, as rounds correct them.
+    """What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
 
-    All costs move with a common factor, since a busy machine slows every pass, and each moves on
-    its own more slowly. A pass is never faster than it can be: one in less than half the time it
-    should take shows that the cost was wrong, and replaces it. One that was held up counts as half
-    as long again. Where no pass was timed yet the cost is at most that on the line through those
-    that were, so that a width which tuning found too dear is tried.
+    Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
+    One in less than half the time shows at once that a tuned cost was wrong, and twice in a row
+    that a cost found here is; one that takes more than twice as long counts only if four in a row
+    do. Where no pass was timed yet, the cost is believed to be no higher than that of the next
+    shorter draft that was: a width that tuning found too dear is so tried once.
     """
 
     def __init__(self, tuned: Sequence[float]) -> None:
-        self._shape = list(tuned)
-        self._level = 1.0
+        self._own = list(tuned)
+        self._common = 1.0
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
 
     def record(self, drafted: int, ns: float) -> None:
         """Take note of what a pass took."""
-        expected = self._shape[drafted] * self._level
+        expected = self._own[drafted] * self._common
         if ns <= 0 or expected <= 0:
             return
         ratio = ns / expected
-        fast = self._fast[drafted] + 1 if ratio < 0.5 else 0
-        slow = self._slow[drafted] + 1 if ratio > 2.0 else 0
-        if fast == 2 or slow == 4:
-            self._shape[drafted] *= ratio
-            fast = slow = 0
-        elif not (fast or slow):
-            surprise = min(0.5, ratio - 1.0)
-            self._level *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
-            self._shape[drafted] *= 1.0 + surprise / (2 * TRUST + min(56, self._passes[drafted]))
-        self._fast[drafted], self._slow[drafted] = fast, slow
+        self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
+        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
+        if self._fast[drafted] == 2 or self._slow[drafted] == 4:
+            self._own[drafted] *= ratio
+            self._fast[drafted] = self._slow[drafted] = 0
+        elif 0.5 <= ratio <= 2.0:
+            surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
+            self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
+            self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
         self._passes[drafted] += 1
 
     def costs(self) -> list[float]:
-        """Return the costs."""
-        costs = [self._level * ns for ns in self._shape]
-        timed = [i for i, passes in enumerate(self._passes) if passes]
-        if timed:
-            least = costs[timed[0]]
-            for i, passes in enumerate(self._passes):
-                if passes:
-                    least = costs[i]
-                costs[i] = min(costs[i], least)
+        """Return the cost for each number of drafted tokens."""
+        costs = [self._common * ns for ns in self._own]
+        timed = next((ns for ns, passes in zip(costs, self._passes, strict=True) if passes), None)
+        if timed is not None:
+            for drafted, passes in enumerate(self._passes):
+                timed = costs[drafted] if passes else timed
+                costs[drafted] = min(costs[drafted], timed)
         return costs
 
 
+class DraftPlan(NamedTuple):
+    """What a round should do; the chance of some tokens is that all of them are kept."""
+
+    gamma: int
+    """The best number of tokens to draft where all look alike."""
+    rate: float
+    """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
+    floor: float
+    """Tokens per nanosecond without drafting."""
+    loss: float
+    """Tokens that a probe is expected to lose."""
+    total: list[float]
+    """What rounds cost, by their number of drafted tokens."""
+    keep: list[float]
+    """At index k, the chance of k tokens that the k-th needs to be verified."""
+    more: list[float]
+    """At index k, the chance of k tokens that drafting another needs; the last one is never had."""
+
+
 class AutoGamma:
-    """Drafts as many tokens as pay, none included, from costs and a running estimate."""
+    """Drafts as many tokens as pay, none included, from costs and a running estimate.
+
+    It drafts while another token, or the best number of tokens more, is worth its time; a token is
+    worth the time in which the best round emits one. `rival` is the policy of the drafter that is
+    asked where this one proposes nothing; without one that is a plain step. What was learned stays
+    for the completions that follow.
+
+    While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
+    that probes cost 1.5 % of the time. Each is charged what it really took, draft passes that
+    caught up included.
+    """
 
     def __init__(self, costs: Costs, most: int, rival: AutoGamma | None = None) -> None:
         self._most = most
         self._rival = rival
         self._costs = costs
-        self._acceptance = Acceptance()
-        self._load = 0
+        self._acceptance = Acceptance(most)
         self._trackers: dict[int, tuple[CostTracker, CostTracker, float]] = {}
+        """By load: of the target's passes, of the draft's, and what is outside of both."""
+        self._load = 0
+        self.verify_tracker: CostTracker
+        self._plans: dict[tuple[int, int, int], DraftPlan] = {}
+        """By load, by how easy the text is, and by how fast the rival."""
+        self._rounds, self._plain = 0, 1.0
         self._reach = 1.0
         self._steps = 0
-        self._asked = self._probing = self._sparing = False
+        self._asked = self._probing = False
         self._run = self._idle = self._silent = self._discarded = 0
-        self._wait: float | None = None
-        self.fallback: str | None = None
+        self._lost = 0.0
         self.set_load(1)
+        self.fallback = self._unpayable()
+        """Why nothing is drafted but for probes; None again as soon as drafting pays."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per nanosecond expected of the coming rounds."""
+        return self._plan.rate
 
     def set_load(self, load: int) -> None:
         """Go by what passes cost while so many rows share them."""
@@ -267,109 +331,124 @@ class AutoGamma:
             return
         self._load = load
         if load not in self._trackers:
-            shared = self._costs.shared(load, self._most)
-            self._trackers[load] = (
-                CostTracker(shared.verify_ns) if self._rival is None else self._rival._verify,
-                CostTracker(shared.draft_ns),
-                shared.outside_ns,
-            )
-        self._verify, self._draft, self._outside = self._trackers[load]
-        self._plan()
-
-    def _plan(self) -> None:
-        verify, draft = self._verify.costs(), self._draft.costs()
-        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
-        chances = [self._acceptance.chance(place) for place in range(self._most)]
-        rate = 1.0 / total[0]
-        if self._rival is not None:
-            rate = max(rate, self._rival.rate)
-        self._floor = rate
-        self._total = total
-        gamma, tokens, reach = 0, 1.0, 1.0
-        for k, chance in enumerate(chances, 1):
-            reach *= chance
-            tokens += reach
-            if tokens > rate * total[k]:
-                gamma, rate = k, tokens / total[k]
-        self.gamma, self.rate = gamma, rate
-        spread = self._acceptance.spread
-        keep, more = [0.0], []
-        for k in range(self._most):
-            wider, step = verify[k + 1] - verify[k], draft[k + 1] - draft[k]
-            keep.append(rate * wider)
-            odds = log(chances[k] / (1 - chances[k])) + spread
-            enough = (wider + 2 * step) / _chance(odds)
-            tokens, reach = 0.0, 1.0
-            for j in range(k, self._most):
-                reach *= chances[j]
-                tokens += reach
-                enough = min(enough, (total[j + 1] - total[k]) / tokens)
-            more.append(rate * enough)
-        more.append(2.0)
-        self._keep, self._more = keep, more
+            shared, rival = self._costs.shared(load, self._most), self._rival
+            verify = CostTracker(shared.verify_ns) if rival is None else rival.verify_tracker
+            self._trackers[load] = verify, CostTracker(shared.draft_ns), shared.outside_ns
+        self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
+        self._plan = self._planned()
 
     def choose(self) -> int:
         """Return the most tokens worth drafting now: none, one to probe, or more."""
         self._asked, self._probing = True, False
         self._reach, self._steps = 1.0, 0
         self._acceptance.begin()
-        self._plan()
-        if self.gamma or self._more[0] <= 1.0:
-            self._wait = None
+        self._plan = plan = self._planned()
+        if plan.gamma or plan.more[0] <= 1.0:
+            self._lost = 0.0
             if self._run >= CHECK and self._rival is None:
                 return 0
-            return self._most if self._acceptance.spread else self.gamma
-        if self._wait is None:
-            self._wait = self._loss() / PROBING
-        self._probing = self._idle >= self._wait
+            return self._most if self._acceptance.spread else plan.gamma
+        self._probing = self._idle * PROBING >= max(self._lost, plan.loss)
         return min(self._most, int(self._probing))
-
-    def _loss(self) -> float:
-        return self._total[min(1, self._most)] * self._floor - 1.0 - self._acceptance.chance(0)
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._reach *= self._acceptance.expect(drafted - 1, confidence)
-        if self._probing or self._reach >= self._more[drafted]:
+        if self._probing or self._reach >= self._plan.more[drafted]:
             return DraftDecision.CONTINUE
-        if self._reach >= self._keep[drafted]:
+        if self._reach >= self._plan.keep[drafted]:
             return DraftDecision.STOP
         self._discarded += 1
-        spared = self._discarded % SPARED == 0
-        return DraftDecision.STOP if spared else DraftDecision.DISCARD
+        return DraftDecision.DISCARD if self._discarded % SPARED else DraftDecision.STOP
 
     def observe(self, round_: Round) -> None:
-        """Learn from the tokens that were judged, and from what passes took."""
-        drafted, asked = round_.drafted, self._asked
-        self._asked = False
-        if not drafted:
-            self._idle += 1
-            self._silent += len(round_.tokens)
-            if asked and self._rival is None:
-                self._run = 0
-                self._verify.record(0, round_.verify_ns)
+        """Learn from the tokens that were judged, and from what passes took.
+
+        A round that another drafter drafted, or in which nothing matched, only brings the next
+        probe nearer.
+        """
+        asked, self._asked = self._asked, False
+        self._rounds += 1
+        if round_.drafted:
+            self._judge(round_)
             return
+        self._idle += 1
+        self._silent += len(round_.tokens)
+        if asked and self._rival is None:
+            self._run = 0
+            self.verify_tracker.record(0, round_.verify_ns)
+        if self._silent >= SILENT and not self.fallback and not self._plan.gamma:
+            self.fallback = self._unprofitable()
+
+    def _judge(self, round_: Round) -> None:
+        """Learn from a round that this policy drafted in."""
         if self._probing and round_.accepted:
             self._acceptance.turn(1.0 - (1.0 - TURN) ** self._idle)
         self._acceptance.learn(round_.accepted, round_.evaluated)
-        self._verify.record(drafted, round_.verify_ns)
-        steps = self._steps or drafted
+        self.verify_tracker.record(round_.drafted, round_.verify_ns)
         if not round_.caught_up:
-            self._draft.record(steps, round_.draft_ns)
+            self._draft_tracker.record(self._steps or round_.drafted, round_.draft_ns)
         self._run += 1
         self._idle = 0
         if self._probing:
-            spent = (round_.draft_ns + round_.verify_ns) * self._floor
-            lost = spent - 1.0 - self._acceptance.chance(0)
-            self._wait = min(8.0, max(self._loss() / 2, lost)) / PROBING
+            spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
+            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chance(0))
         else:
             self._silent = 0
+            if round_.accepted:
+                self.fallback = None
+
+    def _planned(self) -> DraftPlan:
+        """Return the plan for how easy the text is now, a new one every few rounds."""
+        if self._rounds <= PLANNED or self._rounds % PLANNED == 0:
+            self._plans.clear()
+        rival = 0.0 if self._rival is None else self._rival.rate
+        key = self._load, round(FINE * self._acceptance.ease), round(rival * self._plain * FINE)
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(rival)
+        return self._plans[key]
+
+    def _make_plan(self, rival: float) -> DraftPlan:
+        verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
+        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
+        chances = [self._acceptance.chance(place) for place in range(self._most)]
+        self._plain = total[0]
+        floor = rate = max(rival, 1.0 / total[0])
+        gamma, tokens, reach = 0, 1.0, 1.0
+        for k, chance in enumerate(chances, 1):
+            reach *= chance
+            tokens += reach
+            if tokens > rate * total[k]:
+                gamma, rate = k, tokens / total[k]
+        keep, more = [0.0], []
+        for k, chance in enumerate(chances):
+            wider, step = verify[k + 1] - verify[k], draft[k + 1] - draft[k]
+            # Drafted, and verified if it is one of the surer half.
+            surer = _chance(log(chance / (1.0 - chance)) + self._acceptance.spread)
+            enough, tokens, reach = (wider + 2 * step) / surer, 0.0, 1.0
+            for further, cost in zip(chances[k:], total[k + 1 :], strict=True):
+                reach *= further
+                tokens += reach
+                enough = min(enough, (cost - total[k]) / tokens)
+            keep.append(rate * wider)
+            more.append(rate * enough)
+        loss = total[min(1, self._most)] * floor - 1.0 - self._acceptance.chance(0)
+        return DraftPlan(gamma, rate, floor, loss, total, keep, [*more, 2.0])
+
+    def _unpayable(self) -> str | None:
+        """Say so where costs are such that not even perfect drafts would pay."""
+        total = self._plan.total
+        pays = ((g + 1) * total[0] > total[g] for g in range(1, self._most + 1))
+        return None if not self._most or any(pays) else self._unprofitable()
+
+    def _unprofitable(self) -> str:
+        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chance(0)
+        return (
+            f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
+            f"and {tokens:.2f} tokens are expected of it"
+        )
 
 
 def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:
     return [a + share * (b - a) for a, b in zip(one, other, strict=True)]
-
-
-def _chance(odds: float) -> float:
-    return 1.0 / (1.0 + exp(-odds))

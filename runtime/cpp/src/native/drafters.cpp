@@ -2,7 +2,7 @@
 #include <iterator>
 #include <utility>
 
-#include "native/adaptive.hpp"
+#include "native/gamma.hpp"
 #include "native/cascade.hpp"
 #include "native/draft.hpp"
 #include "native/model_drafter.hpp"
