@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
@@ -22,6 +23,22 @@ from specrt.speculation.round import Round
 LARGEST = 8
 """The largest gamma of all traces."""
 FOLDER = Path(__file__).parent / "traces"
+REGRETS = {
+    "recorded": 0.035,
+    "steady": 0.03,
+    "always wrong": 0.03,
+    "always right": 0.01,
+    "fading": 0.03,
+    "alternating": -0.02,
+    "recovering": -0.05,
+    "telling": 0.01,
+    "misleading": 0.03,
+    "noisy clock": 0.05,
+    "changing load": 0.04,
+    "wrong scale": 0.03,
+    "wrong shape": 0.04,
+}
+"""The most that `auto` may fall behind the best fixed gamma, by family of traces."""
 LEVELS = 255
 """Of a confidence, as it is stored."""
 
@@ -177,7 +194,7 @@ def best_fixed(trace: Trace, first: int = 0, last: int | None = None) -> float:
 
 def save(path: Path, costs: Costs, jitter: Iterable[float], **drafts: Drafts) -> None:
     """Write a recorded text: what passes cost, by how much they vary, and the drafts."""
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "verify_ns": np.array(costs.verify_ns),
         "draft_ns": np.array(costs.draft_ns),
         "outside_ns": np.array(costs.outside_ns),
@@ -190,11 +207,11 @@ def save(path: Path, costs: Costs, jitter: Iterable[float], **drafts: Drafts) ->
         arrays[f"{name}_right"] = np.array(made.right, np.uint8)
         arrays[f"{name}_confidence"] = table
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
 
 
 def recorded(path: Path) -> Trace:
-    """Read a recorded text, drafted by the model; `lookup` and `cascade` give other drafters'."""
+    """Read a recorded text, drafted by a cascade; `alone` leaves one drafter of it."""
     arrays = np.load(path)
     costs = Costs(
         tuple(arrays["verify_ns"].tolist()),
@@ -306,6 +323,17 @@ MACHINES = {
     ),
 }
 """Machines of the shapes that engines have, measured ones among them."""
+
+
+def all_traces() -> dict[str, list[Trace]]:
+    """Return the made traces and the recorded ones, these with each drafter alone and with both."""
+    found = families()
+    found["recorded"] = []
+    for path in sorted(FOLDER.glob("*.npz")):
+        both = recorded(path)
+        found["recorded"] += [alone(both, "model"), alone(both, "ngram")]
+        found["recorded"].append(replace(both, name=f"{both.name} cascade"))
+    return found
 
 
 def families(seed: int = 1) -> dict[str, list[Trace]]:

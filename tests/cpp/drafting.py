@@ -1,39 +1,37 @@
-"""Vectors of drafting: what the Python runtime's policies and drafters do, call by call."""
+"""Vectors of drafting: what the Python runtime's drafters do, and what policies must reach."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from runtime import traces
-from runtime.traces import COSTS, LARGEST, Text, one_round
-from specrt.speculation.costs import Costs, RoundCosts, plan
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, DraftDecision, GammaPolicy
+from gamma_traces import REGRETS, Drafts, Trace, best_fixed, families
+
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import BuiltGamma, DraftDecision
 from specrt.speculation.ngram import NgramDrafter, Suffixes
 from specrt.speculation.round import Round, run_alone
 
 Vector = dict[str, Any]
-
-
-RANDOM_ROUNDS = 400
+KINDS = (DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE)
+POSITIONS = 3000
 
 
 def gamma() -> Vector:
-    """Return traces, what the best fixed gamma comes to on each, and a policy to keep to gammas.
-
-    The rate of a fixed gamma and of what the C++ policy does are the same arithmetic; both
-    policies are held to the same regret.
-    """
+    """Return traces with the rate that a policy must reach on each, and gammas to keep one to."""
     cases = []
-    for family, traces in families(length=3000).items():
-        bound = REGRETS[family]
-        for number, trace in enumerate(traces):
-            if number % 4 == 0 and len(trace.loads) == 1:
-                name = f"{family} {number}, {trace.name}"
-                cases.append({"name": name, "least": (1 - bound) * best_fixed(trace), **_trace(trace)})
+    for family, traces in families().items():
+        for trace in [t for t in traces if t.name == "206 M int8" and len(t.loads) == 1][::4]:
+            short = replace(trace, drafts=_cut(trace.drafts))
+            least = (1 - REGRETS[family]) * best_fixed(short)
+            cases.append({"name": f"{family}, {trace.name}", "least": least, **_trace(short)})
     return {"cases": cases, "built": _built()}
+
+
+def _cut(drafts: Drafts) -> Drafts:
+    return Drafts(drafts.right[:POSITIONS], drafts.confidence[:POSITIONS])
 
 
 def _trace(trace: Trace) -> Vector:
@@ -52,7 +50,7 @@ def _built() -> list[Vector]:
     """Return what becomes of a policy's wishes where few gammas were built."""
     draw = random.Random(5)
     wishes = []
-    for _ in range(RANDOM_ROUNDS):
+    for _ in range(400):
         gammas = [0, *sorted(draw.sample(range(1, 9), draw.randint(1, 4)))]
         chosen, stop = draw.randint(0, 9), draw.randint(1, 8)
         script = _Script(chosen, stop, draw.choice((DraftDecision.DISCARD, DraftDecision.STOP)))

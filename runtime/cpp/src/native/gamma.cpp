@@ -41,9 +41,11 @@ static double chance_of(double odds) {
 
 static double level(std::size_t index) { return static_cast<double>(index) - 4.0; }
 
-Acceptance::Acceptance() : weights_{kSurer, kSurer, 0.0}, seen_{kTrust, kTrust, 4 * kTrust} {
+Acceptance::Acceptance(std::size_t most)
+    : weights_{kSurer, kSurer, 0.0}, seen_{kTrust, kTrust, 4 * kTrust}, eases_(most + 1) {
   belief_.fill(1.0 / kLevels);
   usual_ = belief_;
+  turn(0);
 }
 
 double Acceptance::offset(const Features& features) const {
@@ -53,7 +55,7 @@ double Acceptance::offset(const Features& features) const {
 double Acceptance::spread() const { return weights_[0] * std::sqrt(variance_); }
 
 double Acceptance::chance(std::size_t place) const {
-  return chance_of(ease_ + weights_[2] * std::log1p(static_cast<double>(place)));
+  return chance_of(eases_[place] + weights_[2] * std::log1p(static_cast<double>(place)));
 }
 
 double Acceptance::expect(std::size_t place, double confidence) {
@@ -65,7 +67,7 @@ double Acceptance::expect(std::size_t place, double confidence) {
   }
   const double depth = std::log1p(static_cast<double>(place));
   tokens_.push_back({std::max(0.0, surer), std::min(0.0, surer), depth});
-  return chance_of(ease_ + offset(tokens_.back()));
+  return chance_of(eases_[place] + offset(tokens_.back()));
 }
 
 void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
@@ -78,7 +80,7 @@ void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
       const double kept = chance_of(level(i) + off);
       belief_[i] *= right ? kept : 1 - kept;
     }
-    const double chance = chance_of(ease_ + off);
+    const double chance = chance_of(eases_[place] + off);
     for (std::size_t i = 0; i < features.size(); ++i) {
       seen_[i] += chance * (1 - chance) * features[i] * features[i];
       weights_[i] += ((right ? 1 : 0) - chance) * features[i] / seen_[i];
@@ -96,12 +98,15 @@ void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
 }
 
 void Acceptance::turn(double chance) {
-  double mean = 0;
-  for (std::size_t i = 0; i < kLevels; ++i) {
-    belief_[i] += chance * (usual_[i] - belief_[i]);
-    mean += belief_[i] * chance_of(level(i));
+  for (std::size_t i = 0; i < kLevels; ++i) belief_[i] += chance * (usual_[i] - belief_[i]);
+  Belief belief = belief_;
+  double before = 1;
+  for (double& ease : eases_) {
+    double left = 0;
+    for (std::size_t i = 0; i < kLevels; ++i) left += belief[i] *= chance_of(level(i));
+    ease = std::log(left / (before - left));
+    before = left;
   }
-  ease_ = std::log(mean / (1 - mean));
 }
 
 CostTracker::CostTracker(std::vector<double> tuned) {
@@ -148,6 +153,7 @@ static std::vector<double> table(int most, const Costs& costs, double (Costs::*c
 AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGamma> rival)
     : most_(static_cast<std::size_t>(most)),
       rival_(std::move(rival)),
+      acceptance_(most_),
       verify_(rival_ ? rival_->verify_
                      : std::make_shared<CostTracker>(table(most, costs, &Costs::verify))),
       draft_(table(most, costs, &Costs::draft)),

@@ -61,10 +61,10 @@ class BuiltGamma : public GammaPolicy {
 // easy the text is, and weights of being surer than usual, of being less sure, and of the place.
 class Acceptance {
  public:
-  Acceptance();
+  explicit Acceptance(std::size_t most);
   void begin() { tokens_.clear(); }
-  double chance(std::size_t place) const;                 // of a token of usual confidence
-  double expect(std::size_t place, double confidence);    // of the next drafted token
+  double chance(std::size_t place) const;                   // of a token of usual confidence
+  double expect(std::size_t place, double confidence);      // of the next drafted token
   void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
   void turn(double chance);  // the text may have become easier or harder
   double spread() const;     // how much easier tokens of one standard deviation more confidence are
@@ -78,7 +78,9 @@ class Acceptance {
   Belief belief_, usual_;
   Features weights_, seen_;
   std::vector<Features> tokens_;
-  double mean_ = 0, variance_ = 0, ease_ = 0;
+  // Log odds at each place, given that the tokens before it are kept.
+  std::vector<double> eases_;
+  double mean_ = 0, variance_ = 0;
 };
 
 // What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.

@@ -1,7 +1,7 @@
 #include "native/check.hpp"
+#include "native/costs.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
-#include "native/plan.hpp"
 
 namespace specrt::checks {
 
@@ -25,21 +25,6 @@ int equal(const std::string& what, const std::vector<double>& found, const Json&
   return wrong;
 }
 
-static int check_case(const std::string& name, const Json& fields) {
-  const native::Costs costs = costs_of(fields);
-  const native::Prices prices(costs.verify_ns, costs.draft_ns, costs.outside_ns);
-  const std::vector<Token> landings(prices.landings.begin(), prices.landings.end());
-  const auto plan =
-      native::plan(prices, numbers_of(fields.at("chances")), numbers_of(fields.at("surest")),
-                   fields.at("share").number(), fields.at("floor").number());
-  return equal(name + ": total", prices.total, fields.at("total")) +
-         same(name + ": landings", landings, tokens_of(fields.at("landings"))) +
-         same(name + ": gamma", Token{plan.gamma}, fields.at("gamma").integer()) +
-         equal(name + ": rate", plan.rate, fields.at("rate").number()) +
-         equal(name + ": keep", plan.keep, fields.at("keep")) +
-         equal(name + ": more", plan.more, fields.at("more"));
-}
-
 static int check_between(const Json& fields) {
   std::vector<std::pair<int, double>> measured;
   for (const Json& pair : fields.at("measured").items()) {
@@ -49,15 +34,12 @@ static int check_between(const Json& fields) {
   return equal("costs between", native::costs_between(measured, most), fields.at("costs"));
 }
 
-int check_plan(const Json& vectors) {
-  int wrong = 0, number = 0;
-  for (const Json& fields : vectors.at("cases").items()) {
-    wrong += check_case("plan " + std::to_string(number++), fields);
-  }
-  for (const Json& fields : vectors.at("between").items()) wrong += check_between(fields);
+static int check_costs(const Json& vectors) {
+  int wrong = 0;
+  for (const Json& fields : vectors.at("cases").items()) wrong += check_between(fields);
   return wrong;
 }
 
-static const Registered kRegistered("plan", check_plan);
+static const Registered kRegistered("costs", check_costs);
 
 }  // namespace specrt::checks
