@@ -16,7 +16,8 @@ from specrt.speculation.round import Round, run_alone
 
 Vector = dict[str, Any]
 KINDS = (DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE)
-POSITIONS = 3000
+POSITIONS = slice(1500, 4500)
+"""Of each text; a text that recovers does so in between."""
 
 
 def gamma() -> Vector:
@@ -31,7 +32,7 @@ def gamma() -> Vector:
 
 
 def _cut(drafts: Drafts) -> Drafts:
-    return Drafts(drafts.right[:POSITIONS], drafts.confidence[:POSITIONS])
+    return Drafts(drafts.right[POSITIONS], drafts.confidence[POSITIONS])
 
 
 def _trace(trace: Trace) -> Vector:
