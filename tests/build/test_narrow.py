@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
-from specrt_export.bundle_builder import build
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS
+from specrt_export.builder import build
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, store_half
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 from specrt_export.recipe import read_recipe
 
 MAX_LENGTH = 64

@@ -20,15 +20,15 @@ from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
 from specrt.errors import BuildError, BundleError
 from specrt.params import SamplingParams
-from specrt_export.bundle_builder import build, is_fresh
+from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import check_engine, exact
 from specrt_export.check.quality import EngineScorer, measure
-from specrt_export.compile.engine_file import ENGINE
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.inputs import check_inputs, find_inputs
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import GraphRun, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 from specrt_export.recipe import Recipe, read_recipe
 
 needs_reference = pytest.mark.skipif(

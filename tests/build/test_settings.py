@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrt.errors import BuildError, CheckpointError
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import begin_token, check_inputs, end_tokens, find_inputs
 from specrt_export.recipe import Recipe, read_recipe

@@ -21,10 +21,9 @@ from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, 
 from specrt.engine.tensorrt.library import open_library
 from specrt.errors import BuildError, SpecrtError
 from specrt.system.gpu import survey
-from specrt_export.bundle_builder import build, is_fresh
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt import tensorrt_compiler as plan
-from specrt_export.model_builder import ModelBuilder
+from specrt_export.builder import ModelBuilder, build, is_fresh
+from specrt_export.compile import tensorrt_compiler as plan
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")

@@ -11,12 +11,12 @@ from typing import Any
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import Library
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.tensorrt_compiler import PlanCompiler, compute_type
+from specrt_export.compile.tensorrt_compiler import PlanCompiler, compute_type
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import geometry_of, read_graph
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+from specrt_export.recipe import PlanOptions
 
 MAX_LENGTH, PREFILL, GAMMAS = 128, 32, (1, 4)
 OLD = "10.3"

@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import TOLERANCES, check_ort_cuda, on_cpu
+from specrt_export.compile import CompiledModel
 from specrt_export.compile import ort_cuda_compiler as ort_cuda
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.ort_cpu_compiler import CompiledModel
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
-from specrt_export.lower.lazy_tensor import LazyTensor, held
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, LazyTensor, held
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 if TYPE_CHECKING:
     from export.zoo import Exported

@@ -18,11 +18,12 @@ from specrt.bundle import Bundle
 from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
-from specrt_export.lower import rotary
+from specrt_export.compile import CompiledModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.lower import attention as rotary
+from specrt_export.lower.attention import Rotary, tabulate
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.ort_lowering import OrtTarget, lower
-from specrt_export.lower.rotary import Rotary, tabulate
 from specrt_export.lower.view import Lowered
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 

@@ -17,10 +17,9 @@ from onnx import helper
 from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_lowered, lowered_engine
-from specrt_export.compile.engine_file import ENGINE, write_engine
 from specrt_export.lower import logits as peak
-from specrt_export.lower import tensorrt_matmul as partner
-from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower import tensorrt_lowering as partner
+from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
 from specrt_export.lower.tensorrt_lowering import (
     TensorRtTarget,
     form_of,
@@ -29,8 +28,8 @@ from specrt_export.lower.tensorrt_lowering import (
 )
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 if TYPE_CHECKING:
     from export.zoo import Exported

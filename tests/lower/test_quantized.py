@@ -14,7 +14,8 @@ import pytest
 from lower.quantized import quantize
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
+from specrt_export.compile import CompiledModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import projections as matrix
 from specrt_export.lower.lazy_tensor import LazyTensor, unsigned
 from specrt_export.portable.graph import runs_here
