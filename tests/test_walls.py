@@ -168,7 +168,9 @@ def test_the_table_stops_what_it_must() -> None:
     assert wrong("specrt.sampling.noise", "def f():\n    from specrt.generator import Generator")
     assert not wrong("specrt.speculation.round", "from specrt.sampling.noise import Noise")
     assert wrong("specrt.completion", "import onnxruntime")
-    assert wrong("specrt_export.compile.network", "from specrt_export.check.equivalence import check")
+    assert wrong(
+        "specrt_export.compile.network", "from specrt_export.check.equivalence import check"
+    )
 
 
 def test_files_and_classes_have_names_of_their_own() -> None:

@@ -38,6 +38,8 @@ class LoweredModel:
     model_type: str
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
+    weight_bytes: int = 0
+    """What its weights take once an engine is opened."""
 
 
 @dataclass(frozen=True)

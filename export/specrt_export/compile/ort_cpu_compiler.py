@@ -25,6 +25,7 @@ from specrt_export.lower.lazy_tensor import (
     WEIGHTS,
     LazyTensor,
     stored_weights,
+    weight_bytes,
     write_engine,
 )
 from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget, lower
@@ -109,7 +110,7 @@ def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
     out.mkdir(parents=True, exist_ok=True)
     for name in (ENGINE, WEIGHTS):
         shutil.move(lowered.folder / name, out / name)
-    return CompiledModel(ENGINE, (out / WEIGHTS).stat().st_size)
+    return CompiledModel(ENGINE, lowered.weight_bytes)
 
 
 def compile_ort_cpu(
@@ -136,12 +137,12 @@ def compile_ort_cpu(
     lowered = lower(portable, stored_weights(portable, checkpoint), target)
     out.mkdir(parents=True, exist_ok=True)
     model = optimise(lowered.model, lowered.weights, out)
-    weights = lowered.weights
+    weights, size = lowered.weights, weight_bytes(model, lowered.weights)
     if precision is not None:
         weights = store_half(model, weights, precision)
     write_engine(model, weights, out)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
-    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused)
+    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
 
 
 _OPTIMISED = "optimised.onnx"

@@ -18,7 +18,7 @@ from specrt.errors import BuildError
 from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import move_engine
 from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folder
-from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
+from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes, write_engine
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
@@ -117,9 +117,11 @@ def compile_ort_cuda(
     model = view.tidy()
     helper.set_model_props(model, {**facts_of(model), CAPTURED: str(captured)})
     out.mkdir(parents=True, exist_ok=True)
-    write_engine(model, view.weights(), out)
+    weights = view.weights()
+    write_engine(model, weights, out)
+    size = weight_bytes(model, weights)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
-    return LoweredModel(role, out, geometry, compute, kind, lowered.fused)
+    return LoweredModel(role, out, geometry, compute, kind, lowered.fused, size)
 
 
 def _check(geometry: Geometry, batch: int, compute: str) -> None:

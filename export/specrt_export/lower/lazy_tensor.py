@@ -129,6 +129,12 @@ def write_engine(model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out:
         raise disk_full(out / WEIGHTS) from error
 
 
+def weight_bytes(model: onnx.ModelProto, weights: Mapping[str, LazyTensor]) -> int:
+    """Return the bytes of a graph's weights; those that several tensors share count once."""
+    used = [weights[t.name] for t in model.graph.initializer if t.name in weights]
+    return sum({weight.identity: weight.nbytes for weight in used}.values())
+
+
 def _write_weights(
     model: onnx.ModelProto, weights: Mapping[str, LazyTensor], file: DataFile
 ) -> None:
