@@ -14,13 +14,7 @@ from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
 from specrt_export.compile.ort_cuda_compiler import OrtCudaCompiler
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.portable.graph import GraphRun
-from specrt_export.recipe import (
-    EngineOptions,
-    ModelSource,
-    QualityOptions,
-    Recipe,
-    TensorRtOptions,
-)
+from specrt_export.recipe import EngineOptions, ModelSource, QualityOptions, Recipe, TensorRtOptions
 
 Source = tuple[Path, Path]
 """A portable graph, and the folder of its weights."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from export.zoo import Exported, architectures
 from lower.comparing import equal_halved
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
@@ -27,9 +27,6 @@ from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
 MAX_LENGTH = 128
@@ -209,14 +206,9 @@ def test_buffers_may_be_as_short_as_the_widest_pass(engines: Path, tmp_path: Pat
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])
 
 
-@pytest.mark.export
 @needs_reference
 @pytest.mark.parametrize("compute", ["fp16", "bf16"])
-@pytest.mark.parametrize(
-    "name",
-    ["llama2", "llama3", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3", "gpt2",
-     "gpt_neox", "opt", "smollm3", "starcoder2"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", architectures())
 def test_every_architecture_is_halved(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, compute: str
 ) -> None:
@@ -297,8 +289,3 @@ def test_a_weight_beyond_fp16_is_named() -> None:
     assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()
     endless = in_memory("mask", np.array([-np.inf, 0.0], np.float32))
     assert narrowed(endless, FP16).load().tolist() == [-np.inf, 0.0]
-
-
-def test_only_the_two_files_are_written(engines: Path, tmp_path: Path) -> None:
-    halved(*source(engines, "draft"), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])

@@ -7,15 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
 
+from export.zoo import MODELS, Exported, architectures
 from lower.comparing import equal_on_cpu
-from specrt.bundle import Bundle
 from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
 from specrt_export.compile import LoweredModel
@@ -26,9 +25,6 @@ from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import Lowered
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -87,23 +83,6 @@ def test_lowering_leaves_the_portable_graph_as_it_was(draft: tuple[Path, Path]) 
         portable, stored_weights(portable, draft[1]), OrtTarget(geometry_of(portable), MAX_LENGTH)
     )
     assert portable.SerializeToString() == before
-
-
-@pytest.mark.parametrize(("role", "layers"), [("target", 8), ("draft", 2)])
-def test_codelets_engines_hold_nothing_newer_than_opset_21(
-    codelet: Path, role: str, layers: int
-) -> None:
-    manifest = Bundle.open(codelet).manifest
-    record = getattr(manifest, role)
-    engine = onnx.load(codelet / record.engine, load_external_data=False)
-    found = operators(engine)
-    assert found["GroupQueryAttention"] == layers
-    assert not found.keys() & {"Attention", "TensorScatter"}
-    assert {o.domain: o.version for o in engine.opset_import}[""] <= 21
-    attended = next(n for n in engine.graph.node if n.op_type == "GroupQueryAttention")
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in attended.attribute}
-    assert attributes["do_rotary"] == 1
-    assert attributes["local_window_size"] == -1
 
 
 @pytest.fixture
@@ -229,7 +208,7 @@ def fused(name: str, *, wide: bool) -> dict[str, str]:
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", architectures(*FUSED))
 def test_every_architecture_lowers_to_an_equal_engine(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
@@ -245,15 +224,13 @@ def test_every_architecture_lowers_to_an_equal_engine(
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", WIDER)
+@pytest.mark.parametrize("name", architectures(*WIDER))
 def test_wider_heads_rotate_inside_attention(
     name: str,
     exported: Callable[[str], Exported],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from export.zoo import MODELS
-
     config, changes, saving = MODELS[name]
     wider = {**changes, **WIDER[name]}
     monkeypatch.setitem(MODELS, f"{name}_wide", (config, wider, saving))
@@ -265,19 +242,4 @@ def test_wider_heads_rotate_inside_attention(
 
 @pytest.mark.export
 def test_every_architecture_of_the_zoo_is_lowered(exported: Callable[[str], Exported]) -> None:
-    from export.zoo import MODELS
-
     assert set(FUSED) == set(MODELS)
-
-
-@needs_reference
-@pytest.mark.export
-@pytest.mark.parametrize("off", [-1, 1])
-def test_a_window_off_by_one_is_found(
-    off: int, exported: Callable[[str], Exported], tmp_path: Path
-) -> None:
-    one = exported("mistral")
-    windows = tuple(w + off for w in one.graph.geometry.windows)
-    graph = with_windows(one.graph.path, windows, tmp_path / "graph.onnx")
-    with pytest.raises(BuildError, match="differs from the portable graph"):
-        compare(graph, one.checkpoint.folder, tmp_path)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from export.zoo import Exported, architectures
 from lower.comparing import opened
 from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
@@ -33,18 +34,11 @@ from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
 
-if TYPE_CHECKING:
-    from export.zoo import Exported
-
 pytestmark = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
 )
 MAX_LENGTH, WIDTHS = 128, [1, 2, 5]
 FORMS = (NATIVE, DECOMPOSED)
-MODELS = (
-    "llama2", "llama3", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3", "gpt2",
-    "gpt_neox", "opt", "smollm3", "starcoder2",
-)  # fmt: skip
 
 Source = tuple[Path, Path]
 """A portable graph, and the folder of its weights."""
@@ -81,11 +75,10 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 
 @pytest.mark.export
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", architectures())
 def test_every_architecture_means_the_same(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, form: str
 ) -> None:
-    pytest.importorskip("torch", reason="needs the export extra")
     model = exported(name)
     source = model.graph.path, model.checkpoint.folder
     made = lowered(source, form=form, compute="fp32", confidence=True)

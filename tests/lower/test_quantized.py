@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import pytest
 
+from export.zoo import MODELS, Exported, architectures
 from lower.comparing import equal_on_cpu
 from lower.quantized import quantize
 from specrt.errors import BuildError
@@ -19,9 +19,6 @@ from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import projections as matrix
 from specrt_export.lower.lazy_tensor import LazyTensor, unsigned
 from specrt_export.portable.graph import runs_here
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 pytestmark = [
     pytest.mark.export,
@@ -93,7 +90,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", architectures(*QUANTIZED))
 def test_every_architecture_stays_quantized_and_equal(name: str, bits: int, make: Make) -> None:
     made = make(name, lambda weight: bits)
     assert made.error < 1e-5
@@ -107,8 +104,6 @@ def test_every_architecture_stays_quantized_and_equal(name: str, bits: int, make
 
 
 def test_every_architecture_of_the_zoo_is_quantized() -> None:
-    from export.zoo import MODELS
-
     assert set(QUANTIZED) == set(MODELS)
 
 
