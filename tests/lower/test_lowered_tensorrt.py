@@ -20,6 +20,7 @@ from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_engine
 from specrt_export.compile import LoweredModel
+from specrt_export.lint import lint
 from specrt_export.lower import logits as peak
 from specrt_export.lower import tensorrt_lowering as partner
 from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
@@ -211,6 +212,19 @@ def shrink_scales(folder: Path, graph: Path) -> None:
             values = np.memmap(path, np.float32, "r+", offset, int(np.prod(tensor.dims)))
             values *= 1e-12
             values.flush()
+
+
+def test_scales_of_int4_are_positive(draft: Source, tmp_path: Path) -> None:
+    """TensorRT's parser refuses others; the lint says so of a graph quantized for a CPU."""
+    for per_row, expected in ((True, False), (False, True)):
+        precision = Precision.of("int4", per_row=per_row)
+        stored = quantize(*draft, tmp_path / f"stored {per_row}", precision)
+        made = lowered((stored.graph, stored.folder))
+        folder = tmp_path / f"made {per_row}"
+        folder.mkdir()
+        write_engine(made.model, made.weights, folder)
+        rules = {finding.rule for finding in lint(made.model, (11, 0), folder)}
+        assert ("quantized-scales" in rules) == expected
 
 
 def test_what_is_no_token_is_looked_up_as_the_first(draft: Source, tmp_path: Path) -> None:

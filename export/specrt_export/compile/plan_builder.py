@@ -249,7 +249,9 @@ def build_plan(
     attentions = check_graph(model)
     weights = weights_of(model.graph.initializer)
     needed = need(weights, profiles, options, library.backend)
-    check_memory(needed, weights, profiles, library.backend, room or find_room())
+    warning = memory_warning(needed, room or find_room(), library.backend)
+    if warning:
+        progress(f"warning: {warning}", 0.0)
     watch = Watch(progress, tuple(profile.name for profile in profiles), cancelled)
     cache = TimingCache(library, timing_cache or out.with_suffix(SUFFIX))
     job = _Job(graph, library, tuple(profiles), options, form, watch, cache)
@@ -445,61 +447,26 @@ def find_room() -> Room:
     return Room(available_bytes(), gpus[0].memory_bytes or None, gpus[0].integrated)
 
 
-def check_memory(
-    needed: Need,
-    weights: Weights,
-    profiles: Sequence[Profile],
-    backend: str,
-    room: Room,
-) -> None:
-    """Refuse a build that a machine has no memory for.
+def memory_warning(needed: Need, room: Room, backend: str) -> str:
+    """Say that a machine may lack the memory of a build; empty where it has enough.
 
-    Raises: BuildError saying what is needed, what is free, and what would fit.
+    A warning, because the rule was measured on small models and never on `tensorrt`.
     """
     host, device = needed.host_bytes, needed.device_bytes
     if room.shared:
         host, device = host + device, 0
-    if room.host_bytes is not None and host > room.host_bytes:
-        raise _refused("memory", host, room.host_bytes, weights, profiles, backend)
-    if room.device_bytes is not None and device > room.device_bytes:
-        raise _refused("GPU memory", device, room.device_bytes, weights, profiles, backend)
-
-
-def _refused(
-    kind: str,
-    needed: int,
-    free: int,
-    weights: Weights,
-    profiles: Sequence[Profile],
-    backend: str,
-) -> BuildError:
-    return BuildError(
-        f"building this plan takes about {_mib(needed)} of {kind}, and {_mib(free)} is free; "
-        f"{_fitting(free, weights, profiles, backend)}"
-    )
-
-
-def _fitting(free: int, weights: Weights, profiles: Sequence[Profile], backend: str) -> str:
-    """Say which smaller precisions fit, and what else helps."""
-    smaller = {}
-    if weights.floats > weights.codes + weights.halves:
-        wide = Weights(0, weights.floats // 2, 0)
-        smaller = {"int8": wide, "int4": Weights(0, 0, weights.floats // 4)}
-    elif weights.codes > weights.halves:
-        smaller = {"int4": Weights(weights.floats, 0, weights.codes // 2)}
-    fits = [
-        name
-        for name, made in smaller.items()
-        if need(made, profiles, PlanOptions(), backend).host_bytes <= free
-    ]
-    ways = [f"precision {' or '.join(fits)} would fit"] if fits else []
-    alone = [profile for profile in profiles if profile.width.most > 1]
-    if need(weights, alone, PlanOptions(), backend).host_bytes <= free:
-        ways.append("so would a plan without a profile of width 1")
-    elsewhere = "build on a machine with more memory"
-    if backend == RTX:
-        elsewhere += " (tensorrt-rtx needs no GPU to build) and copy the bundle"
-    return "; ".join([*ways, f"or {elsewhere}" if ways else elsewhere])
+    for kind, size, free in (
+        ("memory", host, room.host_bytes), ("GPU memory", device, room.device_bytes)
+    ):  # fmt: skip
+        if free is not None and size > free:
+            elsewhere = "build on a machine with more memory"
+            if backend == RTX:
+                elsewhere += " (tensorrt-rtx needs no GPU to build) and copy the bundle"
+            return (
+                f"building this plan may take {_mib(size)} of {kind}, and {_mib(free)} is free; "
+                f"if it fails, take a smaller precision, or {elsewhere}"
+            )
+    return ""
 
 
 def _mib(size: int) -> str:
