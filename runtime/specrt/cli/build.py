@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Build the bundle of RECIPE (default place: engines/build/NAME)."""
     try:
-        from specrt_export import bundle_builder as builder
+        from specrt_export import builder
         from specrt_export.recipe import read_recipe
     except ImportError as error:
         raise BuildError(
