@@ -129,7 +129,7 @@ class ModelShape:
         head_dim = number("head_dim", known.head_dim or hidden // heads)
         partial = config.get("partial_rotary_factor") or 1.0
         window = config.get("sliding_window") or 0
-        layers = number("num_hidden_layers")
+        layers, trained = number("num_hidden_layers"), number("max_position_embeddings", 2048)
         return cls(
             model_type=str(kind),
             geometry=Geometry(
@@ -138,7 +138,8 @@ class ModelShape:
                 kv_heads=number("num_key_value_heads", heads),
                 head_dim=head_dim,
                 vocab_size=number("vocab_size"),
-                max_positions=number("max_position_embeddings", 2048),
+                # With two sets of angles only that of short texts is built.
+                max_positions=number("original_max_position_embeddings", trained),
                 windows=(window,) * layers,
             ),
             hidden=hidden,
