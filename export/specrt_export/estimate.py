@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specrt.bundle import Geometry
-from specrt.engine.backends import TENSORRT
 from specrt.errors import CheckpointError, RecipeError, did_you_mean
-from specrt_export.recipe import ModelSource, Recipe
+from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -33,9 +32,6 @@ on an x86-64 machine, less its weights, filled KV buffers and activations."""
 _SCALED = {"int4": 0.5, "int8": 1.0, "fp8": 1.0}
 _PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
 _BLOCKS = (128, 64, 32, 16)
-
-PLAN_FLOATS = 1.57
-"""Floats in a TensorRT plan over those in its graph, at most: see the builder's table."""
 
 
 @dataclass(frozen=True)
@@ -282,14 +278,14 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     Raises: CheckpointError, RecipeError.
     """
     models = tuple(_model(recipe, role, source) for role, source in recipe.sources.items())
-    host = {recipe.backend_of(role) for role in recipe.sources} - set(TENSORRT)
+    on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
     return RecipeEstimate(
         name=recipe.name,
         backend=recipe.engine.backend,
         max_length=recipe.engine.max_length,
         batch=recipe.engine.batch,
         models=models,
-        process_bytes=PROCESS_BYTES if host else 0,
+        process_bytes=PROCESS_BYTES if on_cpu else 0,
     )
 
 
@@ -310,7 +306,7 @@ def _model(recipe: Recipe, role: str, source: ModelSource) -> ModelEstimate:
         precision=precision.layers,
         parameters=shape.parameters,
         engine_bytes=weights.engine(),
-        kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.kv_item),
+        kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
         working_bytes=_working(recipe, shape),
         step_bytes=weights.step(),
     )
@@ -325,14 +321,13 @@ class _Weights:
     shape: ModelShape
 
     @property
-    def _backend(self) -> str:
-        return self.recipe.backend_of(self.role)
+    def _backend(self) -> CompilerSpec:
+        return COMPILERS[self.recipe.backend_of(self.role)]
 
     @property
-    def kv_item(self) -> int:
-        """Return the bytes of a number that attention keeps."""
-        layers = self.recipe.precisions[self.role].layers
-        full = self._backend == "ort-cpu" or (self._backend in TENSORRT and layers == "fp32")
+    def float_bytes(self) -> int:
+        """Return the bytes of a number that is not of a matrix: a scale, a norm, a key."""
+        full = self._backend.on_cpu or self.recipe.precisions[self.role].layers == "fp32"
         return 4 if full else 2
 
     def engine(self) -> int:
@@ -341,9 +336,9 @@ class _Weights:
         stored = [m for m in self.shape.matrices() if m.role == "layers"]
         stored += tables[:1] if self._shared(tables) else tables
         sizes = [size for matrix in stored for size in self._tensors(matrix)]
-        sizes += [self._float * items for items in self.shape.vectors()]
+        sizes += [self.float_bytes * items for items in self.shape.vectors()]
         known, length = ARCHITECTURES[self.shape.model_type], self.recipe.engine.max_length
-        sizes += [self._float * length * (self.shape.rotary // 2)] * (2 * known.rotations)
+        sizes += [self.float_bytes * length * (self.shape.rotary // 2)] * (2 * known.rotations)
         whole = sum(-(-size // PAGE) * PAGE for size in sizes if size > INLINE)
         return int(whole * self._growth())
 
@@ -351,14 +346,7 @@ class _Weights:
         """Return the bytes of the weights that a step reads: of the embedding only a row."""
         read = [m for m in self.shape.matrices() if m.role != "embedding"]
         sizes = [size for matrix in read for size in self._tensors(matrix)]
-        return sum(sizes) + self._float * sum(self.shape.vectors())
-
-    @property
-    def _float(self) -> int:
-        """Return the bytes of a number that is not of a matrix."""
-        precision = self.recipe.precisions[self.role]
-        full = self._backend == "ort-cpu" or precision.layers == "fp32"
-        return 4 if full else 2
+        return sum(sizes) + self.float_bytes * sum(self.shape.vectors())
 
     def _shared(self, tables: list[Matrix]) -> bool:
         """Tell whether embedding and head are one table in the engine, as in the checkpoint."""
@@ -377,15 +365,15 @@ class _Weights:
         if block != matrix.columns:
             block = next((b for b in _BLOCKS if b <= block and matrix.columns % b == 0), 0)
         if not block:  # no block divides it, and it stays as it was
-            yield self._float * items
+            yield self.float_bytes * items
             return
         yield int(_SCALED[name] * items)
-        yield self._float * (items // block)
+        yield self.float_bytes * (items // block)
 
     def _growth(self) -> float:
-        """Return by how much a plan is larger than its graph: floats may be in it twice."""
+        """Return how much larger than its graph an engine may be."""
         floats = self.recipe.precisions[self.role].layers in _PLAIN
-        return PLAN_FLOATS if self._backend in TENSORRT and floats else 1.0
+        return self._backend.float_factor if floats else 1.0
 
 
 def _working(recipe: Recipe, shape: ModelShape) -> int:

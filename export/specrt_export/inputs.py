@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -18,14 +15,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
-import specrt
-from specrt import bundle as libraries
-from specrt.engine.backends import TENSORRT
-from specrt.engine.tensorrt.library import open_library
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.lower.ort_lowering import LAYOUT
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -143,8 +135,6 @@ def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
 
 MIB = 1 << 20
 
-_PLANS = 2.5
-
 
 @dataclass(frozen=True)
 class ModelInputs:
@@ -226,8 +216,7 @@ def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
         for weight in model.checkpoint.weights.values()
     )
-    # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    return int(taken * (_PLANS if recipe.backend_of(model.role) in TENSORRT else 1))
+    return int(taken * recipe.spec_of(model.role).disk_factor)
 
 
 def _free(folder: Path) -> int:
@@ -243,39 +232,6 @@ def _free(folder: Path) -> int:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BuildError(f"{folder} may not be written to; build elsewhere with --out")
     return free
-
-
-def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
-    """Hash what decides the bytes of a bundle.
-
-    Recipe and graphs count by content, weights by size and time, so that asking is free.
-    """
-    digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
-    digest.update(json.dumps(versions(recipe)).encode())
-    if recipe.engine.batch > 1 and "ort-cpu" in map(recipe.backend_of, recipe.sources):
-        digest.update(LAYOUT.encode())
-    if recipe.quality.calibration:
-        with suppress(OSError):  # a build says what is wrong with it
-            digest.update(calibration_path(recipe).read_bytes())
-    for model in inputs:
-        if model.graph is not None:
-            digest.update(model.graph.read_bytes())
-        for path in sorted(model.checkpoint.folder.iterdir()):
-            if path.suffix in (".json", ".safetensors", ".jinja"):
-                facts = path.stat()
-                digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
-    return digest.hexdigest()
-
-
-def versions(recipe: Recipe) -> dict[str, str]:
-    """Return the versions of what writes a bundle.
-
-    Raises: EngineError where TensorRT is asked for and not there.
-    """
-    library = {"onnxruntime": libraries.version(libraries.ONNXRUNTIME) or "unknown"}
-    for backend in sorted(set(map(recipe.backend_of, recipe.sources)).intersection(TENSORRT)):
-        library[backend] = open_library(backend).version
-    return {"specrt": specrt.__version__, **library, "onnx": version("onnx")}
 
 
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:

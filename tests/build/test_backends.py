@@ -12,8 +12,8 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.errors import EngineError
-from specrt_export.bundle_builder import build
-from specrt_export.check.equivalence import on_cpu
+from specrt_export.builder import build
+from specrt_export.compile.ort_cuda_compiler import on_cpu
 from specrt_export.recipe import read_recipe
 
 

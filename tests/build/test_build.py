@@ -25,7 +25,7 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
 from specrt.params import SamplingParams
-from specrt_export.bundle_builder import atomic_folder, build, is_fresh
+from specrt_export.builder import atomic_folder, build, is_fresh
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 

@@ -12,7 +12,7 @@ import pytest
 
 import specrt
 from specrt.bundle import Bundle
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.estimate import estimate
 from specrt_export.recipe import read_recipe
@@ -171,6 +171,7 @@ def test_a_text_part_and_the_angles_of_short_texts_equal_transformers(
 ) -> None:
     pytest.importorskip("torch", reason="needs the export extra")
     from specrt_export.check.parity import check_parity
+
     from specrt_export.portable.exporter import export_graph
 
     shape = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))["target"]

@@ -14,15 +14,16 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from lower.comparing import equal_on_cpu
 from specrt.bundle import Bundle
 from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
-from specrt_export.lower import rotary
+from specrt_export.compile import LoweredModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.lower import attention as rotary
+from specrt_export.lower.attention import Rotary, tabulate
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.ort_lowering import OrtTarget, lower
-from specrt_export.lower.rotary import Rotary, tabulate
 from specrt_export.lower.view import Lowered
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 
@@ -112,18 +113,17 @@ def draft(engines: Path) -> tuple[Path, Path]:
     return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
 
 
-def hold_equal(graph: Path, checkpoint: Path, out: Path) -> tuple[CompiledModel, float | None]:
+def compare(graph: Path, checkpoint: Path, out: Path) -> tuple[LoweredModel, float]:
     """Compile a graph, and compare the engine with it at several widths."""
     compiled = compile_ort_cpu(graph, checkpoint, out, MAX_LENGTH)
-    error = check_engine(graph, checkpoint, out, compiled.geometry, MAX_LENGTH, WIDTHS)
+    error = equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, WIDTHS)
     return compiled, error
 
 
 @needs_reference
 def test_an_engine_equals_its_graph(draft: tuple[Path, Path], tmp_path: Path) -> None:
-    compiled, error = hold_equal(*draft, tmp_path)
+    compiled, error = compare(*draft, tmp_path)
     assert compiled.fused["attention"] == "2/2"
-    assert error is not None
     assert error < 1e-5
 
 
@@ -136,7 +136,7 @@ def test_swapped_rotation_tables_are_found(
 
     monkeypatch.setattr(rotary, "tabulate", swapped)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(*draft, tmp_path)
+        compare(*draft, tmp_path)
 
 
 @needs_reference
@@ -152,7 +152,7 @@ def test_an_engine_that_returns_no_numbers_is_found(
 
     monkeypatch.setattr(OrtEngine, "forward", broken)
     with pytest.raises(BuildError, match="differs from the portable graph by nan"):
-        hold_equal(*draft, tmp_path)
+        compare(*draft, tmp_path)
 
 
 def with_windows(graph: Path, windows: tuple[int, ...], copy: Path) -> Path:
@@ -173,7 +173,7 @@ def test_a_window_the_graph_does_not_have_is_found(
 ) -> None:
     graph = with_windows(draft[0], (16, 0), tmp_path / "graph.onnx")
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(graph, draft[1], tmp_path)
+        compare(graph, draft[1], tmp_path)
 
 
 # Architecture: projections, RMS norms, rotated layers, joined q, k, v, and gates, norms after sums.
@@ -234,9 +234,8 @@ def test_every_architecture_lowers_to_an_equal_engine(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     one = exported(name)
-    compiled, error = hold_equal(one.graph.path, one.checkpoint.folder, tmp_path)
+    compiled, error = compare(one.graph.path, one.checkpoint.folder, tmp_path)
     assert compiled.fused == fused(name, wide=False)
-    assert error is not None
     assert error < 1e-5
     engine = onnx.load(tmp_path / "engine.onnx", load_external_data=False)
     found = operators(engine)
@@ -259,9 +258,8 @@ def test_wider_heads_rotate_inside_attention(
     wider = {**changes, **WIDER[name]}
     monkeypatch.setitem(MODELS, f"{name}_wide", (config, wider, saving))
     one = exported(f"{name}_wide")
-    compiled, error = hold_equal(one.graph.path, one.checkpoint.folder, tmp_path)
+    compiled, error = compare(one.graph.path, one.checkpoint.folder, tmp_path)
     assert compiled.fused == fused(name, wide=True)
-    assert error is not None
     assert error < 1e-5
 
 
@@ -282,4 +280,4 @@ def test_a_window_off_by_one_is_found(
     windows = tuple(w + off for w in one.graph.geometry.windows)
     graph = with_windows(one.graph.path, windows, tmp_path / "graph.onnx")
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(graph, one.checkpoint.folder, tmp_path)
+        compare(graph, one.checkpoint.folder, tmp_path)

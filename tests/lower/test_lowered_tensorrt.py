@@ -14,13 +14,14 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from lower.comparing import opened
 from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_lowered, lowered_engine
-from specrt_export.compile.engine_file import ENGINE, write_engine
+from specrt_export.check.equivalence import check_engine
+from specrt_export.compile import LoweredModel
 from specrt_export.lower import logits as peak
-from specrt_export.lower import tensorrt_matmul as partner
-from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower import tensorrt_lowering as partner
+from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
 from specrt_export.lower.tensorrt_lowering import (
     TensorRtTarget,
     form_of,
@@ -29,8 +30,8 @@ from specrt_export.lower.tensorrt_lowering import (
 )
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 if TYPE_CHECKING:
     from export.zoo import Exported
@@ -58,7 +59,7 @@ def draft(engines: Path) -> Source:
 
 def lowered(source: Source, **said: Any) -> Lowered:
     graph = read_graph(source[0])
-    target = TensorRtTarget(geometry_of(graph), MAX_LENGTH)
+    target = TensorRtTarget(geometry_of(graph), MAX_LENGTH, candidates=64)
     return lower_tensorrt(graph, stored_weights(graph, source[1]), replace(target, **said))
 
 
@@ -69,8 +70,9 @@ def error(source: Source, folder: Path, made: Lowered, **said: Any) -> float:
     folder.mkdir()
     write_engine(made.model, made.weights, folder)
     geometry = geometry_of(read_graph(source[0]))
-    with lowered_engine(folder, geometry, batch=batch, max_length=length) as engine:
-        return check_lowered(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
+    model = LoweredModel("target", folder, geometry, compute, "", {})
+    with opened(model, length, batch) as engine:
+        return check_engine(GraphRun(*source), engine, WIDTHS, compute, "tensorrt")
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:
@@ -126,7 +128,7 @@ def test_what_is_read_from_logits_is_checked(draft: Source, tmp_path: Path) -> N
             node.attribute.append(helper.make_attribute("largest", 0))
         else:
             node.op_type = {"ReduceMin": "ReduceMax", "Softmax": "LogSoftmax"}[op_type]
-        with pytest.raises(BuildError, match=f"a wrong {said} of its logits"):
+        with pytest.raises(BuildError, match=f"has a wrong {said} "):
             error(draft, tmp_path / op_type, made, compute="fp32")
 
 
@@ -222,7 +224,7 @@ def test_what_is_no_token_is_looked_up_as_the_first(draft: Source, tmp_path: Pat
     made = lowered(draft, compute="fp32")
     write_engine(made.model, made.weights, tmp_path)
     geometry = geometry_of(read_graph(draft[0]))
-    with lowered_engine(tmp_path, geometry, batch=1, max_length=MAX_LENGTH) as engine:
+    with opened(LoweredModel("target", tmp_path, geometry, "fp32", "", {}), MAX_LENGTH) as engine:
         none = engine.forward([[5, -1, 7]], 0).logits.copy()
         first = engine.forward([[5, 0, 7]], 0).logits.copy()
         last = engine.forward([[5, geometry.vocab_size - 1, 7]], 0).logits

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from specrt_export.portable.graph import external_tensors, read_graph
+from specrt_export.portable.external_data import external_tensors
+from specrt_export.portable.graph import read_graph
 
 MIB = 1 << 20
 VOCABULARY = 600_000

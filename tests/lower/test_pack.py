@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 import pytest
 
+from lower.comparing import equal_on_cpu
 from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.engine.rows import Packing, RowSlice, pack
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.attention import FusedAttention, fuse_attention
 from specrt_export.lower.lazy_tensor import stored_weights
@@ -131,10 +131,7 @@ def test_a_build_holds_rows_of_all_widths_to_the_graph(
     one = exported(name)
     graph, checkpoint = one.graph.path, one.checkpoint.folder
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=4)
-    arguments = graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 4
-    error = check_engine(*arguments)
-    assert error is not None
-    assert error < 1e-5
+    assert equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 4) < 1e-5
 
 
 def _tokens_of_the_neighbour(made: Packing) -> Packing:
@@ -162,7 +159,7 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=2)
     monkeypatch.setattr(ort_packed, "pack", misled)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 2)
+        equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 2)
 
 
 @needs_reference
@@ -182,7 +179,7 @@ def test_a_build_finds_rows_that_only_work_when_all_are_fed(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=3)
     monkeypatch.setattr(ort_packed, "pack", without_the_idle)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 3)
+        equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 3)
 
 
 def draft(engines: Path) -> tuple[onnx.ModelProto, Path]:

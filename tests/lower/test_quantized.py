@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import onnx
 import pytest
 
+from lower.comparing import equal_on_cpu
 from lower.quantized import quantize
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
+from specrt_export.compile import LoweredModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import projections as matrix
 from specrt_export.lower.lazy_tensor import LazyTensor, unsigned
 from specrt_export.portable.graph import runs_here
@@ -36,7 +37,7 @@ EXACT = 0
 class Made:
     """A compiled engine, and how far it is from the graph it stands for."""
 
-    compiled: CompiledModel
+    compiled: LoweredModel
     engine: onnx.ModelProto
     error: float
 
@@ -66,8 +67,7 @@ def make(exported: Callable[[str], Exported], tmp_path: Path) -> Make:
         graph, exact = quantize(one.graph.path, one.checkpoint.folder, tmp_path, bits, block)
         out = tmp_path / "engine"
         compiled = compile_ort_cpu(graph, tmp_path, out, MAX_LENGTH, accuracy_level=level)
-        error = check_engine(exact, tmp_path, out, compiled.geometry, MAX_LENGTH, WIDTHS)
-        assert error is not None
+        error = equal_on_cpu((exact, tmp_path), compiled, MAX_LENGTH, WIDTHS)
         engine = onnx.load(out / "engine.onnx", load_external_data=False)
         return Made(compiled, engine, error)
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from specrt_export.compile.engine_file import ALIGNMENT
 
 from lower.quantized import pack
-from specrt_export.compile import engine_file
-from specrt_export.compile.engine_file import ALIGNMENT, WEIGHTS, write_engine
+from specrt_export.lower import lazy_tensor as engine_file
 from specrt_export.lower.lazy_tensor import (
+    WEIGHTS,
     LazyTensor,
     as_float,
     computed,
@@ -27,6 +28,7 @@ from specrt_export.lower.lazy_tensor import (
     taken,
     transposed,
     unsigned,
+    write_engine,
 )
 from specrt_export.lower.projections import WeightMatrix, blocks, join_matrices
 from specrt_export.portable.graph import read_graph
@@ -161,7 +163,7 @@ def test_small_weights_lie_in_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_checkpoints_weights_are_found_where_they_are(engines: Path, role: str) -> None:
-    from specrt_export.portable.graph import map_weights
+    from specrt_export.portable.external_data import map_weights
 
     folder = engines / "codelet" / "checkpoint" / role
     portable = read_graph(engines / "codelet" / "portable" / f"{role}.onnx")

@@ -14,9 +14,9 @@ from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import PlanOptions, Room
-from specrt_export.compile.tensorrt.monitor import CancelledError
-from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.compile.monitor import CancelledError
+from specrt_export.compile.plan_builder import Room, build_plan
+from specrt_export.recipe import PlanOptions
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 

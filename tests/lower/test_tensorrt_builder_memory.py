@@ -6,15 +6,9 @@ import onnx
 import pytest
 
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import (
-    PlanOptions,
-    Room,
-    Weights,
-    check_memory,
-    need,
-    weights_of,
-)
-from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.network import profiles
+from specrt_export.compile.plan_builder import Room, Weights, check_memory, need, weights_of
+from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

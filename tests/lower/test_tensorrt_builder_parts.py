@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specrt.engine.tensorrt.engine_record import Range
 from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import PlanOptions, check_options, configure
-from specrt_export.compile.tensorrt.network import add_profiles, profiles
+from specrt_export.compile.network import add_profiles, check_options, configure, profiles
+from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

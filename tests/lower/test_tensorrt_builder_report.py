@@ -15,8 +15,8 @@ from specrt.engine.tensorrt.engine_record import (
     writes_weight,
 )
 from specrt.engine.tensorrt.library import Message
-from specrt_export.compile.tensorrt.monitor import compiled, highlights, read_header
-from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.monitor import compiled, highlights, read_header
+from specrt_export.compile.network import profiles
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

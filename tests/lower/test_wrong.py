@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+from lower.comparing import equal_on_cpu
 from specrt.errors import SpecrtError
-from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import attention, norm
 from specrt_export.lower import attention as layers
@@ -153,7 +153,6 @@ def test_a_rewrite_made_wrong_is_found(
     one = exported(name)
     compiled = compile_ort_cpu(one.graph.path, one.checkpoint.folder, tmp_path, MAX_LENGTH)
     assert onnx.load(tmp_path / "engine.onnx", load_external_data=False).graph.node
+    source = one.graph.path, one.checkpoint.folder
     with pytest.raises(SpecrtError, match=r"differs from the portable graph|failed in a pass"):
-        check_engine(
-            one.graph.path, one.checkpoint.folder, tmp_path, compiled.geometry, MAX_LENGTH, [1, 4]
-        )
+        equal_on_cpu(source, compiled, MAX_LENGTH, [1, 4])

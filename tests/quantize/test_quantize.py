@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from quantize.graphs import normal, to_bf16, write
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt_export.portable.graph import (
-    PRECISION,
-    STORAGE,
-    GraphRun,
-    external_tensors,
-    facts_of,
-    map_weights,
-    read_graph,
-    runs_here,
+from specrt_export.portable.external_data import STORAGE, external_tensors, map_weights, widen
+from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
+from specrt_export.precision import Precision
+from specrt_export.quantize import (
+    GRAPH,
+    WEIGHTS,
+    Choice,
+    Quantized,
+    Store,
+    choose,
+    fitting_block,
+    quantize,
 )
-from specrt_export.quantize.codes import decode, encode, unpack, widen
-from specrt_export.quantize.precision import Choice, Precision, choose, fitting_block
-from specrt_export.quantize.quantize import GRAPH, WEIGHTS, Quantized, quantize
-from specrt_export.quantize.store import Store
+from specrt_export.quantize.codes import decode, encode, unpack
 
 if TYPE_CHECKING:
     from export.zoo import Exported

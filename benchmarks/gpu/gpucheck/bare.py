@@ -14,8 +14,8 @@ from gpucheck.step import CheckError
 from specrt.engine.tensorrt.engine_record import Compiled, Profile, Range
 from specrt.engine.tensorrt.library import Library
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Plan
-from specrt_export.compile.tensorrt.monitor import compiled, printable
-from specrt_export.compile.tensorrt.network import parse
+from specrt_export.compile.monitor import compiled, printable
+from specrt_export.compile.network import parse
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Shapes of inputs by name."""

@@ -23,7 +23,7 @@ from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.text import read_prompts
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.portable.graph import GraphRun
 from specrt_export.recipe import read_recipe
 

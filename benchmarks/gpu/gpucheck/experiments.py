@@ -25,7 +25,7 @@ from gpucheck.step import CheckError, Facts, NotRunError
 from gpucheck.timing import BURST, interleaved, launches, ratio, summary
 from specrt.engine.tensorrt.engine_record import PLAN
 from specrt.engine.tensorrt.library import lacks_to_build, open_library
-from specrt_export.compile.engine_file import ENGINE
+from specrt_export.lower.lazy_tensor import ENGINE
 
 WIDTHS = (1, 5)
 EXTENTS = (MAX_LENGTH // 16, MAX_LENGTH // 4, MAX_LENGTH)

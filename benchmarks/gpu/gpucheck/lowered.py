@@ -18,14 +18,13 @@ from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
 from specrt.engine.tensorrt.library import open_library
 from specrt.engine.tensorrt.passes import NATIVE
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
+from specrt_export.compile.network import profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.network import profiles
-from specrt_export.compile.tensorrt.plan_builder import build_plan
-from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.compile.plan_builder import build_plan
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
 from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
 from specrt_export.portable.graph import geometry_of, read_graph
+from specrt_export.recipe import PlanOptions
 
 CANDIDATES = 64
 Rewrite = Callable[[onnx.ModelProto, Geometry], None]

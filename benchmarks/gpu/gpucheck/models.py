@@ -22,11 +22,11 @@ from specrt.generator import Generator
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning.pass_timer import measure_costs
-from specrt_export.bundle_builder import build
-from specrt_export.compile.tensorrt.builder_config import RTX, PlanOptions
-from specrt_export.quantize.precision import SCALED, Precision
-from specrt_export.quantize.quantize import quantize
-from specrt_export.recipe import read_recipe
+from specrt_export.builder import build
+from specrt_export.compile.network import RTX
+from specrt_export.precision import SCALED, Precision
+from specrt_export.quantize import quantize
+from specrt_export.recipe import PlanOptions, read_recipe
 
 _LEFT = 1.1
 """What has to be free besides, as a factor."""

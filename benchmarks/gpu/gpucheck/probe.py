@@ -24,8 +24,8 @@ from gpucheck.place import HERE, MAX_LENGTH, PREFILL, Place
 from gpucheck.step import CheckError, Facts, NotRunError
 from specrt.engine.tensorrt.engine_record import FORMAT, PLAN, EngineRecord, Profile, Range
 from specrt.engine.tensorrt.library import is_installed, open_library
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt.monitor import read_header
+from specrt_export.compile.monitor import read_header
+from specrt_export.lower.lazy_tensor import ENGINE
 
 DEFAULT = "default"
 STAGES = ("build", "validity", "deserialize", "pass", "numbers")

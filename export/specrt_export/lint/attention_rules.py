@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from specrt_export.lint.facts import (
+from specrt_export.lint.rules import (
     TESTED,
     Facts,
     Fault,

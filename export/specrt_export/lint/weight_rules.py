@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from specrt_export.lint.facts import Facts, Fault, NodeFault, Rule, Severity, each, label, type_name
+from specrt_export.lint.rules import Facts, Fault, NodeFault, Rule, Severity, each, label, type_name
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 

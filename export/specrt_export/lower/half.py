@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.errors import BuildError
-from specrt_export.lower.lazy_tensor import LazyTensor
+from specrt_export.lower.lazy_tensor import (
+    ENGINE,
+    LazyTensor,
+    as_float,
+    stored_weights,
+    write_engine,
+)
 from specrt_export.lower.shapes import value_types
 from specrt_export.lower.view import GraphView
-from specrt_export.quantize.codes import narrow
+from specrt_export.portable.external_data import narrow
 
 _FLOAT, _FP16, _BF16 = (
     onnx.TensorProto.FLOAT,
@@ -279,3 +286,40 @@ def _replace_inputs(view: GraphView) -> None:
     kept = [i for i in (*view.graph.input, *added) if i.name in read]
     del view.graph.input[:]
     view.graph.input.extend(kept)
+
+
+def widened_folder(engine: Path, scratch: Path) -> Path:
+    """Return the engine's folder, or one with a copy in fp32: bf16 has no CPU kernels."""
+    if compute_type_of(engine) != "bf16":
+        return engine
+    model = onnx.load(engine / ENGINE, load_external_data=False)
+    widened = {
+        name: as_float(weight) if weight.onnx_type == _BF16 else weight
+        for name, weight in stored_weights(model, engine).items()
+    }
+    write_engine(_widened(model, widened), widened, scratch)
+    return scratch
+
+
+def compute_type_of(engine: Path) -> str:
+    """Return what the engine of a folder computes in: the type of its KV buffers."""
+    model = onnx.load(engine / ENGINE, load_external_data=False)
+    kinds = {i.type.tensor_type.elem_type for i in model.graph.input if i.name.startswith("key.")}
+    return {_BF16: "bf16", _FLOAT: "fp32"}.get(kinds.pop(), "fp16")
+
+
+def _widened(model: onnx.ModelProto, weights: dict[str, LazyTensor]) -> onnx.ModelProto:
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.type.tensor_type.elem_type == _BF16:
+            value.type.tensor_type.elem_type = _FLOAT
+    for tensor in model.graph.initializer:
+        if tensor.data_type == _BF16 and tensor.name not in weights:
+            upper = np.frombuffer(tensor.raw_data, np.uint16).astype(np.uint32)
+            tensor.raw_data = (upper << 16).tobytes()
+        if tensor.data_type == _BF16:
+            tensor.data_type = _FLOAT
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == _BF16:
+                attribute.i = _FLOAT
+    return model

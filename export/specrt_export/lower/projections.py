@@ -23,7 +23,7 @@ from specrt_export.lower.lazy_tensor import (
     unsigned,
 )
 from specrt_export.lower.view import GraphView
-from specrt_export.quantize.precision import SMALLEST_BLOCK
+from specrt_export.precision import SMALLEST_BLOCK
 
 _BITS: dict[int, int] = {
     onnx.TensorProto.INT8: 8,

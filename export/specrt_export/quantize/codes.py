@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from math import prod
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from specrt.errors import CheckpointError
-from specrt_export.portable.graph import STORAGE
-
-Floats = NDArray[np.float32]
+from specrt_export.portable.external_data import Floats
 
 Codes = NDArray[np.int8]
 
+
 INT8_MOST = 127
+
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
+
 FP8_MOST = 448.0
 
+
 INT4_LEAST, INT4_MOST = -8, 7
+
 
 EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
 """Codes, before rounding and clipping, that the largest weight of a block is tried at.
@@ -32,8 +31,10 @@ EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
 Eight leave 0.8 % more squared error than 45 over a wider range, at a fifth of the time.
 """
 
+
 _CHUNK = 1 << 16
 """Weights worked on at once: few enough that every step finds them in the cache."""
+
 
 _SMALLEST = np.float32(1e-30)
 """A block whose weights are all smaller is stored as zeros, before 1 / scale overflows."""
@@ -134,76 +135,3 @@ def _round(rows: Floats, inverse: Floats, out: NDArray[Any]) -> None:
     np.rint(out, out=out)
     np.maximum(out, INT4_LEAST, out=out)
     np.minimum(out, INT4_MOST, out=out)
-
-
-_NAN = np.uint32(0x7FC0)
-"""In bf16; rounding the bits of one may end at infinity."""
-
-
-class StoredTensor:
-    """A tensor of a checkpoint, read with plain reads.
-
-    Not mapped: pages of a mapping count as this process's memory for as long as it holds them.
-    """
-
-    def __init__(self, tensor: onnx.TensorProto, folder: Path) -> None:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        self.name = tensor.name
-        self.shape = tuple(tensor.dims)
-        self._path = folder / place["location"]
-        self._offset = int(place.get("offset", 0))
-        self._type = tensor.data_type
-        self._dtype: np.dtype[Any] = STORAGE[tensor.data_type]
-
-    @property
-    def rows(self) -> int:
-        """Length of the first axis; a vector is one row."""
-        return self.shape[0] if len(self.shape) > 1 else 1
-
-    @property
-    def row_items(self) -> int:
-        """Numbers in one row."""
-        return prod(self.shape[1:] if len(self.shape) > 1 else self.shape)
-
-    def read(self, begin: int, end: int) -> Floats:
-        """Return rows `begin` to `end` as fp32 [end - begin, row_items].
-
-        Raises: CheckpointError for a file that ends early, and for what are no finite numbers.
-        """
-        count = (end - begin) * self.row_items
-        offset = self._offset + begin * self.row_items * self._dtype.itemsize
-        try:
-            stored = np.fromfile(self._path, self._dtype, count, offset=offset)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}") from error
-        if len(stored) < count:
-            raise CheckpointError(
-                f"{self._path} ends before {self.name} does; fetch the checkpoint again"
-            )
-        values = widen(stored, self._type)
-        if not np.isfinite(values).all():
-            raise CheckpointError(
-                f"{self._path}: {self.name} holds values that are no finite numbers, in rows "
-                f"{begin} to {end - 1}; fetch the checkpoint again, or use one that was trained "
-                "to its end"
-            )
-        return values.reshape(end - begin, -1)
-
-
-def widen(stored: NDArray[Any], onnx_type: int) -> Floats:
-    """Return stored bits as fp32; bf16 travels as uint16."""
-    if onnx_type == onnx.TensorProto.BFLOAT16:
-        wide = stored.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
-    return stored.astype(np.float32, copy=False)
-
-
-def narrow(values: Floats, precision: str) -> NDArray[Any]:
-    """Return fp32 values as the bits of fp16 or bf16, rounded to nearest even."""
-    if precision == "fp16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    upper = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(values), _NAN, upper).astype(np.uint16)

@@ -53,7 +53,7 @@ def command(
         if dry_run:
             _estimate(plan, bandwidth, as_json)
             return
-        from specrt_export import bundle_builder as builder
+        from specrt_export import builder
     except ImportError as error:
         raise BuildError(
             f'building needs {error.name}; install it with `pip install "specrt[build]"`'
@@ -85,11 +85,12 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
     from specrt.system.machine import available_bytes, measure_bandwidth
     from specrt_export.estimate import estimate, size
+    from specrt_export.recipe import COMPILERS
 
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")
     found = estimate(plan)
-    here = plan.backend_of("target") == "ort-cpu"
+    here = COMPILERS[plan.backend_of("target")].on_cpu
     speed, how = (bandwidth * 1e9 if bandwidth else None), "as given"
     if speed is None and here:
         measured = measure_bandwidth(len(os.sched_getaffinity(0)), reads=_READS)

@@ -1,4 +1,4 @@
-"""What TensorRT's parser made of a graph, and the optimisation profiles it is built with."""
+"""What a plan is made of: the parsed network, its profiles, and the settings of the builder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import onnx
 
 from specrt.engine.tensorrt.engine_record import Profile, Range
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.monitor import printable
+from specrt_export.compile.monitor import printable
+from specrt_export.recipe import PlanOptions
 
 
 def profiles(role: str, prefill: int, gammas: Iterable[int]) -> tuple[Profile, ...]:
@@ -71,11 +72,15 @@ def _sizes(sizes: Range) -> tuple[int, int, int]:
 
 _INPUTS = ("input_ids", "start", "rows")
 
+
 _OUTPUTS = ("logits", "argmax")
+
 
 _OPTIONAL = ("confidence", "candidates.values", "candidates.ids")
 
+
 _COMPUTE = {"HALF": "fp16", "BF16": "bf16", "FLOAT": "fp32"}
+
 
 _CACHE, _INDEX, _MASK = 0, 2, 3
 """Which inputs of the cache's and the attention's layers are meant."""
@@ -232,3 +237,133 @@ def _layers(network: Any, kind: str) -> Iterator[Any]:
         layer = network.get_layer(at)
         if layer.type.name == kind:
             yield layer
+
+
+RTX = "tensorrt-rtx"
+
+
+COMPATIBILITY = {
+    "ampere+": "AMPERE_PLUS",
+    "same-capability": "SAME_COMPUTE_CAPABILITY",
+}
+"""Values of `hardware_compatible`, and TensorRT's names for them."""
+
+
+_MOST_LEVEL = 5
+
+
+_MOST_STREAMS = 64
+
+
+def check_options(options: PlanOptions, library: Any, gpu: bool) -> None:
+    """Refuse what is out of range, and by name what the library does not offer here.
+
+    Raises: BuildError.
+    """
+    _check_ranges(options)
+    if library.backend == RTX:
+        _check_rtx(options, gpu)
+        capability_names(options.capabilities, library.module)
+    elif options.capabilities:
+        raise BuildError(
+            f"capabilities is {', '.join(options.capabilities)}, but tensorrt builds for the GPU "
+            'it runs on; use hardware_compatible = "ampere+", or the backend tensorrt-rtx'
+        )
+
+
+def _check_ranges(options: PlanOptions) -> None:
+    level, workspace = options.optimization_level, options.workspace_mib
+    if level is not None and not 0 <= level <= _MOST_LEVEL:
+        raise BuildError(f"optimization_level is {level}; expected 0 to {_MOST_LEVEL}")
+    if workspace is not None and not 1 <= workspace < 1 << 32:
+        raise BuildError(f"workspace_mib is {workspace}; expected 1 or more")
+    if options.aux_streams is not None and not 0 <= options.aux_streams <= _MOST_STREAMS:
+        raise BuildError(f"aux_streams is {options.aux_streams}; expected 0 to {_MOST_STREAMS}")
+    if options.hardware_compatible not in ("", *COMPATIBILITY):
+        raise BuildError(
+            f"hardware_compatible is {options.hardware_compatible!r}; expected "
+            f"{' or '.join(COMPATIBILITY)}, or nothing for the GPU that builds"
+        )
+
+
+def _check_rtx(options: PlanOptions, gpu: bool) -> None:
+    """Name the first option that TensorRT for RTX ignores or fails at (seen with 1.7.1)."""
+    if options.optimization_level is not None:
+        raise BuildError(
+            "optimization_level has no effect on tensorrt-rtx, which chooses its kernels on the "
+            "device; leave it out"
+        )
+    if options.hardware_compatible:
+        raise BuildError(
+            "tensorrt-rtx has no hardware_compatible; its plans serve every GPU it knows, or those "
+            'listed in capabilities = ["8.9", "12.0"]'
+        )
+    if options.version_compatible:
+        raise BuildError(
+            "tensorrt-rtx cannot make version_compatible plans (its package lacks the lean "
+            "runtime they carry); build again with the version the device has"
+        )
+    if options.stripped and not gpu:
+        raise BuildError(
+            "tensorrt-rtx cannot make stripped plans on a machine without a GPU; build on one "
+            "that has one, or leave stripped out"
+        )
+
+
+def capability_names(capabilities: tuple[str, ...], module: Any) -> list[str]:
+    """Return the library's names of compute capabilities: `SM89` for `8.9`.
+
+    Raises: BuildError for one it does not build for, with the list of those it does.
+    """
+    known = {
+        f"{name[2:-1]}.{name[-1]}": name
+        for name in dir(getattr(module, "ComputeCapability", None))
+        if name.startswith("SM") and name[2:].isdigit()
+    }
+    for capability in capabilities:
+        if capability not in known:
+            listed = ", ".join(sorted(known, key=float))
+            raise BuildError(
+                f"tensorrt-rtx builds no plans for compute capability {capability!r}; it knows "
+                f"{listed}; for other GPUs use the backend tensorrt"
+            )
+    return [known[capability] for capability in dict.fromkeys(capabilities)]
+
+
+def configure(config: Any, module: Any, options: PlanOptions) -> None:
+    """Set a builder's configuration; call `check_options` before.
+
+    Raises: BuildError for a flag that this version of the library does not have.
+    """
+    config.profiling_verbosity = module.ProfilingVerbosity.DETAILED
+    if options.optimization_level is not None:
+        config.builder_optimization_level = options.optimization_level
+    if options.workspace_mib is not None:
+        pool = module.MemoryPoolType.WORKSPACE
+        config.set_memory_pool_limit(pool, options.workspace_mib << 20)
+    if options.aux_streams is not None:
+        config.max_aux_streams = options.aux_streams
+    if options.hardware_compatible:
+        level = COMPATIBILITY[options.hardware_compatible]
+        config.hardware_compatibility_level = _named(
+            module, "HardwareCompatibilityLevel", level, "hardware_compatible"
+        )
+    for name in ("version_compatible", "weight_streaming", "stripped"):
+        if getattr(options, name):
+            flag = "STRIP_PLAN" if name == "stripped" else name.upper()
+            config.set_flag(_named(module, "BuilderFlag", flag, name))
+    names = capability_names(options.capabilities, module)
+    if names:
+        config.num_compute_capabilities = len(names)
+    for index, name in enumerate(names):
+        config.set_compute_capability(getattr(module.ComputeCapability, name), index)
+
+
+def _named(module: Any, kind: str, name: str, option: str) -> Any:
+    found = getattr(getattr(module, kind, None), name, None)
+    if found is None:
+        raise BuildError(
+            f"{option} is not offered by version {getattr(module, '__version__', 'unknown')} of "
+            "this library; leave it out, or build with a newer one"
+        )
+    return found

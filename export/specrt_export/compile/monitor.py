@@ -18,10 +18,13 @@ from specrt.errors import BuildError
 
 Progress = Callable[[str, float], None]
 
+
 Handler = Callable[[int, FrameType | None], Any] | int | None
+
 
 _LONG = "Computing profile costs"
 """The phase that takes nearly all the time: the same number of steps for each profile."""
+
 
 _BEFORE, _AFTER = 0.05, 0.95
 """Where the long phase begins and ends."""
@@ -181,24 +184,33 @@ _KERNEL = re.compile(
     r"^Name: (.*?)_myl(\d+)_\d+, LayerType: (\w+), .*?TacticName: ([^,]*?), StreamId", re.M
 )
 
+
 _CONSTRUCTING = re.compile(r"Constructing optimization profile number (\d+) ")
+
 
 _ACTIVATION = re.compile(r"Total Activation Memory: (\d+) bytes")
 
+
 _WEIGHTS = re.compile(r"Total Weights Memory: (\d+) bytes")
+
 
 _NO_KERNELS = ("shape_call", "signal", "wait")
 """Kinds of entries that launch nothing: sizes, and order between streams."""
 
+
 _STUB = "__myelin_CASK_STUB"
 """The tactic of products that are chosen on the device; their name says what they are."""
 
+
 _MASK_AT = 32
+
 
 _CAPABILITIES = {0x01: "7.5", 0x02: "8.0", 0x04: "8.6", 0x08: "8.9", 0x10: "12.0", 0x20: "12.1"}
 """Bits of the mask in the head of a plan of tensorrt-rtx (seen with 1.7.1)."""
 
+
 _NAME_MOST = 120
+
 
 _MESSAGES_MOST = 16
 
