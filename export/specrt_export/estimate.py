@@ -250,7 +250,7 @@ class RecipeEstimate:
         )
         for m in self.models:
             yield (
-                f"  {m.role:6} {m.checkpoint}: {m.parameters / 1e9:.2f} B parameters, "
+                f"  {m.role:6} {m.checkpoint}: {_count(m.parameters)} parameters, "
                 f"{m.precision}, engine {size(m.engine_bytes)}, KV buffers {size(m.kv_bytes)}"
             )
         yield (
@@ -265,6 +265,10 @@ class RecipeEstimate:
         for m in draft:
             share = 100 * m.step_bytes / target.step_bytes
             yield f"a drafted token reads {size(m.step_bytes)}, {share:.0f} % of a step"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
 
 
 def size(count: float) -> str:

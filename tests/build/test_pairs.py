@@ -170,8 +170,7 @@ def test_a_text_part_and_the_angles_of_short_texts_equal_transformers(
     pair: str, renamed: dict[str, str], tmp_path: Path
 ) -> None:
     pytest.importorskip("torch", reason="needs the export extra")
-    from specrt_export.check.parity import check_parity
-
+    from specrt_export.check.equivalence import check_parity
     from specrt_export.portable.exporter import export_graph
 
     shape = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))["target"]
