@@ -111,7 +111,7 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
         return
     print(
         f"{speed / 1e9:.1f} GB/s of memory, {how}: at most {rates[0]:.1f} tokens/s in plain "
-        f"decoding,\n{rates[1]:.1f} with all positions filled; a round of several tokens is one step"
+        f"decoding,\n{rates[1]:.1f} with all positions filled; a round checks its draft in one step"
     )
 
 
