@@ -404,8 +404,8 @@ def _sweep(out: Path) -> None:
     """Remove what a killed build left, and bring back a bundle it had moved away."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
         # All of the rest: what `m.2` left begins with `.m.` too.
-        found = _LEFT.fullmatch(left.name.removeprefix(f".{out.name}."))
-        if found is None or _alive(int(found[1])):
+        match = _LEFT.fullmatch(left.name.removeprefix(f".{out.name}."))
+        if match is None or _alive(int(match[1])):
             continue
         if left.suffix == ".old" and not out.exists():
             left.rename(out)

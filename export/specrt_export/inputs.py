@@ -212,11 +212,11 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
     ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
-    taken = sum(
+    size = sum(
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
         for weight in model.checkpoint.weights.values()
     )
-    return int(taken * recipe.spec_of(model.role).disk_factor)
+    return int(size * recipe.spec_of(model.role).disk_factor)
 
 
 def _free(folder: Path) -> int:
@@ -239,8 +239,8 @@ def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
 
     Raises: CheckpointError for what are no token ids of the model.
     """
-    path, found = _setting(checkpoint, "eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    path, value = _setting(checkpoint, "eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         _check_id(checkpoint, path, "eos_token_id", token)
     return tuple(ids)
@@ -251,10 +251,10 @@ def begin_token(checkpoint: Checkpoint) -> int | None:
 
     Raises: CheckpointError for what is no token id of the model.
     """
-    path, found = _setting(checkpoint, "bos_token_id")
-    if found is None:
+    path, value = _setting(checkpoint, "bos_token_id")
+    if value is None:
         return None
-    return _check_id(checkpoint, path, "bos_token_id", found)
+    return _check_id(checkpoint, path, "bos_token_id", value)
 
 
 def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:

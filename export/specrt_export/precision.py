@@ -48,23 +48,25 @@ class Precision:
     """Weights that share a scale; 0 where none do."""
     per_row: bool = False
     """Whether weights of 8 bits share one scale for each row, whatever `block` says."""
+    positive: bool = False
+    """Whether scales of int4 are positive: TensorRT's parser refuses others."""
 
     @classmethod
     def of(
         cls, layers: str, embedding: str = "", head: str = "", block: int = 0,
         *, per_row: bool = False,
     ) -> Precision:  # fmt: skip
-        """Fill in what was left out; with `per_row` blocks are those of int4 alone."""
+        """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
         ends = "int8" if layers == "int4" else layers
-        made = (layers, embedding or ends, head or ends)
-        shared = {name for name in made if name in SCALED}
+        names = (layers, embedding or ends, head or ends)
+        shared = {name for name in names if name in SCALED}
         if per_row:
             blocked = "int4" in shared
             return cls(
-                *made, block=(block or BLOCKS[-1]) if blocked else 0,
-                per_row=bool(shared & set(PER_ROW)),
+                *names, block=(block or BLOCKS[-1]) if blocked else 0,
+                per_row=bool(shared & set(PER_ROW)), positive=blocked,
             )  # fmt: skip
-        return cls(*made, block=(block or BLOCKS[0]) if shared else 0)
+        return cls(*names, block=(block or BLOCKS[0]) if shared else 0)
 
     def block_of(self, name: str, inner: int) -> int:
         """Return how many weights of a row of `inner` share a scale in one of the precisions."""

@@ -22,7 +22,7 @@ from specrt_export.compile import LoweredModel
 from specrt_export.compile import ort_cuda_compiler as ort_cuda
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda, on_cpu
 from specrt_export.lower.half import TYPES, narrowed
-from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, LazyTensor, held
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, LazyTensor, in_memory
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.precision import Precision
@@ -273,7 +273,7 @@ def test_heads_that_no_kernel_takes_are_refused(
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
     array = np.array(values, np.float32)
-    found = narrowed(held("w", array), BF16).load().view(ml_dtypes.bfloat16)
+    found = narrowed(in_memory("w", array), BF16).load().view(ml_dtypes.bfloat16)
     wanted = array.astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
@@ -282,7 +282,7 @@ def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
 @given(st.lists(st.floats(-65000, 65000, width=32), min_size=2, max_size=40), st.integers(1, 9))
 def test_weights_are_narrowed_in_any_slices(values: list[float], step: int) -> None:
     array = np.array(values, np.float32)
-    half = narrowed(held("w", array), FP16)
+    half = narrowed(in_memory("w", array), FP16)
     slices = [half.rows(at, min(at + step, len(values))) for at in range(0, len(values), step)]
     assert (half.name, half.onnx_type, half.row_bytes) == ("w/half", FP16, 2)
     np.testing.assert_array_equal(np.concatenate(slices), array.astype(np.float16))
@@ -295,7 +295,7 @@ def test_a_weight_beyond_fp16_is_named() -> None:
     with pytest.raises(BuildError, match=r"layers\.0\.w has weights up to 7e\+04.*precision bf16"):
         narrowed(large, FP16).load()
     assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()
-    endless = held("mask", np.array([-np.inf, 0.0], np.float32))
+    endless = in_memory("mask", np.array([-np.inf, 0.0], np.float32))
     assert narrowed(endless, FP16).load().tolist() == [-np.inf, 0.0]
 
 

@@ -247,7 +247,7 @@ def scored(logits: list[list[float]], count: int = 0) -> dict[str, np.ndarray[An
     graph = helper.make_graph(nodes, "scores", [value], outputs)
     opsets = [helper.make_opsetid("", 21)]
     view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    peak.find_peak(view, array.shape[-1])
+    peak.add_argmax(view, array.shape[-1])
     if count:
         peak.cut_candidates(view, count)
     session = ort.InferenceSession(

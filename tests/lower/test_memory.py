@@ -19,7 +19,7 @@ VOCABULARY = 600_000
 MEASURED = r"""
 import re, sys
 from pathlib import Path
-from specrt_export.compile import engine_file
+from specrt_export.lower import lazy_tensor as engine_file
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 
 def peak():

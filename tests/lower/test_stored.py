@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from specrt_export.compile.engine_file import ALIGNMENT
 
 from lower.quantized import pack
 from specrt_export.lower import lazy_tensor as engine_file
@@ -21,7 +20,7 @@ from specrt_export.lower.lazy_tensor import (
     as_float,
     computed,
     dequantized,
-    held,
+    in_memory,
     joined,
     reshaped,
     stored_weights,
@@ -31,6 +30,7 @@ from specrt_export.lower.lazy_tensor import (
     write_engine,
 )
 from specrt_export.lower.projections import WeightMatrix, blocks, join_matrices
+from specrt_export.portable.external_data import ALIGNMENT
 from specrt_export.portable.graph import read_graph
 
 BFLOAT16, INT4, INT8 = (
@@ -53,14 +53,14 @@ def stored(
 
 FOUR = stored("four", INT4, (6, 32), pack(CODES))
 EIGHT = stored("eight", INT8, (6, 32), BYTES)
-SCALE, FLOAT = held("scale", SCALES), held("float", FLOATS)
+SCALE, FLOAT = in_memory("scale", SCALES), in_memory("float", FLOATS)
 HALF = stored("half", BFLOAT16, (6, 32), (FLOATS.view(np.uint32) >> 16).astype(np.uint16))
 SPREAD = np.repeat(SCALES, 16, axis=1)
 
 MADE: dict[str, tuple[LazyTensor, NDArray[np.generic]]] = {
     "bf16": (as_float(HALF), (FLOATS.view(np.uint32) >> 16 << 16).view(np.float32)),
     "fp16": (
-        as_float(held("fp16", FLOATS.astype(np.float16))),
+        as_float(in_memory("fp16", FLOATS.astype(np.float16))),
         FLOATS.astype(np.float16).astype(np.float32),
     ),
     "transposed": (transposed(FLOAT), FLOATS.T),
@@ -142,7 +142,7 @@ def test_weights_are_written_in_slices_each_from_a_page_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ) -> None:
     monkeypatch.setattr(engine_file, "SLICE_BYTES", slice_bytes)
-    monkeypatch.setattr(engine_file, "_INLINE_BYTES", 100)
+    monkeypatch.setattr(engine_file, "INLINE_BYTES", 100)
     weights = {name: one for name, (one, _) in MADE.items()}
     model = written(weights, tmp_path)
     data = (tmp_path / WEIGHTS).read_bytes()

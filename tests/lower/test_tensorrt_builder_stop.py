@@ -19,9 +19,9 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from specrt.engine.tensorrt.library import open_library
-from specrt_export.compile.tensorrt.plan_builder import build_plan
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.plan_builder import build_plan
+from specrt_export.recipe import PlanOptions
+from specrt_export.compile.network import profiles
 
 def progress(stage, done):
     print(stage, flush=True)

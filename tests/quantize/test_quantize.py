@@ -180,7 +180,7 @@ def test_slices_do_not_show(engines: Path, tmp_path: Path, monkeypatch: pytest.M
     folder = engines / "codelet" / "checkpoint" / "draft"
     precision = Precision.of("int4")
     whole = quantize(graph, folder, tmp_path / "whole", precision)
-    monkeypatch.setattr("specrt_export.quantize.store.SLICE", 1000)
+    monkeypatch.setattr("specrt_export.quantize.SLICE", 1000)
     sliced = quantize(graph, folder, tmp_path / "sliced", precision)
     for name in (GRAPH, WEIGHTS):
         assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()

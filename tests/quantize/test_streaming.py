@@ -22,7 +22,7 @@ from pathlib import Path
 from specrt_export.quantize import store
 from specrt_export.quantize.codes import encode
 from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.quantize import quantize
 import numpy as np
 
 def peak():

@@ -135,8 +135,8 @@ class _Comparison:
                 feeds.append(Feed(row, piece[row, :width].tolist(), int(lengths[row]), width))
             expected = self.reference(piece, lengths.tolist(), range(widest))[0]
             for feed, output in zip(feeds, engine.forward_rows(feeds), strict=True):
-                wanted = expected[feed.row : feed.row + 1, : feed.rows]
-                errors.append(self._error(wanted, output, feed.start, feed.rows))
+                expected_row = expected[feed.row : feed.row + 1, : feed.rows]
+                errors.append(self._error(expected_row, output, feed.start, feed.rows))
                 lengths[feed.row] = min(feed.start + feed.rows, reach - widest)
         return errors
 
@@ -164,20 +164,20 @@ _DEFECT = "This is a defect of the lowering: please report the architecture"
 _OVERFLOW = "In fp16 the model may overflow: build with precision bf16"
 
 
-def _misread(found: Output) -> str:
+def _misread(output: Output) -> str:
     """Name what a graph reads from its logits wrongly; empty where all is right."""
-    logits = found.logits.astype(np.float64)
-    if (found.argmax != logits.argmax(-1)).any():
+    logits = output.logits.astype(np.float64)
+    if (output.argmax != logits.argmax(-1)).any():
         return "argmax"
-    if found.confidence is not None:
+    if output.confidence is not None:
         shares = 1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
-        if not np.allclose(found.confidence, shares, atol=_SHARE_ERROR):
+        if not np.allclose(output.confidence, shares, atol=_SHARE_ERROR):
             return "confidence"
-    if found.candidates is None:
+    if output.candidates is None:
         return ""
-    scores, ids = found.candidates
-    best = -np.sort(-found.logits, axis=-1)[..., : scores.shape[-1]]
-    named = np.take_along_axis(found.logits, ids, axis=-1)
+    scores, ids = output.candidates
+    best = -np.sort(-output.logits, axis=-1)[..., : scores.shape[-1]]
+    named = np.take_along_axis(output.logits, ids, axis=-1)
     right = np.array_equal(scores, best) and np.array_equal(named, best)
     return "" if right and _apart(ids) else "list of candidates"
 
@@ -304,29 +304,29 @@ def _compare_short(run: GraphRun, reference: Reference, compare: _Cases) -> None
     drafted[0, PREFIX - STALE :] = _random_tokens(run.geometry.vocab_size, VERIFIED + 2 * STALE, 2)[
         0
     ]
-    wanted, width = reference(drafted), PREFIX
+    expected, width = reference(drafted), PREFIX
     run.reset(batch=2, length=tokens.shape[1] + CHUNK)
-    made = run(drafted[:, :width], [0, 0], range(width))
-    compare("prefill", made, wanted[:, :width])
-    made = run(drafted[:, width : width + VERIFIED], [width, width], range(VERIFIED))
-    compare("offset", made, wanted[:, width : width + VERIFIED])
+    output = run(drafted[:, :width], [0, 0], range(width))
+    compare("prefill", output, expected[:, :width])
+    output = run(drafted[:, width : width + VERIFIED], [width, width], range(VERIFIED))
+    compare("offset", output, expected[:, width : width + VERIFIED])
     start = [PREFIX - STALE, PREFIX + VERIFIED]
     ragged = np.stack([tokens[row, at : at + STALE] for row, at in enumerate(start)])
-    wanted = reference(tokens)
-    wanted = np.stack([wanted[row, at : at + STALE] for row, at in enumerate(start)])
-    compare("rollback", run(ragged, start, range(STALE)), wanted)
+    expected = reference(tokens)
+    expected = np.stack([expected[row, at : at + STALE] for row, at in enumerate(start)])
+    compare("rollback", run(ragged, start, range(STALE)), expected)
 
 
 def _compare_beyond(run: GraphRun, reference: Reference, compare: _Cases, window: int) -> None:
     """Feed chunks until queries have left the first keys behind."""
     tokens = _random_tokens(run.geometry.vocab_size, window + PAST_WINDOW)[:1]
-    wanted = reference(tokens)
+    expected = reference(tokens)
     run.reset(batch=1, length=tokens.shape[1])
     for start in range(0, tokens.shape[1], CHUNK):
         chunk = tokens[:, start : start + CHUNK]
         rows = range(max(0, chunk.shape[1] - PAST_WINDOW), chunk.shape[1])
-        made = run(chunk, [start], rows)
-    compare(f"window {window}", made, wanted[:, -len(rows) :])
+        output = run(chunk, [start], rows)
+    compare(f"window {window}", output, expected[:, -len(rows) :])
 
 
 def _random_tokens(vocab_size: int, length: int, seed: int = 1) -> Tokens:
@@ -340,22 +340,22 @@ class _Cases:
         self.tolerance = tolerance
         self.cases: list[Case] = []
 
-    def __call__(self, name: str, made: tuple[Logits, Tokens], wanted: Logits) -> None:
+    def __call__(self, name: str, output: tuple[Logits, Tokens], expected: Logits) -> None:
         """Compare logits and argmax [B, R] with the reference's logits [B, R, V]."""
-        logits, argmax = made
-        scale = float(np.abs(wanted).max()) or 1.0
-        best = np.sort(wanted, axis=-1)
+        logits, argmax = output
+        scale = float(np.abs(expected).max()) or 1.0
+        best = np.sort(expected, axis=-1)
         # The reference's distance from its best logit to the one the graph chose.
-        chosen = np.take_along_axis(wanted, argmax[..., None], axis=-1)[..., 0]
+        chosen = np.take_along_axis(expected, argmax[..., None], axis=-1)[..., 0]
         lost = (best[..., -1] - chosen) / scale
         own = np.array_equal(argmax, logits.argmax(-1))
-        error = float(np.abs(logits - wanted).max()) / scale
+        error = float(np.abs(logits - expected).max()) / scale
         self.cases.append(
             Case(
                 name=name,
                 rows=argmax.size,
                 error=error if np.isfinite(error) else float("inf"),
-                argmax_equal=int((argmax == wanted.argmax(-1)).sum()),
+                argmax_equal=int((argmax == expected.argmax(-1)).sum()),
                 margin=float((best[..., -1] - best[..., -2]).min()) / scale,
                 explained=own and bool((lost <= 2 * self.tolerance).all()),
             )

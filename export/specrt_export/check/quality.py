@@ -110,8 +110,8 @@ def divergences(one: Logits, other: Logits) -> NDArray[np.float64]:
     first, second = _log_softmax(one), _log_softmax(other)
     weight = np.exp(first)
     with np.errstate(invalid="ignore"):  # -inf in both, of a token that cannot be
-        found = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
-    return np.where(np.isnan(found), np.inf, found)
+        terms = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
+    return np.where(np.isnan(terms), np.inf, terms)
 
 
 def _log_softmax(logits: Logits) -> NDArray[np.float64]:
@@ -225,16 +225,16 @@ def sensitivities(
     """
     piece, began = piece[:TOKENS], clock()
     reference = GraphScorer(GraphRun(graph, checkpoint), len(piece))
-    found: list[Sensitivity] = []
+    measured: list[Sensitivity] = []
     for part, stored in _parts(quantized):
-        if found and clock() - began > budget_s:
+        if measured and clock() - began > budget_s:
             break
         mixed = read_graph(graph)
         graft(mixed, stored)
         take_in(mixed, quantized.folder)
         scorer = GraphScorer(GraphRun(mixed, checkpoint), len(piece))
-        found.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
-    return sorted(found, key=lambda one: -one.kl)
+        measured.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
+    return sorted(measured, key=lambda one: -one.kl)
 
 
 def take_in(model: onnx.ModelProto, folder: Path) -> None:
@@ -243,8 +243,8 @@ def take_in(model: onnx.ModelProto, folder: Path) -> None:
         if location(tensor) == WEIGHTS:
             place = {entry.key: entry.value for entry in tensor.external_data}
             length, offset = int(place["length"]), int(place["offset"])
-            held = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
-            tensor.raw_data = held.tobytes()
+            stored = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
+            tensor.raw_data = stored.tobytes()
             del tensor.external_data[:]
             tensor.data_location = onnx.TensorProto.DEFAULT
 

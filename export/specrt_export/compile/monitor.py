@@ -263,8 +263,8 @@ def _activation(messages: Iterable[Message]) -> Iterator[tuple[int, int]]:
 
 def weight_bytes(messages: Iterable[Message]) -> int:
     """Return the bytes of weights that the plan takes on the device; 0 where it was not said."""
-    found = (_WEIGHTS.search(message.text) for message in messages)
-    return max((int(match[1]) for match in found if match), default=0)
+    matches = (_WEIGHTS.search(message.text) for message in messages)
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def highlights(messages: Iterable[Message]) -> tuple[str, ...]:

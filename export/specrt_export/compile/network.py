@@ -31,10 +31,10 @@ def profiles(role: str, prefill: int, gammas: Iterable[int]) -> tuple[Profile, .
             f"the prefill width of the {role} is {prefill}; passes near the length limit go "
             f"through it, so it takes at least {least} tokens"
         )
-    found: dict[tuple[Range, Range], Profile] = {}
+    distinct: dict[tuple[Range, Range], Profile] = {}
     for profile in _listed(role, prefill, rows, verified):
-        found.setdefault((profile.width, profile.rows), profile)
-    return tuple(found.values())
+        distinct.setdefault((profile.width, profile.rows), profile)
+    return tuple(distinct.values())
 
 
 def _listed(role: str, prefill: int, rows: int, gammas: list[int]) -> Iterator[Profile]:
@@ -50,16 +50,16 @@ def _only(size: int) -> Range:
     return Range(size, size, size)
 
 
-def add_profiles(builder: Any, config: Any, batch: int, wanted: Iterable[Profile]) -> None:
+def add_profiles(builder: Any, config: Any, batch: int, listed: Iterable[Profile]) -> None:
     """Give a builder's configuration its profiles, numbered as listed.
 
     Raises: BuildError for one that TensorRT refuses.
     """
-    for number, profile in enumerate(wanted):
-        made = builder.create_optimization_profile()
-        made.set_shape("input_ids", *((batch, width) for width in _sizes(profile.width)))
-        made.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
-        if config.add_optimization_profile(made) != number:
+    for number, profile in enumerate(listed):
+        shapes = builder.create_optimization_profile()
+        shapes.set_shape("input_ids", *((batch, width) for width in _sizes(profile.width)))
+        shapes.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
+        if config.add_optimization_profile(shapes) != number:
             raise BuildError(
                 f"TensorRT refused the profile {profile.name!r} (width {profile.width.most}, rows "
                 f"{profile.rows.most}); its reason is in the messages of the library"
@@ -173,9 +173,11 @@ def _tensors(network: Any, kind: str) -> Iterator[Any]:
         yield getattr(network, f"get_{kind}")(at)
 
 
-def _check_names(kind: str, found: dict[str, Any], wanted: list[str], may: tuple[str, ...]) -> None:
-    missing = [name for name in wanted if name not in found]
-    extra = [name for name in found if name not in wanted and name not in may]
+def _check_names(
+    kind: str, present: dict[str, Any], required: list[str], may: tuple[str, ...]
+) -> None:
+    missing = [name for name in required if name not in present]
+    extra = [name for name in present if name not in required and name not in may]
     if missing or extra:
         wrong = [f"has no {kind} {name!r}" for name in missing[:1]]
         wrong += [f"has an {kind} {name!r} that the runtime does not know" for name in extra[:1]]
@@ -183,27 +185,27 @@ def _check_names(kind: str, found: dict[str, Any], wanted: list[str], may: tuple
 
 
 def _compute(cache: Any) -> str:
-    found = _COMPUTE.get(cache.dtype.name)
-    if found is None:
+    compute = _COMPUTE.get(cache.dtype.name)
+    if compute is None:
         raise BuildError(
             f"{cache.name} is of type {cache.dtype.name}; KV buffers are HALF, BF16 or FLOAT"
         )
-    return found
+    return compute
 
 
 def _check_caches(network: Any, caches: list[str]) -> None:
     """Hold each cache to one update, fed straight from its input, at `start`, to its output."""
     updated = []
     for layer in _layers(network, "KV_CACHE_UPDATE"):
-        cache, made = layer.get_input(_CACHE), layer.get_output(0)
+        cache, output = layer.get_input(_CACHE), layer.get_output(0)
         if not cache.is_network_input:
             raise BuildError(
                 f"the KV update {layer.name!r} reads {cache.name!r}, which is no input of the "
                 "graph; TensorRT updates only inputs in place"
             )
-        if made.name != f"present_{cache.name}":
+        if output.name != f"present_{cache.name}":
             raise BuildError(
-                f"the KV update of {cache.name!r} gives {made.name!r}; expected "
+                f"the KV update of {cache.name!r} gives {output.name!r}; expected "
                 f"'present_{cache.name}', which shares its memory"
             )
         updated.append(cache.name)
@@ -217,17 +219,17 @@ def _check_caches(network: Any, caches: list[str]) -> None:
 
 def _check_masks(network: Any, attentions: int) -> None:
     """Hold each attention to a mask: the parser drops some inputs of the operator silently."""
-    found = list(_layers(network, "ATTENTION_INPUT"))
-    for layer in found:
+    masked = list(_layers(network, "ATTENTION_INPUT"))
+    for layer in masked:
         if layer.num_inputs <= _MASK or layer.get_input(_MASK) is None:
             raise BuildError(
                 f"the attention {layer.name.removesuffix('_AttentionInput')!r} lost its mask: "
                 "TensorRT's parser drops what it does not know, and every token would see the "
                 "whole buffer"
             )
-    if len(found) != attentions:
+    if len(masked) != attentions:
         raise BuildError(
-            f"TensorRT made {len(found)} attention layers of the graph's {attentions}; one that "
+            f"TensorRT made {len(masked)} attention layers of the graph's {attentions}; one that "
             "it takes apart itself was not checked for its mask"
         )
 
@@ -352,6 +354,9 @@ def configure(config: Any, module: Any, options: PlanOptions) -> None:
         if getattr(options, name):
             flag = "STRIP_PLAN" if name == "stripped" else name.upper()
             config.set_flag(_named(module, "BuilderFlag", flag, name))
+    # A pass whose memory the library takes while it runs cannot be captured as a CUDA graph.
+    if hasattr(module.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
     names = capability_names(options.capabilities, module)
     if names:
         config.num_compute_capabilities = len(names)
@@ -360,10 +365,10 @@ def configure(config: Any, module: Any, options: PlanOptions) -> None:
 
 
 def _named(module: Any, kind: str, name: str, option: str) -> Any:
-    found = getattr(getattr(module, kind, None), name, None)
-    if found is None:
+    value = getattr(getattr(module, kind, None), name, None)
+    if value is None:
         raise BuildError(
             f"{option} is not offered by version {getattr(module, '__version__', 'unknown')} of "
             "this library; leave it out, or build with a newer one"
         )
-    return found
+    return value

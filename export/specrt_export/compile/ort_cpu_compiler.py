@@ -159,9 +159,9 @@ def optimise(
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     placeholders = [t for t in model.graph.initializer if t.name in weights]
-    kept = [t for t in model.graph.initializer if t.name not in weights]
+    inline = [t for t in model.graph.initializer if t.name not in weights]
     del bare.graph.initializer[:]
-    bare.graph.initializer.extend(kept)
+    bare.graph.initializer.extend(inline)
     bare.graph.input.extend(
         helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in placeholders
     )

@@ -146,9 +146,9 @@ def write_plan(
     """
     sink = _Sink(file)
     with library.messages() as log:
-        made = _compile(library.module, builder, network, config, sink, watch)
+        built = _compile(library.module, builder, network, config, sink, watch)
     watch.check()
-    if not made or not sink.size:
+    if not built or not sink.size:
         raise _failed(log, options)
     return Written(sink.size, sink.digest.hexdigest(), sink.head)
 
@@ -291,8 +291,8 @@ class _Job:
             config = builder.create_builder_config()
             configure(config, module, self.options)
             add_profiles(builder, config, offered.batch, self.profiles)
-            seen = monitor(module, self.watch)  # kept here: the builder does not
-            config.progress_monitor = seen
+            reporter = monitor(module, self.watch)  # kept here: the builder does not
+            config.progress_monitor = reporter
             self.cache.attach(config)
             with atomic_file(out) as file:
                 written = write_plan(
@@ -317,9 +317,9 @@ class _Job:
 
     def _record(self, offered: Contract, messages: list[Message], written: Written) -> EngineRecord:
         settings = self.options.settings().items()
-        found = survey()
+        gpus = survey()
         # What tensorrt-rtx builds is not for the GPU of the machine that builds it.
-        used = found.gpus[:1] if self.library.backend != RTX else ()
+        used = gpus.gpus[:1] if self.library.backend != RTX else ()
         return EngineRecord(
             format=FORMAT,
             backend=self.library.backend,
@@ -336,7 +336,7 @@ class _Job:
             capabilities=read_header(written.head).capabilities,
             gpu=used[0].name if used else "",
             gpu_capability=used[0].capability if used else "",
-            driver=found.driver if used else "",
+            driver=gpus.driver if used else "",
             settings=tuple(BuildSetting(name, value) for name, value in settings),
             messages=highlights(messages),
         )
@@ -418,8 +418,8 @@ def need(weights: Weights, profiles: Sequence[Profile], options: PlanOptions, ba
     single = {profile.width.most == 1 for profile in profiles}
     layouts = _TWO_LAYOUTS if len(single) > 1 else 1.0
     plan = int(weights.floats * layouts) + weights.codes + weights.halves
-    held = plan + int(weights.halves * (_INT4_GROWS - 1))
-    host = _FIXED_BYTES + int(_PER_PLAN_BYTE * held) - weights.stored
+    in_memory = plan + int(weights.halves * (_INT4_GROWS - 1))
+    host = _FIXED_BYTES + int(_PER_PLAN_BYTE * in_memory) - weights.stored
     if backend == RTX:
         return Need(host, 0)
     return Need(host, plan + (options.workspace_mib or 0) * _MIB)

@@ -162,7 +162,7 @@ class TensorRtCompiler:
         path = lowered.folder / ENGINE
         graph = onnx.load(path, load_external_data=False)
         mark_decomposable(graph)
-        _check(graph, self.parser)
+        _check(graph, self.parser, lowered.folder)
         path.write_bytes(graph.SerializeToString(deterministic=True))
         out.mkdir(parents=True, exist_ok=True)
         timing = (out / PLAN).with_suffix(SUFFIX)
@@ -200,16 +200,16 @@ class TensorRtCompiler:
         return tuple(c for c in known if parse_version(c)[:2] >= CAPABLE["fp8"])
 
 
-def _check(graph: onnx.ModelProto, version: tuple[int, ...]) -> None:
+def _check(graph: onnx.ModelProto, version: tuple[int, ...], folder: Path) -> None:
     """Refuse a graph that TensorRT would refuse or misread.
 
     Raises: BuildError with the first reason and remedy.
     """
     major, minor = version[:2]
-    found = [f for f in lint(graph, (major, minor)) if f.severity != "slow"]
-    if found:
-        one = found[0]
-        more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    findings = [f for f in lint(graph, (major, minor), folder) if f.severity != "slow"]
+    if findings:
+        one = findings[0]
+        more = f" ({len(findings) - 1} more)" if len(findings) > 1 else ""
         raise BuildError(
             f"TensorRT {major}.{minor} would not take the lowered graph: "
             f"{one.node}: {one.reason}; {one.remedy}{more}"
@@ -286,9 +286,9 @@ class LoweredEngine:
             **self._caches,
         }
         with _blamed(self._path):
-            found = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
-        self._caches = {name: found[f"present_{name}"] for name in self._caches}
-        return _Output(found)
+            values = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
+        self._caches = {name: values[f"present_{name}"] for name in self._caches}
+        return _Output(values)
 
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""

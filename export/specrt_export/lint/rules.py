@@ -164,16 +164,16 @@ class Facts:
     def text(self, node: onnx.NodeProto, name: str, default: str = "") -> str:
         """Return a text attribute; the default where there is none of that type."""
         kind = onnx.AttributeProto.STRING
-        found = (a.s for a in node.attribute if a.name == name and a.type == kind)
-        return next((s.decode(errors="replace") for s in found), default)
+        texts = (a.s for a in node.attribute if a.name == name and a.type == kind)
+        return next((s.decode(errors="replace") for s in texts), default)
 
     def type(self, name: str) -> int | None:
         """Return the element type of a tensor, where it is known."""
         if name in self.tensors:
             return self.tensors[name].data_type
         proto = self._types.get(name)
-        found = proto.tensor_type.elem_type if proto is not None else 0
-        return found or None
+        kind = proto.tensor_type.elem_type if proto is not None else 0
+        return kind or None
 
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a tensor, where its rank is known."""
@@ -193,6 +193,16 @@ class Facts:
         try:
             return np.asarray(numpy_helper.to_array(tensor))
         except Exception:  # fewer bytes than its shape asks for, or an unknown type
+            return None
+
+    def stored(self, name: str) -> NDArray[Any] | None:
+        """Return the values of a constant, also one whose bytes lie beside the graph, else None."""
+        tensor, known = self.tensors.get(name), self.constant(name)
+        if tensor is None or known is not None or self.folder is None:
+            return known
+        try:
+            return np.asarray(numpy_helper.to_array(tensor, str(self.folder)))
+        except Exception:  # a rule of its own says what is wrong with the file
             return None
 
     def through(self, name: str, *op_types: str) -> str:
@@ -378,10 +388,10 @@ def _candidates(facts: Facts, node: onnx.NodeProto) -> str | None:
     count = facts.constant(node.input[1]) if len(node.input) > 1 else None
     if count is None or count.size != 1 or count.dtype.kind not in "iu":
         return None
-    asked = int(count.reshape(-1)[0])
+    wanted = int(count.reshape(-1)[0])
     return (
-        f"it asks for {asked} values of {MOST_CANDIDATES} at most"
-        if asked > MOST_CANDIDATES
+        f"it asks for {wanted} values of {MOST_CANDIDATES} at most"
+        if wanted > MOST_CANDIDATES
         else None
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.bundle import Geometry
-from specrt_export.lower.lazy_tensor import held
+from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView, stamp_oldest_opset
@@ -91,7 +91,7 @@ def positions(view: GraphView) -> str:
     return name
 
 
-_TOLD, _KEYS, _SIZE = 2, 6, 8
+_WINDOW, _KEYS, _SIZE = 2, 6, 8
 
 
 def surplus() -> int:
@@ -107,8 +107,8 @@ def surplus() -> int:
     values = np.eye(_KEYS, _SIZE, dtype=np.float32)[None]
     empty = np.zeros((1, 1, _KEYS, _SIZE), np.float32)
     feed = {"q": 0 * values, "k": 0 * values, "v": values, "key": empty, "value": empty}
-    (made,) = session.run(["y"], feed)
-    return int((made[0, -1] > 0).sum()) - _TOLD
+    (output,) = session.run(["y"], feed)
+    return int((output[0, -1] > 0).sum()) - _WINDOW
 
 
 def _attention() -> bytes:
@@ -128,7 +128,7 @@ def _attention() -> bytes:
         domain="com.microsoft",
         num_heads=1,
         kv_num_heads=1,
-        local_window_size=_TOLD,
+        local_window_size=_WINDOW,
     )
     floats = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
@@ -179,12 +179,12 @@ def fuse_attention(view: GraphView, geometry: Geometry, max_length: int) -> Fuse
     Holds at batch 1 only: the CPU kernel refuses a wider batch of several tokens with a past, so
     that several rows are packed afterwards, each with attention of its own.
     """
-    found = find_layers(view)
-    if not found:
+    layers = find_layers(view)
+    if not layers:
         return FusedAttention(0, 0, 0)
     view.require_domain(MICROSOFT, 1)
     fusion = _Fusion(view, geometry, Rotations(view, max_length))
-    done = [fusion.fuse(layer) for layer in found]
+    done = [fusion.fuse(layer) for layer in layers]
     view.tidy()
     return FusedAttention(len(done), sum(r for r, _ in done), sum(j for _, j in done))
 
@@ -250,8 +250,8 @@ class _Fusion:
 
     def _joined(self, *parts: Heads) -> list[str] | None:
         """Return the inputs of attention if one projection makes all three, else None."""
-        found = [find_projection(self.view, part.x) for part in parts]
-        projections = [p for p in found if p is not None]
+        candidates = [find_projection(self.view, part.x) for part in parts]
+        projections = [p for p in candidates if p is not None]
         if len(projections) < len(parts) or len({part.x for part in parts}) < len(parts):
             return None
         joined = join_projections(self.view, projections)
@@ -262,7 +262,7 @@ class _Fusion:
         caches = [layer.key_update.input[0], layer.value_update.input[0]]
         updated = [layer.key_update.output[0], layer.value_update.output[0]]
         joined = view.fresh("attention")
-        said: dict[str, Any] = view.attributes(layer.node)
+        attributes: dict[str, Any] = view.attributes(layer.node)
         view.add(
             "GroupQueryAttention",
             [*inputs, *caches, *self.lengths, *tables],
@@ -271,8 +271,8 @@ class _Fusion:
             num_heads=geometry.heads,
             kv_num_heads=geometry.kv_heads,
             do_rotary=int(bool(tables)),
-            scale=said.get("scale", geometry.head_dim**-0.5),
-            softcap=said.get("softcap", 0.0),
+            scale=attributes.get("scale", geometry.head_dim**-0.5),
+            softcap=attributes.get("softcap", 0.0),
             local_window_size=self._window(geometry.windows[layer.index]),
         )
         self._hand_over(layer.node.output[0], joined)
@@ -396,7 +396,9 @@ def _half_turned(view: GraphView, name: str) -> str | None:
 def _halves(view: GraphView, lower: onnx.NodeProto, upper: onnx.NodeProto) -> int | None:
     """Return where two slices of the last of four axes meet, if the first begins at 0."""
     bounds = [[view.scalar(i) for i in node.input[1:5]] for node in (lower, upper)]
-    if any(len(said) < 3 or said[2] not in (-1, 3) or said[3:] not in ([], [1]) for said in bounds):
+    if any(
+        len(bound) < 3 or bound[2] not in (-1, 3) or bound[3:] not in ([], [1]) for bound in bounds
+    ):
         return None
     (low, middle, *_), (split, high, *_) = bounds
     meets = low == 0 and split is not None and middle == split
@@ -411,14 +413,14 @@ class Rotations:
     max_length: int
 
     def __post_init__(self) -> None:
-        self._made: dict[tuple[str, str], tuple[str, str, int] | None] = {}
+        self._tables: dict[tuple[str, str], tuple[str, str, int] | None] = {}
 
     def tables(self, rotary: Rotary) -> tuple[str, str, int] | None:
         """Return the names of the [max_length, R / 2] tables and R; None where halves differ."""
         key = (rotary.cos, rotary.sin)
-        if key not in self._made:
-            self._made[key] = self._make(rotary)
-        return self._made[key]
+        if key not in self._tables:
+            self._tables[key] = self._make(rotary)
+        return self._tables[key]
 
     def _make(self, rotary: Rotary) -> tuple[str, str, int] | None:
         whole = tabulate(self.view.model, rotary, self.max_length)
@@ -426,7 +428,7 @@ class Rotations:
         if cos is None or sin is None:
             return None
         names = [
-            self.view.add_stored(held(f"{self.view.fresh(kind)}.table", table))
+            self.view.add_stored(in_memory(f"{self.view.fresh(kind)}.table", table))
             for kind, table in (("cos", cos), ("sin", sin))
         ]
         return names[0], names[1], whole[0].shape[1]
@@ -450,9 +452,9 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
     part = GraphView(part).tidy()
     stamp_oldest_opset(part)
     needed = {i for n in part.graph.node for i in n.input}
-    kept = [i for i in part.graph.input if i.name in needed]
+    inputs = [i for i in part.graph.input if i.name in needed]
     del part.graph.input[:]
-    part.graph.input.extend(kept)
+    part.graph.input.extend(inputs)
     for value in part.graph.input:
         _free_shape(value)
     options = ort.SessionOptions()

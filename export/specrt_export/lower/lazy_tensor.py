@@ -162,7 +162,7 @@ def _write(weight: LazyTensor, file: DataFile) -> onnx.TensorProto:
     return region.tensor
 
 
-def held(name: str, array: NDArray[Any]) -> LazyTensor:
+def in_memory(name: str, array: NDArray[Any]) -> LazyTensor:
     """Return an array that is in memory already."""
     onnx_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return LazyTensor(name, onnx_type, array.shape, lambda begin, end: array[begin:end])
@@ -265,7 +265,7 @@ def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor
     return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
-def held_off_zero(source: LazyTensor) -> LazyTensor:
+def nonzero(source: LazyTensor) -> LazyTensor:
     """Return fp32 scales none of which is 0 in fp16: TensorRT refuses a scale of 0."""
     least = np.float32(2.0**-24)
 

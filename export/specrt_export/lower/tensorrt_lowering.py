@@ -16,8 +16,8 @@ from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
 from specrt_export.lower.half import TYPES, halve
-from specrt_export.lower.lazy_tensor import LazyTensor, doubled, held_off_zero, reshaped
-from specrt_export.lower.logits import add_confidence, cut_candidates, find_peak
+from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
+from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
 from specrt_export.lower.norm import write_out_norms
 from specrt_export.lower.projections import (
     PROJECTION,
@@ -96,7 +96,7 @@ def lower_tensorrt(
     if target.form == DECOMPOSED:
         in_blocks = any(a.name == "block_size" for n in model.graph.node for a in n.attribute)
         stamp_opset(model, _OLD_OPSETS[in_blocks])
-    return Lowered(model, view.weights(), counts.said)
+    return Lowered(model, view.weights(), counts.ratios)
 
 
 def mark_decomposable(model: onnx.ModelProto) -> None:
@@ -150,13 +150,13 @@ def _rotate(view: GraphView, target: TensorRtTarget) -> int:
 
 
 def _rotate_one(view: GraphView, name: str, rotations: Rotations, geometry: Geometry) -> bool:
-    found = match_rotary(view, name)
-    tables = rotations.tables(found) if found else None
-    if found is None or tables is None:
+    rotary = match_rotary(view, name)
+    tables = rotations.tables(rotary) if rotary else None
+    if rotary is None or tables is None:
         return False
     cos, sin, width = tables
     part = 0 if width == geometry.head_dim else width
-    inputs = [found.x, cos, sin, positions(view)]
+    inputs = [rotary.x, cos, sin, positions(view)]
     view.add("RotaryEmbedding", inputs, outputs=[name], rotary_embedding_dim=part)
     return True
 
@@ -180,7 +180,7 @@ def _guard_tokens(view: GraphView) -> None:
 
 def _score(view: GraphView, target: TensorRtTarget) -> None:
     vocabulary = target.geometry.vocab_size
-    find_peak(view, vocabulary)
+    add_argmax(view, vocabulary)
     if target.confidence:
         add_confidence(view)
     if target.candidates:
@@ -225,8 +225,8 @@ def write_out(view: GraphView, geometry: Geometry, *, everything: bool) -> set[s
 
 def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
     """Write one layer out; return its masked scores."""
-    said = view.attributes(layer.node)
-    scale = said.get("scale", geometry.head_dim**-0.5)
+    attributes = view.attributes(layer.node)
+    scale = attributes.get("scale", geometry.head_dim**-0.5)
     query, keys, values, mask = layer.node.input[:4]
     # Scaled before the product, which then stays far from the ends of half precision.
     factor = view.add_constant("scale", np.array(scale, np.float32))
@@ -235,13 +235,13 @@ def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
     turned = view.add("Transpose", [keys], perm=[0, 1, 3, 2])
     length = _length(view, layer)
     scores = view.add("MatMul", [rows, turned])
-    scores = _capped(view, scores, said.get("softcap", 0.0))
+    scores = _capped(view, scores, attributes.get("softcap", 0.0))
     masked = view.add("Add", [_reshape_to(view, scores, [0, geometry.heads, -1, length]), mask])
     shares = view.add("Softmax", [masked], axis=-1)
     grouped = _reshape_to(view, shares, [0, geometry.kv_heads, -1, length])
-    found = view.add("MatMul", [grouped, values])
+    mixed = view.add("MatMul", [grouped, values])
     heads = [0, geometry.heads, -1, geometry.head_dim]
-    _reshape_to(view, found, heads, layer.node.output[0])
+    _reshape_to(view, mixed, heads, layer.node.output[0])
     return masked
 
 
@@ -301,32 +301,32 @@ class PadRows:
         self._view = view
         shapes = Shapes(view)  # as long as projections say how wide they are
         self._dims = {name: shapes.dims(name) for node in view.nodes() for name in node.output}
-        self._made: dict[str, str] = {}
+        self._padded: dict[str, str] = {}
 
     def of(self, name: str) -> str:
         """Return the value with a partner."""
         stack = [name]
         while stack:
             value = stack[-1]
-            needed = [] if value in self._made else self._rows_of(value)
-            missing = [i for i in needed if i not in self._made]
+            needed = [] if value in self._padded else self._rows_of(value)
+            missing = [i for i in needed if i not in self._padded]
             stack.extend(missing)
             if not missing:
-                if value not in self._made:
-                    self._made[value] = self._add(value)
+                if value not in self._padded:
+                    self._padded[value] = self._add(value)
                 stack.pop()
-        return self._made[name]
+        return self._padded[name]
 
     def repeated(self, name: str) -> str:
         """Return the value with a partner, added at this very place."""
-        self._made[name] = self._repeated(name, self._axis(name))
-        return self._made[name]
+        self._padded[name] = self._repeated(name, self._axis(name))
+        return self._padded[name]
 
     def drop(self, partnered: str, name: str) -> None:
         """Let a value be another one without its partner."""
         bounds = [self._constant(n) for n in (0, -1, self._axis(name))]
         self._view.add("Slice", [partnered, *bounds], outputs=[name])
-        self._made[name] = partnered
+        self._padded[name] = partnered
 
     def _rows_of(self, name: str) -> list[str]:
         """Return the inputs whose rows a value is made of, where it is made row by row."""
@@ -349,11 +349,11 @@ class PadRows:
         rows = self._rows_of(name)
         if node is not None and self._is_selection(name):
             more = self._repeated(node.input[1], axis=0)
-            return view.add("Gather", [self._made[node.input[0]], more], axis=1)
+            return view.add("Gather", [self._padded[node.input[0]], more], axis=1)
         if node is not None and node.op_type == "Split":
             return self._split(node, name)
         if node is not None and rows:
-            inputs = [self._made.get(i, i) if i in rows else i for i in node.input]
+            inputs = [self._padded.get(i, i) if i in rows else i for i in node.input]
             return view.add(node.op_type, inputs, **view.attributes(node))
         if node is not None and node.op_type == "Gather" and node.input[1] == "input_ids":
             more = self._repeated("input_ids", axis=1)
@@ -362,10 +362,10 @@ class PadRows:
 
     def _split(self, node: onnx.NodeProto, name: str) -> str:
         parts = {output: self._view.fresh("part") for output in node.output}
-        inputs = [self._made[node.input[0]], *node.input[1:]]
-        said = self._view.attributes(node)
-        self._view.add("Split", inputs, outputs=list(parts.values()), **said)
-        self._made |= parts
+        inputs = [self._padded[node.input[0]], *node.input[1:]]
+        attributes = self._view.attributes(node)
+        self._view.add("Split", inputs, outputs=list(parts.values()), **attributes)
+        self._padded |= parts
         return parts[name]
 
     def _is_selection(self, name: str) -> bool:
@@ -388,8 +388,8 @@ class PadRows:
         return len(dims) - 2 if dims is not None else 1
 
 
-def _cuts_columns(said: dict[str, Any], op_type: str) -> bool:
-    return op_type == "Split" and said.get("axis", 0) == -1
+def _cuts_columns(attributes: dict[str, Any], op_type: str) -> bool:
+    return op_type == "Split" and attributes.get("axis", 0) == -1
 
 
 def emit_products(view: GraphView) -> tuple[int, int]:
@@ -417,8 +417,8 @@ def emit_products(view: GraphView) -> tuple[int, int]:
         if projection not in paired:
             _emit(view, projection, projection.x, projection.output)
             continue
-        made = _emit(view, projection, partner(projection.x))
-        partners.drop(made, projection.output)
+        product = _emit(view, projection, partner(projection.x))
+        partners.drop(product, projection.output)
     view.tidy()
     quantized = sum(p.matrix.scales is not None for p in projections)
     return quantized, len(projections)
@@ -506,7 +506,7 @@ def _weight(view: GraphView, matrix: WeightMatrix) -> str:
     """Add a weight; one scale for each row is said as such, and not as a block."""
     if matrix.scales is None:
         return matrix.add_to(view)
-    apart = held_off_zero(matrix.scales)
+    apart = nonzero(matrix.scales)
     if matrix.block == matrix.inputs and matrix.bits == 4:
         # One block a row has a kernel of its own, as 8 bits have; two of one scale have not.
         return replace(matrix, scales=doubled(apart), block=matrix.block // 2).add_to(view)

@@ -457,8 +457,8 @@ class Hook:
         return out.transpose(1, 2), None
 
     def _window(self, module: torch.nn.Module, mask: Tensor | None) -> int:
-        for window, made in self._masks.items():
-            if made is mask:
+        for window, built in self._masks.items():
+            if built is mask:
                 return window
         raise ExportError(
             f"{type(module).__name__} builds its attention mask itself, not through transformers' "

@@ -117,10 +117,10 @@ def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
     added: list[onnx.NodeProto] = []
     for one in stored:
         model.graph.initializer.extend(one.tensors)
-        made = _restore(one)
-        added.extend(made)
+        nodes_of_weight = _restore(one)
+        added.extend(nodes_of_weight)
         for use in one.choice.uses:
-            nodes[use.node].input[use.input] = made[-1].output[0]
+            nodes[use.node].input[use.input] = nodes_of_weight[-1].output[0]
     rest = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*added, *rest])
@@ -131,12 +131,12 @@ def _restore(one: Stored) -> list[onnx.NodeProto]:
     """Return the nodes that make fp32 weights of stored ones."""
     choice, names = one.choice, [tensor.name for tensor in one.tensors]
     if choice.precision in SCALED:
-        made = [_node("DequantizeLinear", choice.name, names, axis=1, block_size=choice.block)]
+        nodes = [_node("DequantizeLinear", choice.name, names, axis=1, block_size=choice.block)]
     else:
-        made = [_node("Cast", choice.name, names, to=TensorProto.FLOAT)]
+        nodes = [_node("Cast", choice.name, names, to=TensorProto.FLOAT)]
     if choice.turned:
-        made.append(_node("Transpose", choice.name, made[0].output, perm=[1, 0]))
-    return made
+        nodes.append(_node("Transpose", choice.name, nodes[0].output, perm=[1, 0]))
+    return nodes
 
 
 def _node(op_type: str, name: str, inputs: Iterable[str], **attributes: Any) -> onnx.NodeProto:
@@ -155,10 +155,10 @@ def prune(model: onnx.ModelProto) -> None:
             needed.add(name)
             node = maker.get(name)
             wanted.extend(node.input if node is not None else ())
-    kept = [node for node in graph.node if needed.intersection(node.output)]
+    nodes = [node for node in graph.node if needed.intersection(node.output)]
     used = [tensor for tensor in graph.initializer if tensor.name in needed]
     del graph.node[:], graph.initializer[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
     graph.initializer.extend(used)
 
 
@@ -188,6 +188,8 @@ class Choice:
     """0 for fp32, fp16 and bf16."""
     uses: tuple[Use, ...]
     turned: bool
+    positive: bool = False
+    """Whether its scales must be positive."""
 
     @property
     def name(self) -> str:
@@ -220,8 +222,8 @@ def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
         by_precision: dict[str, list[Use]] = defaultdict(list)
         for use in uses:
             by_precision[getattr(precision, use.role)].append(use)
-        for name, found in by_precision.items():
-            choice = _choice(tensor, name, precision, tuple(found))
+        for name, readers_of_one in by_precision.items():
+            choice = _choice(tensor, name, precision, tuple(readers_of_one))
             if choice is not None:
                 choices.append(choice)
     return choices
@@ -236,18 +238,19 @@ def _choice(
     if name in SCALED:
         inner = tensor.dims[0 if turned else 1]
         block = fitting_block(inner, precision.block_of(name, inner))
-        return Choice(tensor.name, name, block, uses, turned) if block else None
+        positive = precision.positive
+        return Choice(tensor.name, name, block, uses, turned, positive) if block else None
     return Choice(tensor.name, name, 0, uses, turned)
 
 
-def fitting_block(inner: int, asked: int) -> int:
+def fitting_block(inner: int, largest: int) -> int:
     """Return the largest block up to the asked one that divides an inner size; 0 if none does.
 
     A whole row is one that fits.
     """
-    if asked == inner:
+    if largest == inner:
         return inner
-    return next((b for b in _BLOCKS if b <= asked and inner % b == 0), 0)
+    return next((b for b in _BLOCKS if b <= largest and inner % b == 0), 0)
 
 
 Readers = dict[str, list[tuple[onnx.NodeProto, int]]]
@@ -418,7 +421,7 @@ def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Reg
 def _form(choice: Choice, weights: Floats) -> tuple[Sequence[NDArray[Any]], Floats]:
     """Return what is written of some rows, and the fp32 weights that it stands for."""
     if choice.precision in SCALED:
-        codes, scales = encode(weights, choice.precision, choice.block)
+        codes, scales = encode(weights, choice.precision, choice.block, positive=choice.positive)
         packed = pack(codes) if choice.precision == "int4" else codes
         values = codes.view(FP8) if choice.precision == "fp8" else codes
         return (packed, scales), decode(values, scales)
