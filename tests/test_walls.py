@@ -22,6 +22,8 @@ specrt_export.builder
 specrt_export.check
 specrt_export.compile
 specrt_export.inputs
+specrt_export.pairs
+specrt_export.estimate
 specrt_export.recipe
 specrt_export.lower
 specrt_export.quantize

@@ -44,7 +44,7 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     Accepted at the end of either: embedding rows without a token, and unused or padding tokens.
     Raises: CheckpointError with the first differing id and both its tokens.
     """
-    ours, theirs = read_tokens(target), read_tokens(draft)
+    ours, theirs = read_tokens(target), read_tokens(draft, drafts=True)
     for index in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(index), theirs.get(index)
         if mine == other or (_filler(mine) and _filler(other)):
@@ -56,9 +56,11 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
         )
 
 
-def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, str]:
     """Return the token of each id of a checkpoint's tokenizer, added tokens included.
 
+    A draft may lack rows for added tokens, as the small Gemma 3 do for that of a picture: it never
+    proposes them, and is silent once its target has one.
     Raises: CheckpointError if it is missing, unreadable, or has ids the model has no row for.
     """
     path = checkpoint.folder / "tokenizer.json"
@@ -68,7 +70,8 @@ def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     try:
-        vocabulary = HubTokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        tokenizer = HubTokenizer.from_file(str(path))
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # The tokenizers library raises bare Exception for whatever it cannot read.
     except Exception as error:
         raise CheckpointError(
@@ -76,7 +79,8 @@ def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
         ) from error
     tokens = {index: token for token, index in vocabulary.items()}
     size = checkpoint.config.get("vocab_size")
-    last = max(tokens, default=-1)
+    added = tokenizer.get_added_tokens_decoder() if drafts else {}
+    last = max((index for index in tokens if index not in added), default=-1)
     if isinstance(size, int) and last >= size:
         raise CheckpointError(
             f"{path} has token id {last} ({tokens[last]!r}), but the model has vocab_size {size}; "

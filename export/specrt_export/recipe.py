@@ -37,18 +37,23 @@ class CompilerSpec:
     """Whether passes near the length limit are prefill passes, which must then be wide enough."""
     disk_factor: float = 1.0
     """Disk space that a build takes, over that of the weights in their new precision."""
+    on_cpu: bool = False
+    """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
+    float_factor: float = 1.0
+    """Floats in an engine over those in the graph it is made of, at most."""
 
 
 _PLANS = CompilerSpec(
     "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
     # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    disk_factor=2.5,
+    disk_factor=2.5, float_factor=1.57,
 )  # fmt: skip
 
 COMPILERS: dict[str, CompilerSpec] = {
     "ort-cpu": CompilerSpec(
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
         tuple(p for p in PRECISIONS if p != "fp8"),
+        on_cpu=True,
     ),
     "ort-cuda": CompilerSpec(
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",

@@ -37,8 +37,8 @@ torch = pytest.importorskip("torch", reason="needs the export extra")
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         (
-            {"model_type": "phi3", "rope_parameters": {"rope_type": "longrope"}},
-            "rope type 'longrope' changes",
+            {"model_type": "phi3", "rope_parameters": {"rope_type": "su"}},
+            "rope type 'su' changes",
         ),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         (

@@ -27,7 +27,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
 
-LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
+LENGTH_DEPENDENT = ("dynamic", "su")
 
 # fmt: off
 RECURRENT_TYPES = frozenset((

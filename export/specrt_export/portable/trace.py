@@ -94,6 +94,7 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
         return torch.nn.Parameter(empty, requires_grad=False)
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = getattr(config, "text_config", None) or config
     factory = cast(Any, AutoModelForCausalLM)
     handle = register_module_parameter_registration_hook(fake)
     try:
@@ -105,7 +106,23 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
     for path, value in buffers.items():
         owner, _, name = path.rpartition(".")
         model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
+    for module in model.modules():
+        # The angles of short texts, which hold as far as `trained_positions` reaches.
+        if getattr(module, "rope_type", None) == LONG_ROPE:
+            module.rope_type = "default"
     return model.eval(), buffers
+
+
+LONG_ROPE = "longrope"
+"""A rotation with two sets of angles: one for short texts, one for texts beyond a length."""
+
+
+def trained_positions(config: Any) -> int:
+    """Return how many positions a graph of the model serves."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == LONG_ROPE:
+        return int(rope["original_max_position_embeddings"])
+    return int(config.max_position_embeddings)
 
 
 def stored_names(model: Any) -> dict[str, str]:
@@ -175,7 +192,7 @@ def measure(model: Any, hook: Hook) -> Geometry:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=config.vocab_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=trained_positions(config),
         windows=tuple(hook.windows[layer] for layer in range(layers)),
     )
 
