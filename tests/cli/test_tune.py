@@ -14,7 +14,7 @@ from cli.ran import Run
 from specrt.bundle import Bundle
 from specrt.cli.terminal import bar, chart
 from specrt.params import AUTO
-from specrt.tuning.pass_timer import tune_quickly
+from specrt.tuning import tune_quickly
 from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 

@@ -27,7 +27,7 @@ from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor
 from specrt.generator import Generator
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning import measure_costs
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import GraphRun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.bench.samples import PLAIN, BenchRow, Busy, Configuration, Sample
+from specrt.bench.measure import PLAIN, BenchRow, Busy, Configuration, Sample
 from specrt.completion import SpeculationStats
 from specrt.speculation.round import Round
 

@@ -11,7 +11,7 @@ import pytest
 from runtime.toy import TableEngine, generator, near
 from specrt.bench.lossless import compare_outputs
 from specrt.bench.measure import WARM_UP_TOKENS, Clocks, Samples, TimedEngine, measure
-from specrt.bench.samples import PLAIN, Configuration, configurations
+from specrt.bench.measure import PLAIN, Configuration, configurations
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams

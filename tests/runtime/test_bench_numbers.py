@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.samples import drafting, plain, rounds, row, sample
-from specrt.bench.samples import (
+from specrt.bench.measure import (
     PLAIN,
     Busy,
     Configuration,

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.samples import DRAFTING, drafting, plain, rounds, sample
 from specrt.bench.lossless import Comparison, Difference, compare_outputs
-from specrt.bench.samples import PLAIN, Configuration
+from specrt.bench.measure import PLAIN, Configuration
 
 AUTO = Configuration("auto", "model")
 

@@ -23,7 +23,7 @@ from specrt.bench.report import (
     report,
     verdicts,
 )
-from specrt.bench.samples import PLAIN, Configuration
+from specrt.bench.measure import PLAIN, Configuration
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 from specrt.system.machine import Bandwidth, Machine, last_cache_bytes, measure_bandwidth

@@ -22,8 +22,8 @@ from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning import pass_timer as tune
-from specrt.tuning.pass_timer import (
+import specrt.tuning as tune
+from specrt.tuning import (
     CONTEXT,
     PassTimer,
     Timed,

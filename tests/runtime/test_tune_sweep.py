@@ -78,14 +78,14 @@ def models(gammas: tuple[int, ...] = tuple(range(9)), draft: bool = True) -> Mod
 
 def test_everything_is_tried_where_it_is_cheap() -> None:
     effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
-    assert effort.contenders[0] == PLAIN
+    assert effort.candidates[0] == PLAIN
     drafters = ("model", "ngram", "cascade")
     every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
-    assert set(effort.contenders[1:]) == every
+    assert set(effort.candidates[1:]) == every
     assert effort.prompts == 16
     lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
-    assert {who.drafter for who in lone.contenders} == {"none", "ngram"}
-    assert plan_effort(models((0,)), COSTS, 40, quick=False).contenders == (PLAIN,)
+    assert {who.drafter for who in lone.candidates} == {"none", "ngram"}
+    assert plan_effort(models((0,)), COSTS, 40, quick=False).candidates == (PLAIN,)
 
 
 BUILT = models()
@@ -99,7 +99,7 @@ def test_slow_models_get_shorter_sweeps_that_still_tell_something(
     effort = plan_effort(BUILT, costs, prompts, quick=quick)
     assert 4 <= effort.prompts <= prompts
     assert effort.prompts * effort.tokens >= 256
-    assert {PLAIN, MODEL, FREE} < set(effort.contenders)
+    assert {PLAIN, MODEL, FREE} < set(effort.candidates)
     slower = plan_effort(BUILT, costs.scaled(verify=30), prompts, quick=quick)
     assert slower.price_s(1.0) <= effort.price_s(1.0)
 

@@ -16,7 +16,7 @@ from gpucheck.timing import device_passes, device_rounds, fill, host_passes, rat
 from specrt.bench.lossless import compare_outputs, plain_margin
 from specrt.bench.measure import measure
 from specrt.bench.report import report
-from specrt.bench.samples import configurations
+from specrt.bench.measure import configurations
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams

@@ -21,7 +21,7 @@ from specrt.engine.tensorrt.library import lacks_to_build
 from specrt.generator import Generator
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning import measure_costs
 from specrt_export.bundle_builder import build
 from specrt_export.compile.tensorrt.builder_config import RTX, PlanOptions
 from specrt_export.quantize.precision import SCALED, Precision

@@ -14,7 +14,7 @@ from gpucheck.step import Facts
 from specrt.engine.protocol import Engine
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.tuning.pass_timer import turned
+from specrt.tuning import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")
