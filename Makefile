@@ -69,7 +69,7 @@ bench: engines ## measure codelet: plain, gamma 2, 4 and auto
 	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
 
 gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minutes 10"
-	@$(BIN)/python benchmarks/gpu/check.py $(ARGS)
+	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 clean: ## remove .venv, bundles and caches
 	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
