@@ -35,12 +35,12 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
 def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
     script = (
         "import signal, os\n"
-        "from specrt.scheduler.request import Reader\n"
-        "real = Reader.take\n"
+        "from specrt.scheduler.request import OutputProcessor\n"
+        "real = OutputProcessor.take\n"
         "def late(*facts):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    return real(*facts)\n"
-        "Reader.take = late\n"
+        "OutputProcessor.take = late\n"
         "from specrt.cli import main\n"
         "main()\n"
     )

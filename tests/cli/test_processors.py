@@ -56,7 +56,7 @@ def test_no_three_tokens_come_twice(generator: Generator) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--logit-bias", "5=much"], "'5=much' is no bias; expected a token id and a number"),
+        (["--logit-bias", "5=much"], "'5=much' is not a bias; expected a token id and a number"),
         (["--logit-bias", "99999=1"], "logit_bias holds 99999; expected ids of the vocabulary"),
         (["--allowed-token-id", 99999], "allowed_token_ids holds 99999"),
         (["--presence-penalty", 3], "presence_penalty is 3.0; expected a number from -2 to 2"),

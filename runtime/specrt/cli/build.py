@@ -46,13 +46,14 @@ def command(
 ) -> None:
     """Build the bundle of RECIPE."""
     try:
-        from specrt_export import bundle_builder as builder
         from specrt_export.recipe import read_recipe
+
+        plan = read_recipe(recipe, backend=backend)  # a mistake shows before slow imports
+        from specrt_export import bundle_builder as builder
     except ImportError as error:
         raise BuildError(
             f'building needs {error.name}; install it with `pip install "specrt[build]"`'
         ) from None
-    plan = read_recipe(recipe, backend=backend)
     place = out or BUILD_ROOT / _folder(recipe, plan, backend)
     if if_stale and builder.is_fresh(plan, place):
         print(f"{place} is up to date")

@@ -74,7 +74,7 @@ def command(
 
     The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
     standard output as it is generated, one line of statistics to standard error. With --n or
-    --prompts the exit status is 1 when a completion failed; the others go on.
+    --prompts the exit status is 1 where a completion failed; the others go on.
     """
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
@@ -217,21 +217,33 @@ def complete_file(
     generator: Generator, source: FilePrompts, params: SamplingParams, gamma: Gamma | None,
     drafter: str | None,
 ) -> int:  # fmt: skip
-    """Print a JSON object for each prompt, in order, once it is complete; return 1 on failures.
+    """Print a JSON object for each prompt, in order; return 1 where one failed.
 
-    Raises: RequestError before any work, naming the line of a prompt that cannot be completed.
+    A prompt that cannot be completed has an entry with its error, and the others go on.
+    Raises: RequestError for options that no prompt could have.
     """
     encode = source.encode or generator.tokenizer.encode
-    encoded = []
-    for prompt in source.prompts:
+    one = replace(params, n=1)
+    generator.stream([0], one, gamma=gamma, drafter=drafter)  # checks the options; runs nothing
+    encoded: dict[int, list[int]] = {}
+    errors: dict[int, RequestError] = {}
+    for number, prompt in enumerate(source.prompts):
         try:
-            encoded.append(encode(prompt.text))
-            generator.stream(encoded[-1], replace(params, n=1), gamma=gamma, drafter=drafter)
+            ids = encode(prompt.text)
+            generator.stream(ids, one, gamma=gamma, drafter=drafter)
+            encoded[number] = ids
         except RequestError as error:
-            raise RequestError(f"{prompt.place}: {error}") from None
+            errors[number] = error
+    results = generator.generate_each([*encoded.values()], params, gamma=gamma, drafter=drafter)
     status = 0
-    results = generator.generate_each(encoded, params, gamma=gamma, drafter=drafter)
-    for prompt, completions in zip(source.prompts, results, strict=True):
+    for number, prompt in enumerate(source.prompts):
+        if number in errors:
+            status = 1
+            print(f"specrt: {prompt.place}: {errors[number]}", file=sys.stderr, flush=True)
+            error = {"finish_reason": "error", "error": str(errors[number])}
+            _print_json({"prompt": prompt.text, **error})
+            continue
+        completions = next(results)
         entries = [_entry(completion) for completion in completions]
         result = entries[0] if params.n == 1 else {"completions": entries}
         _print_json({"prompt": prompt.text, **result})
