@@ -47,7 +47,9 @@ from specrt.constraints import KINDS
 from specrt.errors import RequestError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
-from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.target import VERIFIERS
 from specrt.system.machine import measure_bandwidth
 from specrt.text import Prompt, first_of_each, of_categories, read_prompts
 
@@ -264,7 +266,7 @@ output is promised."""
     "--min-p", default=0.0, help="Drop tokens less likely than this share of the likeliest."
 )
 @click.option("--seed", default=0, show_default=True, help="Same seed, same text.")
-@click.option("--verifier", type=click.Choice(VERIFIERS), default="match", show_default=True)
+@click.option("--verifier", type=click.Choice(list(VERIFIERS)), default="match", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
 @click.option(
@@ -357,8 +359,8 @@ def compared_outputs(
     params: SamplingParams,
 ) -> Comparison:
     """Compare every output with plain decoding, with the margin of a greedy one that differs."""
-    if params.verifier == "rejection" and not params.greedy:
-        return Comparison(0, reason="rejection keeps the distribution, not the text")
+    if VERIFIERS[params.verifier].needs_distributions and not params.greedy:
+        return Comparison(0, reason=f"{params.verifier} keeps the distribution, not the text")
 
     def margin(number: int, plain: Sequence[int]) -> float:
         return plain_margin(generator, [*prompts[number], *plain])

@@ -25,8 +25,16 @@ from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
-from specrt.session import ChatTemplate, Message, NoTemplateError, Session, read_template
-from specrt.text import Tokenizer, decode_utf8
+from specrt.session import Session
+from specrt.speculation.drafters import DRAFTERS
+from specrt.text import (
+    ChatTemplate,
+    Message,
+    NoTemplateError,
+    Tokenizer,
+    decode_utf8,
+    read_template,
+)
 
 
 class Interruption:
@@ -372,7 +380,7 @@ _COMMANDS = {
         "", "tokens, times and rounds of the last answer and of the session", Talk._stats
     ),
     "gamma": Command("N|auto", "tokens to draft each round; 0 drafts none", Talk._gamma),
-    "drafter": Command("D", "what drafts: model, ngram, cascade, none", Talk._drafter),
+    "drafter": Command("D", f"what drafts: {', '.join(DRAFTERS)}", Talk._drafter),
     "show-draft": Command(
         "", "switch the colour of drafted and accepted tokens on or off", Talk._switch
     ),
@@ -457,7 +465,9 @@ def command(
     most = memory << 20 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         template = _template(bundle)
-        session = generator.session(template, system, params, gamma, drafter)
+        session = Session(
+            generator, template, system=system, params=params, gamma=gamma, drafter=drafter
+        )
         _greet(generator, template)
         interactive = sys.stdin.isatty()
         talk = Talk(

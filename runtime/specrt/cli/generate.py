@@ -96,7 +96,7 @@ def command(
 
 def _with_template(source: Source, bundle: Path, generator: Generator) -> Source:
     """Return prompts as a user's messages, rendered by the bundle's chat template."""
-    from specrt.session import read_template
+    from specrt.text import read_template
 
     if isinstance(source, list):
         raise RequestError("--chat needs a text prompt, not --prompt-ids")

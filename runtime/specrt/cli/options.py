@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from specrt.errors import RequestError
-from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.target import VERIFIERS
 from specrt.text import read_text
 
 
@@ -161,7 +163,7 @@ _BEFORE = (
     ),
     click.option(
         "--drafter",
-        type=click.Choice(DRAFTERS),
+        type=click.Choice(list(DRAFTERS)),
         help="What drafts: the draft model, n-gram lookup in the text so far, lookup and then the "
         "model (cascade), or nothing.  [default: the bundle's]",
     ),
@@ -228,7 +230,7 @@ _BEHIND = (
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end token."),
     click.option(
         "--verifier",
-        type=click.Choice(VERIFIERS),
+        type=click.Choice(list(VERIFIERS)),
         default="match",
         show_default=True,
         help="match: one seed gives one text at every gamma. rejection: accepts more when "
