@@ -30,7 +30,13 @@ from specrt.text import ChatTemplate, Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
-COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()", "chat"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
+    "from specrt.cli import main; main()",
+    "chat",
+]
 
 
 def answers(generator: Generator, *messages: str, template: ChatTemplate | None = None) -> str:

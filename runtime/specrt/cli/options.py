@@ -322,7 +322,7 @@ class ProgressLine:
         self._terminal = sys.stderr.isatty()
         self._printed = False
         self._ended = Event()
-        self._thread = Thread(target=self._repeat, daemon=True)
+        self._thread = Thread(target=self._repeat, name="specrt progress", daemon=True)
         if not self._terminal:
             self._thread.start()
 
