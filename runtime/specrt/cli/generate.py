@@ -240,8 +240,8 @@ def complete_file(
         if number in errors:
             status = 1
             print(f"specrt: {prompt.place}: {errors[number]}", file=sys.stderr, flush=True)
-            error = {"finish_reason": "error", "error": str(errors[number])}
-            _print_json({"prompt": prompt.text, **error})
+            failure = {"finish_reason": "error", "error": str(errors[number])}
+            _print_json({"prompt": prompt.text, **failure})
             continue
         completions = next(results)
         entries = [_entry(completion) for completion in completions]
