@@ -10,8 +10,7 @@ import pytest
 from runtime.tensorrt_double import GAMMAS, NumpyPlan
 from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.bench.measure import TimedEngine, TimedRounds, measure
-from specrt.bench.measure import Configuration
+from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
