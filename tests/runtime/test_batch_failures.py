@@ -23,7 +23,7 @@ from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning import measure_costs
 
 SOME = SamplingParams(max_tokens=40)
 

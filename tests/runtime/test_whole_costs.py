@@ -10,14 +10,13 @@ import pytest
 from runtime.tensorrt_double import GAMMAS, NumpyPlan
 from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.bench.measure import TimedEngine, TimedRounds, measure
-from specrt.bench.samples import Configuration
+from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models, undivided
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import PassTimer, measure_costs
+from specrt.tuning import PassTimer, measure_costs
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""

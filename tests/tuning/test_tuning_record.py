@@ -189,13 +189,13 @@ def test_a_file_that_is_no_record_is_ignored(bundle: Bundle, content: bytes) -> 
 def test_what_is_no_file_is_ignored_without_waiting(bundle: Bundle) -> None:
     place = bundle.path / FILE_NAME
     os.mkfifo(place)
-    assert "no file" in ignored(bundle)
+    assert "not a file" in ignored(bundle)
     place.unlink()
     place.mkdir()
-    assert "no file" in ignored(bundle)
+    assert "not a file" in ignored(bundle)
     place.rmdir()
     place.symlink_to(bundle.path / "gone")
-    assert "no file" in ignored(bundle)
+    assert "not a file" in ignored(bundle)
 
 
 @given(data=st.data())

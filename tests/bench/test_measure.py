@@ -7,11 +7,25 @@ from time import sleep
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bench.samples import drafting, plain, rounds, sample
 from runtime.toy import TableEngine, generator, near
 from specrt.bench.lossless import compare_outputs
-from specrt.bench.measure import WARM_UP_TOKENS, Clocks, Samples, TimedEngine, measure
-from specrt.bench.samples import PLAIN, Configuration, configurations
+from specrt.bench.measure import (
+    PLAIN,
+    WARM_UP_TOKENS,
+    Clocks,
+    Configuration,
+    PassTime,
+    Samples,
+    TimedEngine,
+    configurations,
+    in_turn,
+    measure,
+    shared_gaps,
+)
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -52,15 +66,9 @@ def test_every_prompt_runs_at_every_configuration_in_each_repeat(opened: Generat
     assert all(s.draft.passes == 0 for s in samples[PLAIN])
     assert all(s.counts.drafted > 0 for s in samples[compared[1]])
     assert compare_outputs(samples, None, "fp32").differences == ()
-
-
-@pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.8}])
-def test_sampled_outputs_are_the_plain_ones_too(
-    opened: Generator, options: dict[str, float]
-) -> None:
-    samples = run(opened, configurations([3], ["model"]), **options)
-    assert compare_outputs(samples, None, "fp32").differences == ()
-    assert len({s.tokens for s in samples[PLAIN]}) == len(PROMPTS)
+    sampled = run(opened, configurations([3], ["model"]), temperature=0.9, top_p=0.8)
+    assert compare_outputs(sampled, None, "fp32").differences == ()
+    assert len({s.tokens for s in sampled[PLAIN]}) == len(PROMPTS)
 
 
 def test_configurations_of_one_prompt_run_back_to_back(
@@ -86,7 +94,7 @@ def test_configurations_of_one_prompt_run_back_to_back(
     assert len(set(orders)) == 6
 
 
-def test_each_configuration_learns_from_its_own_rounds(
+def test_each_configuration_learns_from_its_own_rounds_and_costs_are_measured_once(
     opened: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[Models] = []
@@ -96,6 +104,10 @@ def test_each_configuration_learns_from_its_own_rounds(
         return Costs((100.0, 110.0, 120.0), (0.0, 10.0, 20.0))
 
     models = replace(opened.models, measure=costs)
+    timed = Clocks.of(models).models(models)
+    assert timed.measure is not None
+    assert timed.measure(timed) is timed.measure(timed)
+    assert len(measured) == 1
     used: dict[object, set[Generator]] = {}
     stream = Generator.stream
 
@@ -111,21 +123,6 @@ def test_each_configuration_learns_from_its_own_rounds(
     assert all(s.counts.gamma == "auto" for s in samples[Configuration("auto", "model")])
 
 
-def test_costs_are_measured_once_for_all(opened: Generator) -> None:
-    measured: list[Models] = []
-
-    def costs(models: Models) -> Costs:
-        measured.append(models)
-        return Costs((100.0,), (0.0,))
-
-    models = replace(opened.models, measure=costs)
-    timed = Clocks.of(models).models(models)
-    assert timed.measure is not None
-    assert timed.measure(timed) is timed.measure(timed)
-    assert measured == [timed]
-    assert Clocks.of(models).models(opened.models).measure is None
-
-
 def test_a_slow_stage_shows_in_its_own_place(target: TableEngine, tokenizer: Tokenizer) -> None:
     draft = near(target, 1, 0.9)
 
@@ -135,12 +132,12 @@ def test_a_slow_stage_shows_in_its_own_place(target: TableEngine, tokenizer: Tok
     draft.corrupt = slowed
     opened = generator(target, draft, tokenizer)
     found = run(opened, configurations([2], ["model"]), max_tokens=8)
-    for sample in found[Configuration(2, "model")]:
-        drafted = sample.counts.drafted
-        assert sample.stages.draft * sample.counts.rounds >= 2000 * drafted
-        assert sample.draft.ns >= 2e6 * drafted
-        assert sample.drafted_token_ns is not None
-        assert sample.drafted_token_ns >= 2e6
+    for each in found[Configuration(2, "model")]:
+        drafted = each.counts.drafted
+        assert each.stages.draft * each.counts.rounds >= 2000 * drafted
+        assert each.draft.ns >= 2e6 * drafted
+        assert each.drafted_token_ns is not None
+        assert each.drafted_token_ns >= 2e6
 
 
 def test_progress_ends_at_one(opened: Generator) -> None:
@@ -165,7 +162,54 @@ def test_a_timed_engine_is_the_engine(target: TableEngine) -> None:
     assert (timed.geometry, timed.batch) == (target.geometry, target.batch)
     output = timed.forward([[1, 2]], 0, 1)
     assert output.argmax.shape == (1, 1)
-    assert timed.busy.passes == 1
-    assert timed.busy.ns > 0
+    assert timed.time.passes == 1
+    assert timed.time.ns > 0
     timed.close()
     assert target.closed
+
+
+@given(st.lists(st.integers(1, 20), unique=True, max_size=8), st.integers(0, 6))
+def test_each_configuration_has_each_place_once(gammas: list[int], cycle: int) -> None:
+    compared = configurations(gammas, ["model"])
+    count = len(compared)
+    turns = [in_turn(compared, cycle * count + i) for i in range(count)]
+    for place in zip(*turns, strict=True):
+        assert sorted(map(str, place)) == sorted(map(str, compared))
+    if count > 2:  # and none always follows the same one
+        backwards = [in_turn(compared, (cycle + 1) * count + i) for i in range(count)]
+        before = {(t[i - 1], t[i]) for t in turns + backwards for i in range(1, count)}
+        assert {(b, a) for a, b in before} == before
+
+
+def test_configurations_are_gammas_times_drafters_and_plain() -> None:
+    drafting = [(4, "model"), ("auto", "model"), (4, "ngram"), ("auto", "ngram")]
+    assert configurations([4, 0, "auto", 4], ["model", "none", "ngram"]) == [PLAIN, *drafting]
+    assert configurations([2], ["none"]) == configurations([], []) == [PLAIN]
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 9)), min_size=1, max_size=20))
+def test_tokens_that_arrive_together_share_their_gap(steps: list[tuple[int, int]]) -> None:
+    arrivals, now = [(100, 1)], 100
+    for gap, count in steps:
+        now += gap
+        arrivals.append((now, count))
+    gaps = shared_gaps(arrivals)
+    assert len(gaps) == sum(count for _, count in steps)
+    assert sum(gaps) == pytest.approx(now - 100)
+    assert shared_gaps([(100, 1), (400, 3), (450, 1)]) == (100.0, 100.0, 100.0, 50.0)
+
+
+def test_stages_add_up_to_the_round() -> None:
+    assert sum(drafting().stages) == 3000 / 2
+    assert plain().outside_us == 200
+    assert PassTime(50, 3).since(PassTime(20, 1)) == PassTime(30, 2)
+
+
+def test_medians_leave_the_prefill_of_the_draft_and_plain_rounds_out() -> None:
+    log = rounds(1, 2, 1, 90_000, 1200) + rounds(4, 2, 1, 200, 1200)
+    slow_start = sample(log, decode_us=99_999, inside_us=6000)
+    assert slow_start.drafted_token_ns == 100_000
+    assert slow_start.verify_ns == 1_200_000
+    assert plain().drafted_token_ns is None
+    mixed = rounds(5, 0, 0, 10, 1000) + rounds(2, 2, 1, 200, 1500)
+    assert sample(mixed, decode_us=9000, inside_us=8000).verify_ns == 1_500_000

@@ -1,10 +1,11 @@
-"""Measured completions made by hand, for tests of what follows from them."""
+"""Completions with chosen times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.bench.samples import PLAIN, BenchRow, Busy, Configuration, Sample
+from specrt.bench.measure import PLAIN, Configuration, PassTime, Sample
+from specrt.bench.report import BenchRow
 from specrt.completion import SpeculationStats
 from specrt.speculation.round import Round
 
@@ -47,8 +48,8 @@ def sample(
         decode_ns=decode_us * US,
         gaps_ns=(share,) * counts.emitted,
         counts=counts,
-        target=Busy(inside_us * US, len(log)),
-        draft=Busy(draft_inside_us * US, sum(r.drafted for r in log)),
+        target=PassTime(inside_us * US, len(log)),
+        draft=PassTime(draft_inside_us * US, sum(r.drafted for r in log)),
     )
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +19,15 @@ from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning import pass_timer as tune
-from specrt.tuning.pass_timer import (
+from specrt.tuning import (
     CONTEXT,
     PassTimer,
-    Timed,
+    RepeatDrafter,
     measure_costs,
     rising,
     thinned,
-    tune_quickly,
     turned,
 )
-from specrt.tuning.tuning_record import FILE_NAME
 
 GAMMAS = tuple(range(9))
 
@@ -62,9 +56,9 @@ class Priced(TableEngine):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", made)
-    return made
+    moved = Clock()
+    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", moved)
+    return moved
 
 
 def target_price(width: int) -> int:
@@ -153,100 +147,38 @@ def test_filling_stops_when_it_takes_too_long(clock: Clock) -> None:
     assert [call.start for call in target.calls][:4] == [0, 1, CONTEXT, CONTEXT + 1]
 
 
-class Scripted:
-    """A rehearsal that only notes what is asked of it."""
-
-    def __init__(self, clock: Clock, plain_ns: int, drafts: bool = True) -> None:
-        self.clock, self.plain_ns, self.drafts = clock, plain_ns, drafts
-        self.asked: list[tuple[int, int]] = []
-
-    def fill(self, deadline_ns: int) -> None:
-        assert deadline_ns > self.clock.now
-
-    def burst(self, gamma: int, rounds: int) -> list[Timed]:
-        self.asked.append((gamma, rounds))
-        self.clock.now += self.plain_ns * (1 + rounds)
-        drafted = gamma if self.drafts else 0
-        return [Timed(drafted, 10 * drafted, self.plain_ns + gamma, 5)] * rounds
-
-    @property
-    def laps(self) -> list[list[tuple[int, int]]]:
-        """What was asked after the plain step and the warm-up, a list for each lap."""
-        warm = self.asked[1:]
-        width = next(
-            i for i, (_, rounds) in enumerate(warm) if warm[0][0] == 0 and i and warm[i][0] == 0
-        )
-        rest = warm[width:]
-        return [rest[i : i + width] for i in range(0, len(rest), width)]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
-    def make(plain_ns: int, **options: Any) -> Scripted:
-        made = Scripted(Clock(), plain_ns, **options)
-        monkeypatch.setattr(tune, "Rehearsal", lambda models, tokenizer, clock: made)
-        return made
-
-    return make
-
-
-def models(gammas: tuple[int, ...] = GAMMAS) -> Models:
-    return Models(TableEngine(), TableEngine(), gammas)
-
-
-def test_every_gamma_has_a_turn_in_every_lap_and_each_lap_begins_with_another(
-    script: Callable[..., Scripted],
-) -> None:
-    played = script(1_000_000)
-    measured(models(), played.clock)
-    assert [gamma for gamma, _ in played.asked[1:10]] == list(GAMMAS)  # the warm-up
-    assert len(played.laps) >= 3
-    for number, lap in enumerate(played.laps):
-        assert sorted(gamma for gamma, _ in lap) == list(GAMMAS)
-        assert lap[0][0] == number % 9
-        assert {rounds for _, rounds in lap} == {3}
-
-
 @pytest.mark.parametrize(
     ("plain_ms", "gammas"),
-    [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (7, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
+    [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
 )
 def test_slow_engines_are_measured_at_fewer_gammas(
-    script: Callable[..., Scripted], plain_ms: int, gammas: set[int]
+    clock: Clock, plain_ms: int, gammas: set[int]
 ) -> None:
-    played = script(plain_ms * 1_000_000)
-    costs = measured(models(), played.clock)
-    assert {gamma for gamma, _ in played.asked} == gammas
-    assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g for g in GAMMAS])
-    # What is asked of the slowest is a plain step, a warm-up and one lap.
-    assert played.clock.now <= max(0.6e9, 16 * plain_ms * 1e6)
+    target = Priced(clock, lambda width: plain_ms * 1_000_000 + width)
+    costs = measured(Models(target, None, GAMMAS), clock)
+    assert {call.width - 1 for call in target.calls if call.start > CONTEXT} == gammas
+    assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g + 1 for g in GAMMAS])
+    # The slowest engines have a plain step, a warm-up and one lap.
+    assert clock.now <= max(0.7e9, 25 * plain_ms * 1e6)
 
 
-def test_more_time_gives_more_laps_up_to_a_limit(script: Callable[..., Scripted]) -> None:
-    counts = []
-    for budget_s in (0.5, 5.0, 50.0, 500.0):
-        played = script(2_000_000)
-        measured(models(), played.clock, budget_s=budget_s)
-        counts.append(len(played.laps))
-    assert counts == sorted(counts)
-    assert counts[2] == counts[3] == 40
+def test_progress_rises_to_one_within_a_limit_of_laps(clock: Clock) -> None:
+    shares: list[float] = []
+    target = Priced(clock, target_price)
+    measured(Models(target, None, GAMMAS), clock, budget_s=1e6, progress=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) == 40
+    assert shares[-1] == 1
 
 
-def test_progress_rises_to_one(script: Callable[..., Scripted]) -> None:
-    played, seen = script(1_000_000), list[float]()
-    measured(models(), played.clock, progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == 1
-    assert seen.count(1) == 1
-
-
-def test_a_draft_that_never_drafts_is_an_error_and_no_cost(
-    script: Callable[..., Scripted],
+def test_a_draft_that_never_drafts_is_an_error_and_not_a_cost(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = script(1_000_000, drafts=False)
-    with pytest.raises(EngineError, match="proposed nothing"):
-        measured(models(), played.clock)
-    assert measured(models((0,)), played.clock).verify_ns == (1_000_000,)
+    idle = RepeatDrafter(0)
+    monkeypatch.setattr(PassTimer, "_drafter", lambda self, gamma: idle)
+    models = Models(Priced(clock, target_price), Priced(clock, draft_price), GAMMAS)
+    with pytest.raises(EngineError, match=r"proposed nothing.*name a gamma"):
+        measured(models, clock)
 
 
 @given(
@@ -268,14 +200,6 @@ def test_no_shape_of_engine_is_fed_beyond_its_buffers(
     built = Models(engines[0], engines[1] if drafts else None, fitting)
     costs = measure_costs(built, budget_s=0.001)
     assert len(costs.verify_ns) == len(costs.draft_ns) == max(fitting) + 1
-
-
-def test_engines_stay_open(clock: Clock) -> None:
-    target, draft = Priced(clock, target_price), Priced(clock, draft_price)
-    rehearsal = PassTimer(Models(target, draft, GAMMAS), None, clock)
-    assert len(rehearsal.burst(3, 2)) == 2
-    assert not target.closed
-    assert not draft.closed
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
@@ -303,29 +227,6 @@ def test_thinned_gammas_are_close_where_costs_bend() -> None:
     assert thinned(range(9)) == (0, 1, 2, 4, 8)
     assert thinned((7, 3, 0, 1)) == (0, 1, 7)
     assert thinned((0,)) == (0,)
-
-
-def test_tuning_that_fails_is_a_reason_and_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, reason = tune_quickly(tmp_path / "-none")
-    assert found is None
-    assert reason is not None
-    assert "is not tuned" in reason
-    assert "does not exist" in reason
-    assert "\n" not in reason
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    found, reason = tune_quickly(tmp_path)
-    assert found is None
-    assert reason is not None
-    assert "No such file" in reason
-
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("specrt", 600)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert "timed out" in (tune_quickly(tmp_path)[1] or "")
-    assert not (tmp_path / FILE_NAME).exists()
 
 
 def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:

@@ -36,7 +36,10 @@ def contest(**took: list[int]) -> SweepResult:
     """Return a contest by name: what each prompt took, once."""
     names = {"plain": PLAIN, "model": MODEL, "free": FREE, "fixed": FIXED}
     made = SweepResult({names[name]: [[ns] for ns in times] for name, times in took.items()})
-    made.counts = {who: SpeculationStats(who.gamma, who.drafter) for who in made.decode_ns}
+    made.counts = {
+        candidate: SpeculationStats(candidate.gamma, candidate.drafter)
+        for candidate in made.decode_ns
+    }
     return made
 
 
@@ -78,14 +81,14 @@ def models(gammas: tuple[int, ...] = tuple(range(9)), draft: bool = True) -> Mod
 
 def test_everything_is_tried_where_it_is_cheap() -> None:
     effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
-    assert effort.contenders[0] == PLAIN
+    assert effort.candidates[0] == PLAIN
     drafters = ("model", "ngram", "cascade")
     every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
-    assert set(effort.contenders[1:]) == every
+    assert set(effort.candidates[1:]) == every
     assert effort.prompts == 16
     lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
-    assert {who.drafter for who in lone.contenders} == {"none", "ngram"}
-    assert plan_effort(models((0,)), COSTS, 40, quick=False).contenders == (PLAIN,)
+    assert {candidate.drafter for candidate in lone.candidates} == {"none", "ngram"}
+    assert plan_effort(models((0,)), COSTS, 40, quick=False).candidates == (PLAIN,)
 
 
 BUILT = models()
@@ -99,7 +102,7 @@ def test_slow_models_get_shorter_sweeps_that_still_tell_something(
     effort = plan_effort(BUILT, costs, prompts, quick=quick)
     assert 4 <= effort.prompts <= prompts
     assert effort.prompts * effort.tokens >= 256
-    assert {PLAIN, MODEL, FREE} < set(effort.contenders)
+    assert {PLAIN, MODEL, FREE} < set(effort.candidates)
     slower = plan_effort(BUILT, costs.scaled(verify=30), prompts, quick=quick)
     assert slower.price_s(1.0) <= effort.price_s(1.0)
 
@@ -134,7 +137,7 @@ def test_prompts_are_spread_over_all(numbers: tuple[int, int]) -> None:
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_contenders_take_turns_on_each_prompt(
+def test_candidates_take_turns_on_each_prompt(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, Candidate]] = []
@@ -149,25 +152,25 @@ def test_contenders_take_turns_on_each_prompt(
     prompts, seen = [[1, 7], [2, 7], [3, 7], [4, 7]], list[float]()
     effort = SweepPlan(order, 4, 20, 2)
     found = sweep(models(), tokenizer, prompts, effort, seen.append)
-    assert asked[:3] == [(1, who) for who in order]  # the warm-up
+    assert asked[:3] == [(1, candidate) for candidate in order]  # the warm-up
     for at in range(3, len(asked), 3):
         first, *_ = turn = asked[at : at + 3]
         number = (at // 3 - 1) % 4
-        assert {who for _, who in turn} == set(order)
+        assert {candidate for _, candidate in turn} == set(order)
         assert {prompt for prompt, _ in turn} == {number + 1}
         assert first[1] == order[((at // 3 - 1) // 4 + number) % 3]
     assert len(asked) == 3 + 3 * 4 * 2
     assert seen == sorted(seen)
     assert seen[-1] == 1
-    for who in order:
-        assert [len(times) for times in found.decode_ns[who]] == [2] * 4
-        assert found.counts[who].emitted == 4 * 19
+    for candidate in order:
+        assert [len(times) for times in found.decode_ns[candidate]] == [2] * 4
+        assert found.counts[candidate].emitted == 4 * 19
     assert found.counts[PLAIN].drafted == 0
     assert found.counts[order[2]].drafted > found.counts[order[1]].drafted > 0
     assert all(row.tokens_per_second > 0 for row in found.settings())
 
 
-def test_contenders_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
+def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
     asked: list[Models] = []
 
     def measure(built: Models) -> Costs:
