@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from runtime.rows import packed, padded
 from runtime.test_batch import Build, alone, rows
 from runtime.test_embedding_cancel import LONG, Gate, target_of
+
+from runtime.rows import packed, padded
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -120,7 +120,7 @@ def test_whatever_threads_do_each_gets_its_text(
             assert stream.completion.finish_reason in (None, "cancelled", "length")
         else:
             assert found == expected[number]
-    assert all(row.request is None or row.request.over for row in made._batch._rows)
+    assert all(row.request is None or row.request.over for row in made._scheduler._slots)
 
 
 @pytest.mark.parametrize("build", [padded, packed])
@@ -182,9 +182,9 @@ def test_closing_lets_go_of_what_was_not_read(tokenizer: Tokenizer) -> None:
     streams = [made.stream([i], LONG) for i in range(4)]
     for stream in streams:
         next(stream)
-    held = [row.request for row in made._batch._rows]
+    held = [row.request for row in made._scheduler._slots]
     made.close()
     assert all(request is not None and request.rounds is None for request in held)
-    assert made._batch._running == {}
-    assert not made._batch._waiting
+    assert made._scheduler._running == {}
+    assert not made._scheduler._waiting
     made.close()

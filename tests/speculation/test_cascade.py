@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-
 from runtime.test_ngram import loop
 from runtime.test_verify import (
     ALPHA,
@@ -17,6 +16,7 @@ from runtime.test_verify import (
     pairs,
     surprise,
 )
+
 from runtime.toy import Run, TableEngine, near, plain
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise

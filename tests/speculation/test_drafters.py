@@ -64,15 +64,18 @@ def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: To
 
 
 def test_what_a_policy_learned_is_kept_for_the_next_completion() -> None:
-    made = DrafterPool(models(), lambda: COSTS)
-    greedy = DecodingMode(greedy=True, ruled=False)
-    first = made._policy("model", "auto", greedy)
-    assert made._policy("model", "auto", greedy) is first
-    # Acceptance differs between drafters, between greedy decoding and sampling, and under rules.
+    pool = DrafterPool(models(), COSTS)
+    policies = pool.borrow()
+    greedy = DecodingMode(greedy=True, processed=False)
+    first = policies.adaptive("model", "model", greedy)
+    pool.give_back(policies)
+    policies = pool.borrow()
+    assert policies.adaptive("cascade", "model", greedy) is first
+    # Acceptance differs between drafters, between greedy decoding and sampling, and by processors.
     others = [
-        made._policy("ngram", "auto", greedy),
-        made._policy("model", "auto", DecodingMode(greedy=False, ruled=False)),
-        made._policy("model", "auto", DecodingMode(greedy=True, ruled=True)),
+        policies.adaptive("ngram", "ngram", greedy),
+        policies.adaptive("model", "model", DecodingMode(greedy=False, processed=False)),
+        policies.adaptive("model", "model", DecodingMode(greedy=True, processed=True)),
     ]
     assert len({id(one) for one in (first, *others)}) == 4
 
@@ -140,7 +143,7 @@ def test_a_draft_of_no_numbers_ends_no_completion(tokenizer: Tokenizer, verifier
 
 
 def test_without_a_draft_lookup_is_the_default_and_the_model_is_refused() -> None:
-    made = DrafterPool(models(draft=False), lambda: COSTS)
+    made = DrafterPool(models(draft=False), COSTS)
     assert made.check_drafter(None) == "ngram"
     for name in ("model", "cascade"):
         with pytest.raises(RequestError, match="needs a draft model: this bundle has no draft"):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from runtime.test_verify import (
     ALPHA,
     LONG,
@@ -25,6 +24,7 @@ from runtime.test_verify import (
     pairs,
     surprise,
 )
+
 from runtime.toy import Call, Run, TableEngine, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams

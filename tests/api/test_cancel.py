@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from runtime.test_batch import alone, rows, toys
 
 from runtime.rows import packed
-from runtime.test_batch import alone, rows, toys
 from runtime.toy import generator
 from specrt.completion import Stream
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.session import Session
 from specrt.text import Tokenizer
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -68,7 +69,7 @@ def test_a_reader_is_at_the_end_after_the_pass_that_runs(
     assert stream.completion.token_ids == first
     assert stream.completion.finish_reason == ("cancelled" if end is Stream.cancel else None)
     assert next(stream, None) is None
-    assert all(row.request is None for row in made._batch._rows), "its row is not free"
+    assert all(row.request is None for row in made._scheduler._slots), "its row is not free"
 
 
 def test_whoever_waits_takes_the_row_of_what_was_cancelled(tokenizer: Tokenizer) -> None:
@@ -116,7 +117,7 @@ def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
 
 
 def test_the_answer_of_a_session_is_cancelled_as_a_stream_is(made: Generator) -> None:
-    session = made.session(params=LONG)
+    session = Session(made, params=LONG)
     stream = session.stream("ab")
     said = next(stream)
     stream.cancel()
