@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime.test_batch import alone, rows, toys
-from runtime.test_embedding_cancel import LONG, Gate, target_of
 
 from runtime.rows import packed
 from runtime.toy import generator
+from scheduler.support import LONG, Gate, alone, rows, target_of, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams

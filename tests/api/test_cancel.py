@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runtime.test_batch import alone, rows, toys
 
 from runtime.rows import packed
 from runtime.toy import generator
+from scheduler.support import LONG, Gate, alone, rows, target_of, toys
 from specrt.completion import Stream
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import Tokenizer
-
-LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
 @pytest.fixture(params=[1, 2])
@@ -27,26 +25,6 @@ def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
     if request.param == 1:
         return generator(*toys(tokenizer.size), tokenizer)
     return rows(packed, 2, tokenizer)
-
-
-def target_of(made: Generator) -> Any:
-    target: Any = made.models.target
-    return getattr(target, "rows", [target])[0]
-
-
-class Gate:
-    """Holds an engine within its next pass until it is let go."""
-
-    def __init__(self, engine: Any) -> None:
-        self.inside, self.go = threading.Event(), threading.Event()
-        self._engine, self._honest = engine, engine.forward
-        engine.forward = self
-
-    def __call__(self, *args: Any) -> Any:
-        self._engine.forward = self._honest
-        self.inside.set()
-        assert self.go.wait(30)
-        return self._honest(*args)
 
 
 @pytest.mark.parametrize("end", [Stream.cancel, Stream.close])

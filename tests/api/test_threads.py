@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime.test_batch import Build, alone, rows
-from runtime.test_embedding_cancel import LONG, Gate, target_of
 
 from runtime.rows import packed, padded
+from scheduler.support import LONG, Build, Gate, alone, rows, target_of
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator

@@ -31,7 +31,7 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 def processor(grammars: Grammars, *committed: int, **option: Any) -> GrammarProcessor:
     """Return what keeps to a structure behind a prompt and some tokens."""
-    structure = SamplingParams(**option).structure
+    structure = SamplingParams(**option).constraint
     assert structure is not None
     made = grammars.processor(structure)
     made.commit(PROMPT)
@@ -94,7 +94,7 @@ def test_tokens_that_there_are_not_never_come(grammars: Grammars) -> None:
 
 
 def test_special_tokens_among_the_stops_end_where_the_end_may_come(grammars: Grammars) -> None:
-    structure = SamplingParams(regex="ab?").structure
+    structure = SamplingParams(regex="ab?").constraint
     assert structure is not None
     made = grammars.processor(structure, [TOOL, 98])
     made.commit(PROMPT)
@@ -188,7 +188,7 @@ def test_hard_expressions_are_followed(grammars: Grammars, expression: str) -> N
     [
         ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
         ({"json_schema": True, "grammar": "x"}, "json_schema and grammar were given"),
-        ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
+        ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a constrained"),
         ({"choice": []}, "choice is empty"),
         ({"choice": ["a", ""]}, "choice holds an empty string"),
         ({"choice": ["a", 3]}, "choice holds 3; expected str values"),
@@ -197,7 +197,7 @@ def test_hard_expressions_are_followed(grammars: Grammars, expression: str) -> N
         ({"regex": 3}, "regex is 3; expected a text"),
         ({"regex": "a\udc00"}, "regex is not valid Unicode at character 1"),
         ({"grammar": b"start: x"}, "grammar is b'start: x'; expected a text"),
-        ({"guided_regex": "a", "regex": "b"}, "which was given too"),
+        ({"guided_regex": "a", "regex": "b"}, "guided_regex and regex are one option"),
         ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
     ],
     ids=str,

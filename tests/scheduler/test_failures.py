@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runtime.test_batch import alone, rows, shared_prompt, toys
 
 from runtime.rows import packed, padded
+from scheduler.support import alone, rows, shared_prompt, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams

@@ -9,10 +9,9 @@ from time import sleep
 from typing import Any
 
 import pytest
-from runtime.test_batch import alone, rows
-from runtime.test_embedding_cancel import LONG, Gate, target_of
 
 from runtime.rows import packed
+from scheduler.support import LONG, Gate, alone, rows, target_of
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -30,8 +29,8 @@ def made(tokenizer: Tokenizer) -> Generator:
 
 
 def until_somebody_waits(turn: EngineLock) -> None:
-    while turn._line.acquire(blocking=False):
-        turn._line.release()
+    while turn._next.acquire(blocking=False):
+        turn._next.release()
         sleep(0.001)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,14 @@ from numpy.typing import NDArray
 
 from runtime.rows import PackedTable, packed, padded
 from runtime.toy import TableEngine, generator, near
+from scheduler.support import COSTS, WIDTH, Build, alone, rows, shared_prompt, toys
 from specrt.completion import Stream
-from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-
-WIDTH, LENGTH = 16, 128
-COSTS = Costs((100.0, *(105.0 + 5 * i for i in range(40))), tuple(10.0 * g for g in range(9)))
-Build = Callable[[TableEngine, int], Engine]
-
-
-def toys(vocab: int) -> tuple[TableEngine, TableEngine]:
-    target = TableEngine(4, vocab=vocab, max_length=LENGTH, max_width=WIDTH)
-    return target, near(target, 5, 0.7)
-
-
-def rows(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Generator:
-    target, draft = toys(tokenizer.size)
-    models = Models(
-        build(target, batch), build(draft, batch), tuple(range(9)), 4, measure=lambda _: COSTS
-    )
-    return Generator(models, tokenizer, **options)
-
-
-def alone(tokenizer: Tokenizer) -> Generator:
-    target, draft = toys(tokenizer.size)
-    models = Models(target, draft, tuple(range(9)), 4, measure=lambda _: COSTS)
-    return Generator(models, tokenizer, prompt_cache=False)
-
 
 OPTIONS = st.fixed_dictionaries(
     {
@@ -291,10 +267,6 @@ def test_gamma_falls_as_rows_fill(tokenizer: Tokenizer) -> None:
 
 
 # What is read once
-
-
-def shared_prompt(length: int) -> list[int]:
-    return [(i * 37) % 251 for i in range(length)]
 
 
 @pytest.mark.parametrize("build", [padded, packed])

@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from runtime.test_ngram import loop
-from runtime.test_verify import (
-    ALPHA,
-    LONG,
-    SETTINGS,
-    accepts_everything,
-    chain,
-    laws,
-    pairs,
-    surprise,
-)
 
 from runtime.toy import Run, TableEngine, near, plain
 from specrt.params import SamplingParams
@@ -26,6 +15,17 @@ from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round, run_alone
+from speculation.test_ngram import loop
+from speculation.test_verifiers import (
+    ALPHA,
+    LONG,
+    SETTINGS,
+    accepts_everything,
+    chain,
+    laws,
+    pairs,
+    surprise,
+)
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams()

@@ -13,17 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime.test_verify import (
-    ALPHA,
-    LONG,
-    SETTINGS,
-    accepts_everything,
-    chain,
-    draws_the_correction_from_the_target,
-    laws,
-    pairs,
-    surprise,
-)
 
 from runtime.toy import Call, Run, TableEngine, plain
 from specrt.errors import RequestError
@@ -44,6 +33,17 @@ from specrt.speculation.round import (
     speculate,
 )
 from specrt.speculation.target import EngineTarget
+from speculation.test_verifiers import (
+    ALPHA,
+    LONG,
+    SETTINGS,
+    accepts_everything,
+    chain,
+    draws_the_correction_from_the_target,
+    laws,
+    pairs,
+    surprise,
+)
 
 PROMPT = [3, 1, 4, 1, 5]
 WARM = SamplingParams(temperature=1.0)
