@@ -180,8 +180,8 @@ class SamplingParams:
         constraint = self.constraint
         if constraint is not None and self.ignore_eos:
             raise RequestError(
-                f"{constraint.kind} and ignore_eos were given, and a constrained text ends where "
-                "it is complete; leave one out"
+                f"{constraint.kind} and ignore_eos were given, and a structure ends at its end; "
+                "leave one out"
             )
 
     @property

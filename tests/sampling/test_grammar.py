@@ -188,7 +188,7 @@ def test_hard_expressions_are_followed(grammars: Grammars, expression: str) -> N
     [
         ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
         ({"json_schema": True, "grammar": "x"}, "json_schema and grammar were given"),
-        ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a constrained"),
+        ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
         ({"choice": []}, "choice is empty"),
         ({"choice": ["a", ""]}, "choice holds an empty string"),
         ({"choice": ["a", 3]}, "choice holds 3; expected str values"),

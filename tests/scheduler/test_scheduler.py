@@ -349,16 +349,6 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
     assert [len(one) for one in target.passes[before:]] == [1] * 4
 
 
-def test_threads_each_get_their_own_text(tokenizer: Tokenizer) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    asked = [([i, 1, 2], SamplingParams(max_tokens=25, seed=i)) for i in range(12)]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda a: made.generate(*a).token_ids, asked))
-    assert found == [one.generate(*a).token_ids for a in asked]
-
-
 def test_a_closed_generator_refuses_what_is_left(tokenizer: Tokenizer) -> None:
     made = generator(*toys(tokenizer.size), tokenizer)
     stream = made.stream([1], SamplingParams(max_tokens=50))
@@ -425,3 +415,26 @@ def test_a_completion_interrupted_in_its_own_code_does_not_end_as_if_done(
     assert stream.completion.finish_reason is None
     expected = one.generate([5, 6], SamplingParams(max_tokens=40))
     assert other.finish().token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokenizer) -> None:
+    """Neither of a text that is over, nor of one that pauses, nor of one that runs on."""
+    made, one = rows(build, 2, tokenizer), alone(tokenizer)
+    params, text = SamplingParams(max_tokens=12, ignore_eos=True), shared_prompt(40)
+    made.generate(text, params)
+    made.forget()
+    running = made.stream(text, params)
+    next(running)
+    assert running.completion.cached_tokens == 0
+    made.forget()
+    running.finish()
+    for _ in range(2):  # whichever row is taken
+        done = made.generate([*text, *running.completion.token_ids], params)
+        assert done.cached_tokens == 0
+        assert (
+            done.token_ids == one.generate([*text, *running.completion.token_ids], params).token_ids
+        )
+        made.forget()
+    assert made.generate(text, params).cached_tokens == 0
+    assert made.generate(text, params).cached_tokens > 0
