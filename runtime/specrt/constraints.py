@@ -265,7 +265,7 @@ FORMATS = (
 _KNOWN = frozenset((*SCHEMAS_BY_NAME, *LISTS_OF_SCHEMAS, *SCHEMAS, *CHECKS, *REMARKS))
 
 _MOST_REMAINDERS = 20_000
-"""Numbers are told apart by their remainder; compiling takes the square of how many there are."""
+"""Distinct remainders that a grammar has states for; compiling takes the square of their number."""
 
 _LONGEST_NAME = 60
 

@@ -210,7 +210,7 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
             if name in named:
-                raise RequestError(f"{given} and {name} are one option; leave one out")
+                raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
 
