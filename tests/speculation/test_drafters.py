@@ -485,6 +485,7 @@ def likelihood(setting: str, done: Run) -> float:
     return surprise(pairs([0, *done.tokens]), laws(chain()[0], params))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_sample_is_distributed_as_the_targets_own(setting: str) -> None:
     done = sample(setting, 6)
@@ -495,6 +496,7 @@ def test_a_sample_is_distributed_as_the_targets_own(setting: str) -> None:
         assert 0.2 < sum(r.accepted for r in own) / sum(r.evaluated for r in own) < 0.98
 
 
+@pytest.mark.nightly
 def test_a_wrong_rule_is_caught_by_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module, "rejection", accepts_everything)
     assert likelihood("warm", sample("warm", 6)) < ALPHA

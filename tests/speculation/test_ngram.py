@@ -368,6 +368,7 @@ def sample(setting: str, policy: GammaPolicy, least: int) -> tuple[float, float]
     return surprise(pairs([0, *done.tokens]), laws(target, params)), accepted / evaluated
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("setting", "gamma", "least"),
     [("warm", gamma, least) for gamma in (1, 3) for least in (1, 2, 4)]
@@ -379,10 +380,12 @@ def test_a_sample_is_distributed_as_the_targets_own(setting: str, gamma: int, le
     assert 0.2 < acceptance < 0.95
 
 
+@pytest.mark.nightly
 def test_dropping_tokens_leaves_the_distribution() -> None:
     assert sample("warm", Whim(5), 2)[0] > ALPHA
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", [accepts_everything, draws_the_correction_from_the_target])
 def test_a_wrong_rule_is_caught_by_the_same_sample(
     rule: object, monkeypatch: pytest.MonkeyPatch
