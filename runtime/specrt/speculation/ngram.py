@@ -39,7 +39,7 @@ class Suffixes:
     def __init__(self, least: int, most: int) -> None:
         if not 1 <= least <= most:
             raise RequestError(
-                f"suffixes have {least} to {most} tokens; expected at least 1, and "
+                f"suffixes of {least} to {most} tokens cannot be; expected at least 1, and "
                 "no more at least than at most"
             )
         self._least = least
