@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import CapacityError, RequestError
-from specrt.session import ChatTemplate, read_template
+from specrt.text import ChatTemplate, read_template
 
 CHATML = """
 {%- for message in messages %}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.toy import TableEngine, byte_level, generator, near
+from specrt.completion import Timings
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -222,3 +225,50 @@ def test_closing_closes_both_engines(target: TableEngine, tokenizer: Tokenizer) 
 def test_what_are_no_params_are_refused(made: Generator, params: Any) -> None:
     with pytest.raises(RequestError, match="expected SamplingParams"):
         made.stream([1, 2], params)
+
+
+# Times of a completion, asked for while it runs
+
+
+def test_asked_each_round_the_times_are_those_asked_at_the_end() -> None:
+    dice = random.Random(3)
+    often, now = Timings(0), 0
+    assert (often.itl_ms, often.tokens_per_second) == (0.0, 0.0)
+    for _ in range(40):
+        now += dice.randrange(1, 9_000_000)
+        often.arrivals.append((now, dice.randrange(0, 5)))
+        once = Timings(0, list(often.arrivals))
+        gaps = [
+            (after - before) / count / 1e6
+            for (before, _), (after, count) in zip(once.arrivals, once.arrivals[1:], strict=False)
+            for _ in range(count)
+        ]
+        assert often.itl_ms == once.itl_ms == (median(gaps) if gaps else 0.0)
+        assert often.tokens_per_second == once.tokens_per_second
+        if gaps:
+            assert often.tokens_per_second == len(gaps) / ((now - often.arrivals[0][0]) / 1e9)
+
+
+# One generator in several hands: threads, closing, and slow readers
+
+
+SHARED = SamplingParams(max_tokens=40)
+
+
+@pytest.fixture
+def shared(tokenizer: Tokenizer) -> Generator:
+    target = TableEngine(4, vocab=tokenizer.size)
+    return generator(target, near(target, 5, 0.7), tokenizer)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", None, 5, [True], ["a"], [1.5]])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(
+    shared: Generator, prompt: object
+) -> None:
+    with pytest.raises(RequestError):
+        shared.stream(prompt, SHARED)  # type: ignore[arg-type]
+
+
+def test_ids_may_come_from_numpy(shared: Generator) -> None:
+    plain = shared.generate([5, 6, 7], SHARED).token_ids
+    assert shared.generate(np.array([5, 6, 7]), SHARED).token_ids == plain  # type: ignore[arg-type]

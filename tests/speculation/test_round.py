@@ -9,7 +9,7 @@ import pytest
 
 from runtime.toy import Call, TableEngine, generator, near, plain, run
 from specrt.completion import SpeculationStats
-from specrt.errors import CapacityError, EngineError
+from specrt.errors import CapacityError
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.kv_cache import KVCache
@@ -128,17 +128,6 @@ def test_a_rejection_keeps_what_came_before_it(gamma: int, place: str) -> None:
     assert done.rounds[2].accepted == gamma
 
 
-def test_two_full_acceptances_then_a_rejection_then_acceptance() -> None:
-    target = TableEngine(8)
-    draft = wrong_draft(target, {len(PROMPT) + 1 + 8 + 1})
-    done = run(target, draft, PROMPT, gamma=3, new=30)
-    assert done.tokens == plain(target, PROMPT, 30)
-    assert [r.accepted for r in done.rounds[1:5]] == [3, 3, 1, 3]
-    assert [c.width for c in draft.calls] == [6, 1, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1] + [
-        c.width for c in draft.calls[12:]
-    ]
-
-
 # The caches
 
 
@@ -164,19 +153,6 @@ def test_stale_keys_are_overwritten_before_they_are_read() -> None:
     fresh = run(*pair(6), PROMPT, gamma=5, new=60)
     assert again.tokens == fresh.tokens
     assert [r.accepted for r in again.rounds] == [r.accepted for r in fresh.rounds]
-
-
-def test_rolling_an_engine_back_equals_a_fresh_one() -> None:
-    used, fresh = TableEngine(2), TableEngine(2)
-    used.forward([[1, 2, 3, 4, 5, 6, 7, 8]], 0)
-    used.forward([[9, 9, 9]], 8)
-    back = used.forward([[11, 12]], 3, 2).logits.copy()
-    fresh.forward([[1, 2, 3]], 0)
-    assert (back == fresh.forward([[11, 12]], 3, 2).logits).all()
-    # And the toy is honest: what is in the buffer counts.
-    other = TableEngine(2)
-    other.forward([[1, 2, 4]], 0)
-    assert (back != other.forward([[11, 12]], 3, 2).logits).any()
 
 
 WIDTH = 7
@@ -235,27 +211,11 @@ def test_the_context_is_filled_to_its_last_position(gamma: int, room: int) -> No
     assert max(call.start + call.width for call in target.calls) == 24
 
 
-def test_a_prompt_of_the_whole_context_gives_one_token(tokenizer: Tokenizer) -> None:
-    target, draft = pair(1, vocab=tokenizer.size, max_length=24)
-    done = generator(target, draft, tokenizer).generate([65] * 24)
-    assert (len(done.token_ids), done.finish_reason) == (1, "length")
-
-
 def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
     target, draft = pair(1, vocab=tokenizer.size, max_length=24)
     with pytest.raises(CapacityError, match=r"has 25 tokens, and the context .* 24; shorten"):
         generator(target, draft, tokenizer).stream([65] * 25)
     assert target.calls == []
-
-
-def test_the_toy_engine_refuses_what_a_real_one_refuses() -> None:
-    engine = TableEngine(max_length=8, max_width=4)
-    with pytest.raises(EngineError, match=r"a pass of 5 tokens .* widths 1 to 4"):
-        engine.forward([[1] * 5], 0)
-    with pytest.raises(EngineError, match=r"positions 6 to 8 .* 0 to 7"):
-        engine.forward([[1] * 3], 6)
-    with pytest.raises(EngineError, match="positions -1 to 1"):
-        engine.forward([[1] * 3], -1)
 
 
 # Ends inside an accepted run
@@ -371,14 +331,6 @@ def test_rates_follow_from_the_counts_and_are_zero_without_any() -> None:
     )
     assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.5, 3.0)
     assert (some.evaluated_at, some.accepted_at) == ([3, 2, 2, 1], [2, 2, 1, 1])
-
-
-def test_merged_counts_are_sums() -> None:
-    one, two = SpeculationStats(4), SpeculationStats(4)
-    one.add(Round([1, 2], 4, 1, 5, 7), 2)
-    two.add(Round([1, 2, 3], 4, 2, 5, 7), 1)
-    one.merge(two)
-    assert (one.rounds, one.drafted, one.evaluated, one.accepted, one.emitted) == (2, 8, 5, 3, 3)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, seed=3)])

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.rows import packed
-from runtime.test_batch import alone, rows, toys
-from runtime.test_embedding_cancel import LONG, Gate, target_of
 from runtime.toy import generator
+from scheduler.support import LONG, Gate, alone, rows, target_of, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -63,7 +62,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def is_free(made: Generator) -> bool:
     """Tell whether all rows would be free in the next step."""
-    held = [row.request for row in made._batch._rows if row.request is not None]
+    held = [row.request for row in made._scheduler._slots if row.request is not None]
     return all(request.cancelled for request in held)
 
 

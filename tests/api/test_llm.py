@@ -115,10 +115,3 @@ def test_all_of_them_are_checked_before_any_work(llm: LLM, generator: Generator)
     assert isinstance(target, PackedTable)
     assert target.passes == []
     assert llm.generate([]) == []
-
-
-def test_it_closes_with_its_block(llm: LLM, generator: Generator) -> None:
-    with llm:
-        pass
-    with pytest.raises(RequestError, match="closed"):
-        generator.generate("a")

@@ -23,7 +23,7 @@ from specrt.speculation.drafters import CascadeDrafter
 from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
-from specrt.speculation.pool import undivided
+from specrt.speculation.pool import as_one_launch
 from specrt.speculation.round import NOTHING, Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 
@@ -242,4 +242,4 @@ def test_an_engine_of_another_kind_has_no_whole_rounds() -> None:
     lone: TensorRtEngine = opened(NumpyDevice(1 << 20), target, draft_profiles(PREFILL))
     assert fused_rounds(pair.target, lone) is None  # another device
     assert fused_rounds(pair.draft, pair.draft) is None  # no gamma was built
-    assert isinstance(undivided(Costs((1.0,), (0.0,))), Costs)
+    assert isinstance(as_one_launch(Costs((1.0,), (0.0,))), Costs)

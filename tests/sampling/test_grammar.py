@@ -31,7 +31,7 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 def processor(grammars: Grammars, *committed: int, **option: Any) -> GrammarProcessor:
     """Return what keeps to a structure behind a prompt and some tokens."""
-    structure = SamplingParams(**option).structure
+    structure = SamplingParams(**option).constraint
     assert structure is not None
     made = grammars.processor(structure)
     made.commit(PROMPT)
@@ -94,7 +94,7 @@ def test_tokens_that_there_are_not_never_come(grammars: Grammars) -> None:
 
 
 def test_special_tokens_among_the_stops_end_where_the_end_may_come(grammars: Grammars) -> None:
-    structure = SamplingParams(regex="ab?").structure
+    structure = SamplingParams(regex="ab?").constraint
     assert structure is not None
     made = grammars.processor(structure, [TOOL, 98])
     made.commit(PROMPT)
@@ -197,7 +197,7 @@ def test_hard_expressions_are_followed(grammars: Grammars, expression: str) -> N
         ({"regex": 3}, "regex is 3; expected a text"),
         ({"regex": "a\udc00"}, "regex is not valid Unicode at character 1"),
         ({"grammar": b"start: x"}, "grammar is b'start: x'; expected a text"),
-        ({"guided_regex": "a", "regex": "b"}, "which was given too"),
+        ({"guided_regex": "a", "regex": "b"}, "regex was given twice"),
         ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
     ],
     ids=str,

@@ -18,9 +18,9 @@ from specrt.completion import Stream
 from specrt.errors import CapacityError, EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.session import ChatTemplate, Session
+from specrt.session import Session
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text import ChatTemplate, Tokenizer
 
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",
@@ -63,7 +63,7 @@ def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
 def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
     opened = made(tokenizer)
-    session = opened.session(template, params=PARAMS)
+    session = Session(opened, template, params=PARAMS)
     known: list[int] = []
     for message in ("first one", " and a second", " żółw"):
         done = session.generate(message)
@@ -82,7 +82,7 @@ def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate |
 def test_an_answer_is_not_turned_into_other_tokens(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
     letters = SamplingParams(max_tokens=12, allowed_token_ids=tuple(b"th"))
-    session = opened.session(TEMPLATE, params=letters)
+    session = Session(opened, TEMPLATE, params=letters)
     first = session.generate("a")
     again = tokenizer.encode(first.text, special=False)
     assert again != first.token_ids, "the toy must spell its answer otherwise than the tokenizer"
@@ -95,8 +95,8 @@ def test_an_answer_is_not_turned_into_other_tokens(tokenizer: Tokenizer) -> None
 
 def test_a_template_that_changes_an_answer_is_read_again(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
-    session = opened.session(
-        TRIMMED, params=SamplingParams(max_tokens=9, allowed_token_ids=tuple(b" "))
+    session = Session(
+        opened, TRIMMED, params=SamplingParams(max_tokens=9, allowed_token_ids=tuple(b" "))
     )
     session.generate("a")
     session.generate("b")
@@ -110,7 +110,7 @@ def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokeni
         "{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}<|tool|>", {}
     )
     opened = made(tokenizer)
-    session = opened.session(template, "<|tool|>", PARAMS)
+    session = Session(opened, template, system="<|tool|>", params=PARAMS)
     first = session.generate("a").text
     session.system = "</s></s>"  # as long, and no more text than the other
     session.generate("b")
@@ -121,7 +121,7 @@ def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokeni
 def test_a_tokenizer_that_begins_texts_in_its_own_way(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_fallback(tmp_path))
     opened = made(tokenizer)
-    session = opened.session(params=SamplingParams(max_tokens=6, ignore_eos=True, min_tokens=6))
+    session = Session(opened, params=SamplingParams(max_tokens=6, ignore_eos=True, min_tokens=6))
     for message in ("hello", "world", " lo"):
         session.generate(message)
         said = "".join(m["content"] for m in session.messages[:-1])
@@ -132,7 +132,7 @@ def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
     (end,) = tokenizer.encode(EOS, special=False)
     opened = made(tokenizer)
     params = SamplingParams(max_tokens=300, allowed_token_ids=(*LETTERS, end))
-    session = opened.session(TEMPLATE, params=params)
+    session = Session(opened, TEMPLATE, params=params)
     first = session.generate("a")
     assert (first.finish_reason, first.token_ids[-1]) == ("stop", end)
     second = session.generate("b")
@@ -148,10 +148,10 @@ def test_what_a_stop_string_cut_off_is_not_said(
 ) -> None:
     letters = SamplingParams(max_tokens=40, allowed_token_ids=tuple(b"th"))
     opened = made(tokenizer)
-    whole = opened.session(template, params=letters).generate("a").text
+    whole = Session(opened, template, params=letters).generate("a").text
     stop = next(whole[i : i + 5] for i in range(6, 35) if whole.index(whole[i : i + 5]) == i)
     assert "th" in whole[: whole.index(stop)], "the tokenizer would join the two"
-    session = opened.session(template, params=replace(letters, stop=(stop,)))
+    session = Session(opened, template, params=replace(letters, stop=(stop,)))
     first = session.generate("a")
     assert first.text == whole[: whole.index(stop)]
     assert first.finish_reason == "stop"
@@ -166,7 +166,7 @@ def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
     tokenizer: Tokenizer, how: str
 ) -> None:
     opened = made(tokenizer)
-    session = opened.session(TEMPLATE, params=PARAMS)
+    session = Session(opened, TEMPLATE, params=PARAMS)
     stream: Stream | None = session.stream("a")
     assert stream is not None
     chunks = [next(stream), next(stream)]
@@ -186,7 +186,7 @@ def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
 @pytest.mark.parametrize("at", range(1, 12))
 def test_ctrl_c_within_a_pass_leaves_a_session_that_goes_on(tokenizer: Tokenizer, at: int) -> None:
     opened = made(tokenizer)
-    session = opened.session(TEMPLATE, params=PARAMS)
+    session = Session(opened, TEMPLATE, params=PARAMS)
     engines: list[Any] = [opened.models.target, opened.models.draft]
     honest, left = [engine.forward for engine in engines], [at]
 
@@ -218,7 +218,7 @@ def test_a_message_without_an_answer_is_none(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     opened = made(tokenizer)
-    session = opened.session(TEMPLATE, params=PARAMS)
+    session = Session(opened, TEMPLATE, params=PARAMS)
     stream = session.stream("a")
     assert [m["role"] for m in session.messages] == ["user"]
     if begun:
@@ -239,7 +239,7 @@ def test_a_message_without_an_answer_is_none(
 
 def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
-    session = opened.session(TEMPLATE, system="s", params=PARAMS)
+    session = Session(opened, TEMPLATE, system="s", params=PARAMS)
     session.generate("a")
     before, tokens = session.messages, session.tokens
     session.generate("b")
@@ -257,7 +257,7 @@ def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer, length=60)
-    session = opened.session(params=PARAMS)
+    session = Session(opened, params=PARAMS)
     session.generate("x" * 30)
     before, target = session.messages, opened.models.target
     assert isinstance(target, TableEngine)
@@ -288,7 +288,7 @@ def test_options_may_change_between_messages(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("message", [b"a", None, "\ud800"])
 def test_a_message_that_is_no_text_is_refused(tokenizer: Tokenizer, message: Any) -> None:
-    session = made(tokenizer).session(TEMPLATE, params=PARAMS)
+    session = Session(made(tokenizer), TEMPLATE, params=PARAMS)
     with pytest.raises(RequestError):
         session.stream(message)
     assert session.messages == []
@@ -320,7 +320,7 @@ def test_any_conversation_is_one_with_a_fresh_generator(
 ) -> None:  # fmt: skip
     params = SamplingParams(max_tokens=9, stop=stop, allowed_token_ids=allowed)
     opened = made(tokenizer, rows=rows)
-    session = opened.session(template, params=params)
+    session = Session(opened, template, params=params)
     for move, value in moves:
         before = session.messages
         if move == "undo":

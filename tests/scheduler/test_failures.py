@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.rows import packed, padded
-from runtime.test_batch import alone, rows, shared_prompt, toys
+from scheduler.support import alone, rows, shared_prompt, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -31,7 +31,7 @@ SOME = SamplingParams(max_tokens=40)
 @contextmanager
 def no_more_steps(made: Generator, most: int) -> Iterator[None]:
     """Fail where more steps are run than there can be use for."""
-    batch: Any = made._batch
+    batch: Any = made._scheduler
     honest, left = batch._step, [most]
 
     def counted() -> None:
@@ -45,7 +45,7 @@ def no_more_steps(made: Generator, most: int) -> Iterator[None]:
 
 
 def request_of(made: Generator, prompt: list[int]) -> Request:
-    held = [row.request for row in made._batch._rows if row.request is not None]
+    held = [row.request for row in made._scheduler._slots if row.request is not None]
     return next(r for r in held if r.tokens[: len(prompt)] == prompt)
 
 
@@ -147,17 +147,17 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
 
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
-    batch: Any = made._batch
-    honest = batch._supplies.rounds
+    batch: Any = made._scheduler
+    honest = batch.drafters.make
 
-    def failing(request: Request) -> Any:
+    def failing(*_: Any) -> Any:
         raise EngineError("no rounds")
 
-    batch._supplies.rounds = failing
+    batch.drafters.make = failing
     for _ in range(2):
         with pytest.raises(EngineError, match="no rounds"):
             made.generate([1], SOME)
-    batch._supplies.rounds = honest
+    batch.drafters.make = honest
     with no_more_steps(made, 200):
         assert made.generate([1], SOME).finish_reason == "length"
 
@@ -177,7 +177,7 @@ def test_a_panic_ends_the_row_it_came_from_alone(tokenizer: Tokenizer, where: st
     bad = made.stream([1, 2, 3], SamplingParams(max_tokens=40, logits_processors=(panics,)))
     next(bad)
     if where == "tokenizer":
-        reader: Any = request_of(made, [1, 2, 3]).reader
+        reader: Any = request_of(made, [1, 2, 3]).output
 
         def take(*_: Any) -> Any:
             raise Panic
@@ -211,7 +211,7 @@ def test_an_interruption_elsewhere_leaves_no_gap_and_is_not_raised_twice(
     next(second)
     next(first)
     if place == "delivery":
-        detokenizer: Any = request_of(made, [1, 2, 3]).reader._detokenizer
+        detokenizer: Any = request_of(made, [1, 2, 3]).output._detokenizer
         honest = detokenizer.push
 
         def push(tokens: list[int]) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.rows import packed
-from runtime.test_batch import alone, rows
-from runtime.test_embedding_cancel import LONG, Gate, target_of
+from scheduler.support import LONG, Gate, alone, rows, target_of
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -30,8 +29,8 @@ def made(tokenizer: Tokenizer) -> Generator:
 
 
 def until_somebody_waits(turn: EngineLock) -> None:
-    while turn._line.acquire(blocking=False):
-        turn._line.release()
+    while turn._next.acquire(blocking=False):
+        turn._next.release()
         sleep(0.001)
 
 
@@ -93,7 +92,7 @@ def test_closing_that_is_interrupted_closes_no_engine_under_a_pass(made: Generat
         honest()
 
     engine.close = close
-    sent = signalled(made._batch.turn, gate, signal.SIGINT)
+    sent = signalled(made._scheduler.lock, gate, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         made.close()
     sent.join()
@@ -106,7 +105,7 @@ def test_closing_that_is_interrupted_closes_no_engine_under_a_pass(made: Generat
 
 def test_who_is_interrupted_while_he_waits_keeps_no_turn(made: Generator) -> None:
     gate, reader, ended = reading(made)
-    sent = signalled(made._batch.turn, gate, signal.SIGINT)
+    sent = signalled(made._scheduler.lock, gate, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         made.generate([5], LONG)
     sent.join()
@@ -119,7 +118,7 @@ def test_a_signals_handler_may_close_while_its_thread_waits_to(
     made: Generator, on_signal: Callable[[Callable[[], object]], int]
 ) -> None:
     gate, reader, ended = reading(made)
-    sent = signalled(made._batch.turn, gate, on_signal(made.close))
+    sent = signalled(made._scheduler.lock, gate, on_signal(made.close))
     made.close()
     sent.join()
     reader.join(30)
@@ -133,7 +132,7 @@ def test_a_signals_handler_may_generate_while_its_thread_waits(
     gate, reader, _ = reading(made)
     short = SamplingParams(max_tokens=5, ignore_eos=True)
     number = on_signal(lambda: found.append(made.generate([7], short).token_ids))
-    sent = signalled(made._batch.turn, gate, number)
+    sent = signalled(made._scheduler.lock, gate, number)
     found.append(made.generate([8], short).token_ids)
     sent.join()
     reader.join(30)
@@ -246,7 +245,7 @@ def test_closing_waits_for_the_thread_that_runs_passes(tokenizer: Tokenizer) -> 
 def test_a_request_that_is_over_does_not_fail(made: Generator) -> None:
     stream = made.stream([1, 2], SamplingParams(max_tokens=3, ignore_eos=True), gamma=0)
     next(stream)
-    request = next(row.request for row in made._batch._rows if row.request is not None)
+    request = next(row.request for row in made._scheduler._slots if row.request is not None)
     stream.finish()
     request.fail(EngineError("too late"))
     assert request.error is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,14 @@ from numpy.typing import NDArray
 
 from runtime.rows import PackedTable, packed, padded
 from runtime.toy import TableEngine, generator, near
+from scheduler.support import COSTS, WIDTH, Build, alone, rows, shared_prompt, toys
 from specrt.completion import Stream
-from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-
-WIDTH, LENGTH = 16, 128
-COSTS = Costs((100.0, *(105.0 + 5 * i for i in range(40))), tuple(10.0 * g for g in range(9)))
-Build = Callable[[TableEngine, int], Engine]
-
-
-def toys(vocab: int) -> tuple[TableEngine, TableEngine]:
-    target = TableEngine(4, vocab=vocab, max_length=LENGTH, max_width=WIDTH)
-    return target, near(target, 5, 0.7)
-
-
-def rows(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Generator:
-    target, draft = toys(tokenizer.size)
-    models = Models(
-        build(target, batch), build(draft, batch), tuple(range(9)), 4, measure=lambda _: COSTS
-    )
-    return Generator(models, tokenizer, **options)
-
-
-def alone(tokenizer: Tokenizer) -> Generator:
-    target, draft = toys(tokenizer.size)
-    models = Models(target, draft, tuple(range(9)), 4, measure=lambda _: COSTS)
-    return Generator(models, tokenizer, prompt_cache=False)
-
 
 OPTIONS = st.fixed_dictionaries(
     {
@@ -293,10 +269,6 @@ def test_gamma_falls_as_rows_fill(tokenizer: Tokenizer) -> None:
 # What is read once
 
 
-def shared_prompt(length: int) -> list[int]:
-    return [(i * 37) % 251 for i in range(length)]
-
-
 @pytest.mark.parametrize("build", [padded, packed])
 def test_the_next_turn_reads_what_is_new_alone(build: Build, tokenizer: Tokenizer) -> None:
     made, one = rows(build, 2, tokenizer), alone(tokenizer)
@@ -377,16 +349,6 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
     assert [len(one) for one in target.passes[before:]] == [1] * 4
 
 
-def test_threads_each_get_their_own_text(tokenizer: Tokenizer) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    asked = [([i, 1, 2], SamplingParams(max_tokens=25, seed=i)) for i in range(12)]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda a: made.generate(*a).token_ids, asked))
-    assert found == [one.generate(*a).token_ids for a in asked]
-
-
 def test_a_closed_generator_refuses_what_is_left(tokenizer: Tokenizer) -> None:
     made = generator(*toys(tokenizer.size), tokenizer)
     stream = made.stream([1], SamplingParams(max_tokens=50))
@@ -453,3 +415,26 @@ def test_a_completion_interrupted_in_its_own_code_does_not_end_as_if_done(
     assert stream.completion.finish_reason is None
     expected = one.generate([5, 6], SamplingParams(max_tokens=40))
     assert other.finish().token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokenizer) -> None:
+    """Neither of a text that is over, nor of one that pauses, nor of one that runs on."""
+    made, one = rows(build, 2, tokenizer), alone(tokenizer)
+    params, text = SamplingParams(max_tokens=12, ignore_eos=True), shared_prompt(40)
+    made.generate(text, params)
+    made.forget()
+    running = made.stream(text, params)
+    next(running)
+    assert running.completion.cached_tokens == 0
+    made.forget()
+    running.finish()
+    for _ in range(2):  # whichever row is taken
+        done = made.generate([*text, *running.completion.token_ids], params)
+        assert done.cached_tokens == 0
+        assert (
+            done.token_ids == one.generate([*text, *running.completion.token_ids], params).token_ids
+        )
+        made.forget()
+    assert made.generate(text, params).cached_tokens == 0
+    assert made.generate(text, params).cached_tokens > 0

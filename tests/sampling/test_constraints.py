@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.test_grammar import EOS, VOCABULARY, allowed, processor
+from sampling.test_grammar import EOS, VOCABULARY, allowed, processor
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 from specrt.sampling.grammar import Grammars
@@ -100,21 +100,20 @@ def test_keywords_that_do_not_hold_are_named(keyword: str, place: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (False, "json_schema admits nothing"),
-        ({"$ref": "#"}, "json_schema admits nothing"),
-        ({**OBJECT, "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "admits nothing"),
-        ({"type": "array", "minItems": 2, "prefixItems": [{}], "items": {"$ref": "#"}}, "nothing"),
+        (False, "cannot be enforced"),
+        ({"$ref": "#"}, "it admits nothing"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
                                           "b": {"allOf": [{}, {"$ref": "#"}]}}}, "nothing"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "Unsatisfiable schema: minLength (3)"),
         ({"enum": [1], "type": "string"}, "cannot be enforced: Unsatisfiable schema"),
         ({"enum": []}, "Unsatisfiable"),
+        ({"const": "\x01"}, "it admits nothing"),
         ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
         ({"type": "integer", "format": "int32"}, "format 'int32' at #"),
-        ({"$ref": "http://a.b/c.json"}, "'http://a.b/c.json' at #, which lies elsewhere"),
-        ({"$ref": "other.json#/x"}, "which lies elsewhere, and nothing is fetched"),
+        ({"$ref": "http://a.b/c.json"}, "'http://a.b/c.json' is not present"),
+        ({"$ref": "other.json#/x"}, "is not present in a registry"),
         ({"$ref": "#/$defs/no"}, "Pointer '/$defs/no' does not exist"),
-        ({"$ref": 3}, "$ref 3 at #; expected a text"),
+        ({"$ref": 3}, "$ref must be a string, got 3"),
         ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
         ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
         ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "remainders"),
@@ -183,8 +182,6 @@ def test_a_pydantic_model_is_a_schema() -> None:
         ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, "has exclusiveMinimum 0"),
         ({"minimum": -0.5, "exclusiveMaximum": 0}, "has exclusiveMaximum 0"),
         ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
-        ({"const": "\x01"}, r"has the character .u0001 in const"),
-        ({"properties": {"\x1f": {}}}, r"has the character .u001f in properties"),
     ],
 )
 def test_numbers_and_characters_that_would_come_out_otherwise_are_refused(
@@ -202,7 +199,7 @@ def test_bounds_that_hold_are_taken() -> None:
         {"const": "é\n\t"},
         {"anyOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]},
     ):
-        assert SamplingParams(json_schema=schema).structure is not None
+        assert SamplingParams(json_schema=schema).constraint is not None
 
 
 def test_what_python_calls_a_schema_is_read_as_json() -> None:

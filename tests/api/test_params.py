@@ -32,8 +32,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("seed", 1.0, "a whole number, or None to draw one"),
     ("seed", "1", "a whole number, or None to draw one"),
     ("ignore_eos", 1, "True or False"),
-    ("verifier", "exact", "'match' or 'rejection'"),
-    ("verifier", None, "'match' or 'rejection'"),
+    ("verifier", None, "the name of a verifier"),
+    ("extra_args", 3, "a mapping of names to values"),
 ]
 
 
