@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.ran import Run
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +18,6 @@ from specrt.bundle import BUILD_ROOT
 from specrt.engine.backends import TENSORRT
 from specrt.errors import BuildError
 from specrt.system.gpu import survey
-from specrt.tuning.pass_timer import tune_quickly
 
 if TYPE_CHECKING:
     from specrt_export.recipe import Recipe
@@ -31,18 +33,33 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the bundle.")
 @click.option("--no-tune", is_flag=True, help="Leave the costs to be measured where it runs.")
 @click.option("--if-stale", is_flag=True, help="Do nothing when the bundle is up to date.")
+@click.option(
+    "--dry-run", is_flag=True, help="Build nothing; say what memory it takes and what limits it."
+)
+@click.option("--bandwidth", type=float, help="With --dry-run: GB/s of the memory it will run in.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
-    recipe: Path, backend: str | None, out: Path | None, no_tune: bool, if_stale: bool
-) -> None:
+    recipe: Path, backend: str | None, out: Path | None, no_tune: bool, if_stale: bool,
+    dry_run: bool, bandwidth: float | None, as_json: bool,
+) -> None:  # fmt: skip
     """Build the bundle of RECIPE (default place: engines/build/NAME)."""
+    if not dry_run and (as_json or bandwidth is not None):
+        raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
     try:
-        from specrt_export import bundle_builder as builder
+        # Before all that building needs, which takes a second to import.
         from specrt_export.recipe import read_recipe
+
+        plan = read_recipe(recipe, backend=backend)
+        if dry_run:
+            _estimate(plan, bandwidth, as_json)
+            return
+        from specrt_export import builder
     except ImportError as error:
         raise BuildError(
             f'building needs {error.name}; install it with `pip install "specrt[build]"`'
         ) from None
-    plan = read_recipe(recipe, backend=backend)
+    from specrt.tuning.pass_timer import tune_quickly
+
     place = out or BUILD_ROOT / _folder(recipe, plan, backend)
     if if_stale and builder.is_fresh(plan, place):
         print(f"{place} is up to date")
@@ -62,6 +79,43 @@ def command(
     print(
         f"built {place} ({size / 1e6:.1f} MB) in {took:.1f} s; look at it: specrt inspect {place}"
     )
+
+
+def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
+    """Print what a recipe takes, and the tokens per second that memory allows."""
+    from specrt.system.machine import available_bytes, measure_bandwidth
+    from specrt_export.estimate import estimate, size
+    from specrt_export.recipe import COMPILERS
+
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")
+    found = estimate(plan)
+    here = COMPILERS[plan.backend_of("target")].on_cpu
+    speed, how = (bandwidth * 1e9 if bandwidth else None), "as given"
+    if speed is None and here:
+        measured = measure_bandwidth(len(os.sched_getaffinity(0)), reads=_READS)
+        speed, how = measured.bytes_per_second, "measured here"
+    rates = [found.tokens_per_second(speed, full=full) for full in (False, True)] if speed else []
+    free = available_bytes() if here else None
+    if as_json:
+        limits = dict(zip(("tokens_per_second", "full_tokens_per_second"), rates, strict=False))
+        facts = {"bandwidth": speed, "available_bytes": free, **limits}
+        print(json.dumps({**found.to_json(), **facts}))
+        return
+    print(*found.lines(), sep="\n")
+    if free is not None:
+        word = "fits" if found.total_bytes <= free else "does not fit"
+        print(f"{word}: {size(free)} of this machine's memory are free")
+    if not speed:
+        print("--bandwidth GB/s of the GPU's memory adds the tokens per second that it allows")
+        return
+    print(
+        f"{speed / 1e9:.1f} GB/s of memory, {how}: at most {rates[0]:.1f} tokens/s in plain "
+        f"decoding,\n{rates[1]:.1f} with all positions filled; a round checks its draft in one step"
+    )
+
+
+_READS = 4
 
 
 def _runs_elsewhere(plan: Recipe, place: Path) -> str | None:

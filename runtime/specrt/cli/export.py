@@ -15,7 +15,7 @@ import click
 from specrt.errors import ExportError
 
 if TYPE_CHECKING:
-    from specrt_export.check.parity import ParityReport
+    from specrt_export.check.equivalence import ParityReport
     from specrt_export.portable.exporter import ExportedGraph
 
 
@@ -72,7 +72,7 @@ def _export(
             graph = export_graph(checkpoint, place, progress=_tell)
         if not check:
             return graph, None
-        from specrt_export.check.parity import check_parity
+        from specrt_export.check.equivalence import check_parity
 
         _tell("check")
         report = check_parity(checkpoint, place)

@@ -17,7 +17,7 @@ from specrt.errors import BuildError
 if TYPE_CHECKING:
     import onnx
 
-    from specrt_export.lint.facts import Finding
+    from specrt_export.lint.rules import Finding
 
 
 LARGEST_BYTES = (1 << 31) - 1
