@@ -18,6 +18,7 @@ from statistics import median
 
 import gamma_traces
 from gamma_traces import FOLDER, LARGEST, Drafts
+from specrt.tuning.pass_timer import measure_costs
 
 from specrt.generator import Generator
 from specrt.loading import load
@@ -30,7 +31,6 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text import read_prompts
-from specrt.tuning.pass_timer import measure_costs
 
 GAMMA = 4
 """Of the rounds whose times are recorded."""

@@ -113,7 +113,7 @@ def faults(name: str, tree: ast.AST) -> list[str]:
             if (
                 top == "specrt_export"
                 and name.startswith("specrt.")
-                and not (lazy and own == "specrt.cli")
+                and not ((lazy or typing) and own == "specrt.cli")
             ):
                 wrong.append(f"{name} imports {target}: a device has no build machine")
         elif top in BUILD_MACHINE and name.startswith("specrt.") and own != "specrt.cli":

@@ -25,11 +25,11 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     """Return those of the packages that are installed, and their versions, importing none."""
     from importlib import metadata  # slow to import
 
-    found = {}
+    versions = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def version(names: Iterable[str]) -> str | None:
@@ -150,7 +150,7 @@ class Manifest:
     gammas: tuple[int, ...]
     """Every gamma a verify pass was built for, 0 included."""
     gamma: int | None
-    """The gamma used when none is asked for; None leaves it to be chosen round by round."""
+    """The default gamma of requests; None leaves it to `auto`."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     target: ModelRecord
@@ -244,7 +244,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         (m.gamma is not None and m.gamma not in m.gammas,
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
-         f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
+         f"prefill or gammas needs passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in (m.target, m.draft) if r),
          "quality.top1 is above 1; expected a share"),
         (max(ends, default=0) >= vocab,
@@ -332,13 +332,13 @@ class Bundle:
         if built is None or not there:
             return
         name, here = next(iter(there.items()))
-        needed, found = _release(built), _release(here)
+        needed, present = _release(built), _release(here)
         if needed is None:
             raise BundleError(
                 f"{self.path} names {short(built)} as its version of {library}; expected one such "
                 "as 1.25.1: build the bundle again with `specrt build RECIPE`"
             )
-        if found is not None and found < needed:
+        if present is not None and present < needed:
             raise BundleError(
                 f"{self.path} was built with {library} {built}, and {name} {here} is installed "
                 f"here; upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`, or build "
@@ -348,8 +348,8 @@ class Bundle:
     def _check_files(self) -> None:
         names = self.manifest.files
         with ThreadPoolExecutor(max_workers=4) as pool:
-            found = list(pool.map(lambda name: self._record(name, names[name]), names))
-        for name, record in zip(names, found, strict=True):
+            records = list(pool.map(lambda name: self._record(name, names[name]), names))
+        for name, record in zip(names, records, strict=True):
             if record != names[name]:
                 raise BundleError(
                     f"{self.file(name)} is not the file that was built (sha256 "

@@ -36,8 +36,8 @@ def read(kind: type[T], value: Any, name: str = "") -> T:
     What has a default may be missing: records written before the field came to be.
     Raises: ValueError naming the first field that is missing, unknown or of another type.
     """
-    found: T = _read(kind, value, name)
-    return found
+    record: T = _read(kind, value, name)
+    return record
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -87,14 +87,14 @@ def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
         if key not in known:
             place = f"{name} has an" if name else "there is an"
             raise ValueError(f"{place} unknown key {short(key)}{did_you_mean(key, known)}")
-    found = {}
+    entries = {}
     for key, needed in known.items():
         inside = f"{name}.{key}" if name else key
         if key in values:
-            found[key] = _read(hints[key], values[key], inside)
+            entries[key] = _read(hints[key], values[key], inside)
         elif needed:
             raise ValueError(f"{inside} is missing")
-    return kind(**found)
+    return kind(**entries)
 
 
 def _whole(value: Any, name: str, span: Interval) -> int:
