@@ -201,8 +201,8 @@ def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
             max_length=manifest.max_length,
             max_width=manifest.max_width,
             threads=threads,
-            spare=even,
-            even=even,
+            pad_single_token=even,
+            pad_to_even=even,
         )
         for even in ([False, True] if model.quantized else [False])
     ]

@@ -20,8 +20,7 @@ from tokenizers import Tokenizer as HubTokenizer
 
 import specrt
 from specrt import bundle as libraries
-from specrt.engine.backends import TENSORRT
-from specrt.engine.tensorrt.library import open_library
+from specrt.engine.tensorrt.library import TENSORRT, open_library
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint

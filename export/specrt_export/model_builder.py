@@ -9,9 +9,8 @@ from math import prod
 from pathlib import Path
 
 from specrt.bundle import Geometry, ModelRecord, Quality
-from specrt.engine.backends import TENSORRT
 from specrt.engine.tensorrt.engine_record import PLAN
-from specrt.engine.tensorrt.library import open_library
+from specrt.engine.tensorrt.library import TENSORRT, open_library
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import (
     check_engine,

@@ -9,8 +9,7 @@ from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specrt.engine.backends import TENSORRT
-from specrt.engine.tensorrt.library import OLDEST, parse_version
+from specrt.engine.tensorrt.library import OLDEST, TENSORRT, parse_version
 from specrt.errors import RecipeError, did_you_mean
 from specrt.params import AUTO, Gamma
 from specrt.system.doctor import best_backend

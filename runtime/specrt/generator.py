@@ -14,7 +14,7 @@ from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
 from specrt.session import ChatTemplate, Session
 from specrt.speculation.pool import DrafterPool, Models
-from specrt.system.machine import trim_heap
+from specrt.system import trim_heap
 from specrt.text import Tokenizer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from cli.ran import Run
 from specrt.bundle import Manifest, read_manifest
 from specrt.speculation.round import Verdict
-from specrt.system.machine import measure_bandwidth
+from specrt.system import measure_bandwidth
 
 
 @pytest.fixture(autouse=True)

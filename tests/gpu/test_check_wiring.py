@@ -20,7 +20,7 @@ from runtime.numpy_device import NumpyDevice
 from runtime.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
 from specrt.engine.ort_cuda import OrtCudaEngine
-from specrt.engine.tensorrt.passes import DECOMPOSED
+from specrt.engine.tensorrt.library import DECOMPOSED
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 
 RTX = "tensorrt-rtx"

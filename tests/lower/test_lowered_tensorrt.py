@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_lowered, lowered_engine
 from specrt_export.compile.engine_file import ENGINE, write_engine

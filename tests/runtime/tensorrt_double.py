@@ -18,7 +18,8 @@ from specrt.bundle import Geometry
 from specrt.engine.tensorrt.device import ALIGNMENT, Block
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
-from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, NATIVE, cache_names, expected
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
 from specrt.engine.tensorrt.plan import Tensor
 
 

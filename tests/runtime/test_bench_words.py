@@ -26,7 +26,7 @@ from specrt.bench.report import (
 from specrt.bench.samples import PLAIN, Configuration
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.system.machine import Bandwidth, Machine, last_cache_bytes, measure_bandwidth
+from specrt.system import Bandwidth, Machine, last_cache_bytes, measure_bandwidth
 
 AUTO = Configuration("auto", "model")
 LOSING = Configuration(4, "model")
@@ -235,7 +235,7 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_bandwidth_is_of_the_fastest_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0, 500, 1000, 1250, 2000, 3000])
-    monkeypatch.setattr("specrt.system.machine.perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr("specrt.system.perf_counter_ns", lambda: next(times))
     found = measure_bandwidth(2, MIB, reads=3)
     assert found == Bandwidth(MIB / 250e-9, MIB, 2, 3)
     assert found.to_json()["bytes_per_second"] == round(MIB / 250e-9)

@@ -17,7 +17,7 @@ from gpucheck.place import CODELET, PROMPTS, Place
 from gpucheck.step import CheckError, Facts
 from specrt.bench.lossless import compare, first_difference, plain_margin
 from specrt.engine.protocol import Engine
-from specrt.engine.tensorrt.passes import DECOMPOSED
+from specrt.engine.tensorrt.library import DECOMPOSED
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.loading import load

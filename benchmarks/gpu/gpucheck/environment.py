@@ -19,8 +19,8 @@ from specrt.engine.tensorrt.library import (
     open_library,
 )
 from specrt.errors import SpecrtError
+from specrt.system import read_jetson
 from specrt.system.gpu import Survey
-from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",

@@ -11,7 +11,8 @@ from gpucheck.passes import Pass, alive, feed, fitted, relative, require_same, r
 from gpucheck.step import CheckError, Facts
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.engine.tensorrt.passes import KV_TYPES, NATIVE, cache_names
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.engine.tensorrt.passes import KV_TYPES, cache_names
 from specrt.engine.tensorrt.plan import ITEM_BYTES
 
 

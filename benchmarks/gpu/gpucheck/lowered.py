@@ -15,8 +15,7 @@ from gpucheck.place import MAX_LENGTH, PREFILL
 from gpucheck.step import Facts, NotRunError
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
-from specrt.engine.tensorrt.library import open_library
-from specrt.engine.tensorrt.passes import NATIVE
+from specrt.engine.tensorrt.library import NATIVE, open_library
 from specrt.errors import BuildError
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda

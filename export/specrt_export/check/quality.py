@@ -18,8 +18,9 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry, Quality
-from specrt.engine.backends import TENSORRT, open_engine
+from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Engine, Feed, PackedEngine
+from specrt.engine.tensorrt.library import TENSORRT
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import lowered_engine, on_cpu
 from specrt_export.compile.engine_file import ENGINE

@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike
 from specrt.bench.samples import Busy, Configuration, Sample, in_turn, shared_gaps
 from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import Stream
+from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, PackedEngine
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.pool import Models
-from specrt.system.machine import Machine, this_machine
+from specrt.system import Machine, this_machine
 
 
 class TimedEngine:
@@ -116,7 +117,7 @@ class Environment:
         cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
     ) -> Environment:
         """Describe a run on this machine."""
-        m, machine = manifest, this_machine(manifest.backend)
+        m, machine = manifest, this_machine(backend_named(manifest.backend).library())
         target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
         precision = f"{target}, draft {draft}" if draft not in ("", target) else target
         return cls(str(bundle), m.name, m.backend, precision, machine, threads, repeats, params)

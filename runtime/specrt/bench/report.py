@@ -18,7 +18,7 @@ from specrt.bench.measure import Environment, Footprint, Samples
 from specrt.bench.samples import PLAIN, BenchRow, Configuration, Sample, Spread, repeated_tokens
 from specrt.errors import RequestError
 from specrt.params import AUTO
-from specrt.system.machine import Bandwidth
+from specrt.system import Bandwidth
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""

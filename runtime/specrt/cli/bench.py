@@ -33,11 +33,12 @@ from specrt.bench.samples import Configuration, configurations
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
 from specrt.cli.options import parse_gammas, read_structured, structured
 from specrt.constraints import KINDS
+from specrt.engine.backends import backend_of
 from specrt.errors import RequestError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
-from specrt.system.machine import measure_bandwidth
+from specrt.system import measure_bandwidth
 from specrt.text import Prompt, first_of_each, of_categories, read_prompts
 
 SHARED_PROMPTS = 24
@@ -202,11 +203,6 @@ def parse_rows(text: str) -> list[int]:
     return rows
 
 
-PROMISING = ("ort-cpu",)
-"""Backends that compute in fp32 whatever the weights are stored as, quantized layers of a target
-the same for every width: identical output is promised."""
-
-
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--prompts", "files", type=click.Path(path_type=Path), required=True, multiple=True,
@@ -324,6 +320,6 @@ def compared_outputs(
     def margin(number: int, plain: Sequence[int]) -> float:
         return plain_margin(generator, [*prompts[number], *plain])
 
-    promised = manifest.backend_of(manifest.target) in PROMISING
+    promised = backend_of(manifest, manifest.target).exact
     told = margin if params.greedy else None
     return compare_outputs(samples, told, target_precision(manifest), promised)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.bundle import BUILD_ROOT
-from specrt.engine.backends import TENSORRT
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError
-from specrt.system.gpu import survey
 from specrt.tuning.pass_timer import tune_quickly
 
 if TYPE_CHECKING:
@@ -65,11 +64,12 @@ def command(
 
 
 def _runs_elsewhere(plan: Recipe, place: Path) -> str | None:
-    """Say that plans are tuned where they run, if that is not here."""
-    backends = {plan.backend_of(role) for role in plan.sources}.intersection(TENSORRT)
-    if not backends or not survey().problem:
+    """Say that engines are tuned where they run, if that is not here."""
+    lacks = filter(None, (backend_named(plan.backend_of(role)).missing() for role in plan.sources))
+    missing = next(lacks, None)
+    if missing is None:
         return None
-    return f"not tuned, as there is no GPU here; run `specrt tune {place}` where it will run"
+    return f"not tuned here ({missing}); run `specrt tune {place}` where it will run"
 
 
 def _lines(title: str) -> Callable[[str, float], None]:

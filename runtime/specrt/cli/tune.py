@@ -15,12 +15,13 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
 from specrt.cli.terminal import chart
+from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
-from specrt.system.machine import this_machine
+from specrt.system import this_machine
 from specrt.text import read_prompts
 from specrt.tuning.pass_timer import measure_costs
 from specrt.tuning.sweep import check_prompts, plan_effort, spread, sweep
@@ -93,7 +94,7 @@ def _blank(manifest: Manifest, threads: int | None, owns_process: bool) -> Tunin
         format=FORMAT,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         source=manifest.source,
-        machine=this_machine(manifest.backend),
+        machine=this_machine(backend_named(manifest.backend).library()),
         threads=threads or len(os.sched_getaffinity(0)),
         pools=1 if owns_process else 2,
         verify_ns=(),
@@ -112,14 +113,14 @@ def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool
     if prompts:
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
-    even = _settled(models.target)
+    pad_to_even = _needs_even_widths(models.target)
     costs = measure_costs(models, tokenizer, budget_s=budget_s, progress=_progress("costs"))
     tuning = replace(
         tuning,
         verify_ns=tuple(map(round, costs.verify_ns)),
         draft_ns=tuple(map(round, costs.draft_ns)),
         outside_ns=round(costs.outside_ns),
-        even=even,
+        pad_to_even=pad_to_even,
     )
     if not prompts or len(models.gammas) < 2:
         return tuning
@@ -133,13 +134,13 @@ def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool
     return replace(tuning, fixed_gamma=gamma, drafter=best.drafter, settings=settings)
 
 
-def _settled(target: Engine) -> bool:
-    """Say whether rows of the target need partners, where it may run them in company at all."""
-    if not getattr(target, "spare", False):
+def _needs_even_widths(target: Engine) -> bool:
+    """Measure whether the target's rows have the same bits only in passes of an even width."""
+    if not getattr(target, "pad_single_token", False):
         return False
-    from specrt.engine.ort_packed import settle_partners
+    from specrt.engine.ort_packed import settle_padding
 
-    return settle_partners(target)
+    return settle_padding(target)
 
 
 def _progress(what: str) -> Callable[[float], None]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.bundle import ONNXRUNTIME, installed
+from specrt.engine.backends import BACKENDS
+from specrt.engine.tensorrt.library import form_of
+from specrt.system import Jetson, read_jetson, vector_units
 from specrt.system.gpu import Survey, survey
-from specrt.system.machine import Jetson, read_jetson, vector_units
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,6 @@ _NAMED = {
 }
 """Modules that packages of other names, or more than one, bring."""
 
-_ALONE = ("tensorrt", "tensorrt-rtx")
-
 _POSITIONS = 2048
 
 _KV_BYTES = 2 * 32 * 8 * 128 * 2 * _POSITIONS
@@ -85,29 +85,25 @@ def libraries() -> list[Check]:
 
 def abilities() -> list[Check]:
     """Return what can be done here."""
-    have = {f.name for f in libraries() if f.works}
-    runs = {"onnxruntime", "tokenizers"} <= have
-    builds = runs and "onnx" in have
-    exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    have = {check.name for check in libraries() if check.works}
+    texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
+    builds = texts or ("" if "onnx" in have else 'pip install "specrt[build]"')
+    exports = {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
+    remedies["build from portable graphs"] = builds
+    remedies["export checkpoints"] = builds or ("" if exports else _EXPORT)
+    for name, one in BACKENDS.items():
+        if one.missing_to_build is not None:
+            remedies[f"build {name} plans"] = one.missing_to_build() or builds
     return [
-        Check("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
-        _runs_ort_cuda(runs),
-        Check("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
-        Check("export checkpoints", _yes(exports), exports, _EXPORT),
-        *_tensorrt(builds),
+        Check(name, "no" if remedy else "yes", not remedy, remedy)
+        for name, remedy in remedies.items()
     ]
 
 
 def best_backend() -> str:
     """Return the fastest backend that this machine can run."""
-    found = survey()
-    if not found.problem:
-        from specrt.engine.tensorrt.library import lacks_to_run
-
-        for backend in _ALONE:
-            if not lacks_to_run(backend, found):
-                return backend
-    return "ort-cpu" if _lacks_for_cuda() else "ort-cuda"
+    return next((name for name, one in BACKENDS.items() if not one.missing()), "ort-cpu")
 
 
 def fits(memory_bytes: int) -> list[str]:
@@ -153,49 +149,14 @@ def _board(jetson: Jetson | None) -> list[Check]:
     linux = f"JetPack {jetson.jetpack or 'unknown'} (Jetson Linux {jetson.release or 'unknown'})"
     mode = f", power mode {jetson.power_mode}" if jetson.power_mode else ""
     here = next(iter(installed(_NAMED["tensorrt"]).values()), "")
-    form = jetson.form(here) or "unknown"
-    works = not form.startswith("none")
-    remedy = "" if works else "install JetPack 6.1 or later"
+    library = here or jetson.tensorrt
+    works = not library or form_of(library) is not None
+    form = (form_of(library) or "none") if library else "unknown"
+    remedy = "" if works else "specrt needs TensorRT 10.3: install JetPack 6.1 or later"
     return [
         Check("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
-        Check("lowering", f"{form}, for TensorRT {here or jetson.tensorrt}", works, remedy),
+        Check("lowering", f"{form}, for TensorRT {library}", works, remedy),
     ]
-
-
-def _tensorrt(builds: bool) -> list[Check]:
-    """Return what can be done with TensorRT under either of its names."""
-    from specrt.engine.tensorrt.library import lacks_to_build, lacks_to_run
-
-    found, base = survey(), "" if builds else 'pip install "specrt[build]"'
-    rows = [
-        *((f"run {name} bundles", lacks_to_run(name, found)) for name in _ALONE),
-        *((f"build {name} plans", lacks_to_build(name, found) or base) for name in _ALONE),
-    ]
-    return [Check(name, _yes(not lacks), not lacks, lacks) for name, lacks in rows]
-
-
-def _runs_ort_cuda(runs: bool) -> Check:
-    name, lacks = "run ort-cuda bundles", "" if runs else "pip install specrt"
-    if runs:
-        lacks = _lacks_for_cuda()
-    return Check(name, _yes(not lacks), not lacks, lacks)
-
-
-def _lacks_for_cuda() -> str:
-    """Say what an ort-cuda bundle would miss here; the provider's libraries are tried last."""
-    try:
-        from specrt.engine.ort_cuda import INSTALL, missing, unloadable
-    except Exception as error:  # a broken installation of the library raises anything
-        return f"onnxruntime cannot be imported ({error}); install it again"
-    lacks = missing()
-    if lacks:
-        return lacks
-    absent = unloadable()
-    return f"{absent}; {INSTALL}" if absent else ""
-
-
-def _yes(able: bool) -> str:
-    return "yes" if able else "no"
 
 
 def _library(name: str, purpose: str, remedy: str) -> Check:

@@ -43,8 +43,8 @@ import onnx
 
 from specrt.engine.tensorrt.engine_record import Profile
 from specrt.errors import BuildError
+from specrt.system import available_bytes
 from specrt.system.gpu import survey
-from specrt.system.machine import available_bytes
 
 RTX = "tensorrt-rtx"
 

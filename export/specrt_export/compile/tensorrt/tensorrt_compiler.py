@@ -12,11 +12,10 @@ import onnxruntime
 
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
-from specrt.engine.tensorrt.library import Library, parse_version
-from specrt.engine.tensorrt.passes import NATIVE
+from specrt.engine.tensorrt.library import NATIVE, Library, parse_version
 from specrt.errors import BuildError
+from specrt.system import available_bytes
 from specrt.system.gpu import survey
-from specrt.system.machine import available_bytes
 from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
 from specrt_export.compile.ort_cpu_compiler import CompiledModel
 from specrt_export.compile.tensorrt.builder_config import PlanOptions, check_options

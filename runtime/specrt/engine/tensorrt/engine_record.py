@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Annotated, Any
 
-from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, Library, parse_version
+from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library, parse_version
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
 from specrt.records import Count, Interval, read
@@ -293,14 +293,21 @@ def _span(sizes: Range) -> str:
 _MIB = 1 << 20
 
 
-def summary(record: EngineRecord) -> list[tuple[str, str]]:
-    """Return names and values, in the order to be shown."""
-    return list(_lines(record))
+def engine_facts(engine: Path) -> tuple[tuple[tuple[str, str], ...], int]:
+    """Return what the record of a plan tells, in the order to be shown, and its KV sets."""
+    record = read_engine_record(engine.with_name(FILE_NAME))
+    return tuple(summary(record)), kv_sets(record.form)
 
 
-def _lines(record: EngineRecord) -> Iterator[tuple[str, str]]:
+def kv_sets(form: str) -> int:
+    """Return how many sets of KV buffers passes need: decomposed ones read one and write one."""
+    return 1 if form == NATIVE else 2
+
+
+def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
+    """Yield names and values, in the order to be shown."""
     yield "library", f"{record.backend} {record.version}"
-    form = "KV buffers in place" if record.form == "native" else "whole new KV buffers each pass"
+    form = "KV buffers in place" if record.form == NATIVE else "whole new KV buffers each pass"
     yield "form", f"{record.form} ({form}), {record.compute}"
     if record.plan_bytes:
         yield (

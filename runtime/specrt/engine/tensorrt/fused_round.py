@@ -14,7 +14,8 @@ from specrt.engine.tensorrt.engine_record import (
     fixed,
     gammas,
 )
-from specrt.engine.tensorrt.passes import CANDIDATES, NATIVE, Scores, result_fields
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.engine.tensorrt.passes import CANDIDATES, Scores, result_fields
 from specrt.engine.tensorrt.plan import Context
 from specrt.errors import EngineError
 

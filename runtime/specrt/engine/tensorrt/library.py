@@ -99,6 +99,10 @@ OLDEST, NATIVE_FROM = (10, 3), (10, 15)
 """The first TensorRT that specrt builds for, and the first that updates KV buffers in place."""
 
 
+NATIVE, DECOMPOSED = "native", "decomposed"
+"""Forms of a graph: KV buffers are updated in place, or written whole by every pass."""
+
+
 @dataclass(frozen=True)
 class Flavour:
     """What is known of a library before it is imported."""
@@ -129,6 +133,9 @@ FLAVOURS = {
         (b"vtrt",), (1, 3), builds_without_gpu=True, timing_cache_needs_gpu=True,
     ),
 }  # fmt: skip
+
+TENSORRT = tuple(FLAVOURS)
+"""The backends that use either library."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,6 +266,14 @@ def parse_version(text: str) -> tuple[int, int, int, int]:
         parts.append(int(part))
     major, minor, patch, build = [*parts, 0, 0, 0, 0][:4]
     return major, minor, patch, build
+
+
+def form_of(version: str) -> str | None:
+    """Return the form that graphs have for a version of TensorRT; None for one too old."""
+    number = parse_version(version)[:2]
+    if number < OLDEST:
+        return None
+    return NATIVE if number >= NATIVE_FROM else DECOMPOSED
 
 
 def is_installed(backend: str) -> bool:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Confidence, Logits, Tokens
 from specrt.engine.tensorrt.device import Device, Field, Graph, Layout, Memory, Staging, aligned
-from specrt.engine.tensorrt.engine_record import EngineRecord
+from specrt.engine.tensorrt.engine_record import EngineRecord, kv_sets
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Context, Plan, Tensor
 from specrt.errors import EngineError
-
-NATIVE, DECOMPOSED = "native", "decomposed"
 
 KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -122,7 +121,7 @@ class Caches:
         shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
         each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
         names = cache_names(geometry)
-        self.sets = 1 if record.form == NATIVE else 2
+        self.sets = kv_sets(record.form)
         self.parity = 0
         at = memory.take(self.sets * each * len(names), PURPOSE)
         self._places = [
