@@ -56,10 +56,10 @@ engines: $(VENV)/.runtime $(EXTRA) ## build every bundle that is missing or stal
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
 	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet)$(if $(EXTRA),-fp16) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
 
-test: $(VENV)/.test ## run the tests
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-lint: $(VENV)/.test ## check formatting, style and types
+lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy
 	@find runtime/cpp tests/cpp examples/cpp benchmarks/embedding.c -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run -Werror
 
@@ -69,7 +69,7 @@ bench: engines ## measure codelet: plain, gamma 2, 4 and auto
 	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
 
 gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minutes 10"
-	@$(BIN)/python benchmarks/gpu/check.py $(ARGS)
+	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 clean: ## remove .venv, bundles and caches
 	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
     from specrt_export.portable.exporter import ExportedGraph
 
 REPOSITORY = Path(__file__).parent.parent
+FIRST = ("cpp", "export", "lower", "build")
+"""Folders whose tests take longest, so that no worker begins one of them last."""
+
+# A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders that take longest."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
+from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 from specrt.engine.tensorrt import engine_record as fingerprint
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,

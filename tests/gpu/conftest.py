@@ -1,19 +1,32 @@
-"""The package of the script that runs everything on a GPU, and a place for it to work in."""
+"""The package that runs everything on a GPU, and a double of the machine it runs on."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
-sys.path.insert(0, str(GPU))
+REPOSITORY = Path(__file__).parents[2]
+sys.path[:0] = [str(REPOSITORY / "benchmarks" / "gpu"), str(Path(__file__).parent)]
 
-from gpucheck.place import Place  # noqa: E402
+from gpu_double import GpuDouble  # noqa: E402
+from gpucheck.settings import RunSettings  # noqa: E402
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """A place with little to do."""
-    return Place(work=tmp_path, sizes=(), gammas=(1, 4), prompts=1, tokens=12, laps=1)
+def settings(tmp_path: Path) -> RunSettings:
+    """Little to do, in a folder of its own."""
+    return RunSettings(
+        work=tmp_path, sizes=("1B",), precisions=("fp16",), gammas=(1, 4), prompts=1, tokens=12,
+        laps=1, copied_bytes=1 << 16,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def double(settings: RunSettings) -> Iterator[GpuDouble]:
+    """A machine with a GPU in NumPy; at the end every device was closed and emptied."""
+    machine = GpuDouble(settings)
+    yield machine
+    assert all(device.closed == 1 and not device.leaked for device in machine.devices)

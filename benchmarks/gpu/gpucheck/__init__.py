@@ -1,1 +1,1 @@
-"""What is verified on a GPU, step by step; `../check.py` runs it."""
+"""Verify on a GPU what no other machine can: numbers, captured graphs, speed."""

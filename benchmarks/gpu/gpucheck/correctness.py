@@ -1,0 +1,576 @@
+"""What engines are held to: numbers, KV buffers, captured graphs, whole rounds, greedy text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpucheck.evidence import CheckError, Evidence
+from gpucheck.inventory import TENSORRT
+from gpucheck.settings import PROMPTS
+from gpucheck.workbench import Workbench, codelet_source
+from specrt.bench.lossless import compare, first_difference, plain_margin
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.fused_round import CapturedRounds
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.passes import KV_TYPES, cache_names
+from specrt.engine.tensorrt.plan import ITEM_BYTES
+from specrt.errors import EngineError
+from specrt.generator import Generator
+from specrt.params import AUTO, SamplingParams
+from specrt.text import read_prompts
+
+Ids = NDArray[np.int64]
+Scores = NDArray[np.float32]
+Open = Callable[[bool], Engine]
+"""Opens the engine to be checked; its passes are captured when the argument is true."""
+
+TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 1e-2, "int4": 1e-2, "fp8": 1e-2}
+"""Largest error of a logit over the spread of its row, against fp32 on a CPU with the same stored
+weights; integers and fp8 are multiplied with fp16 activations."""
+GROWN = {"fp16": 2e-2, "int8": 8e-2, "fp8": 2e-1}
+"""The same of grown targets against codelet. Their fp16 weights round twice; quantized ones are
+compared with those they were made of, so this is what quantizing does."""
+TIE = 0.1
+"""Logits; what fp16 may move them by on codelet, whose scores spread over 28."""
+MEMORY_SLACK = 32 << 20
+REOPENINGS = 3
+UNKNOWN = "unknown"
+
+SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
+"""(width, rows): prefills, and verification widths more than once, so that replays are among
+them."""
+
+
+class Reference(Protocol):
+    """What an engine is compared with; `specrt_export.portable.graph.GraphRun` is one."""
+
+    def reset(self, batch: int, length: int) -> None:
+        """Start over."""
+
+    def __call__(
+        self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Scores, Ids]:
+        """Feed tokens; return logits and argmax of the rows named."""
+
+
+class Pass(NamedTuple):
+    """Copies of what a pass returned."""
+
+    logits: Scores
+    argmax: Ids
+
+
+def random_text(engine: Any, count: int, seed: int = 0) -> Ids:
+    """Return tokens [1, count] that the engine knows."""
+    return np.random.default_rng(seed).integers(0, engine.geometry.vocab_size, (1, count))
+
+
+def most_rows(engine: Any) -> int:
+    """Return how many rows a pass may score; the plan of a draft scores one."""
+    return int(getattr(engine, "max_rows", engine.max_width))
+
+
+def feed(engine: Engine, tokens: Ids, start: int, rows: int | None = None) -> Pass:
+    """Run a pass and copy its results, of as many rows as may be when None."""
+    rows = min(tokens.shape[1], most_rows(engine)) if rows is None else rows
+    output = engine.forward(tokens, start, rows)
+    return Pass(np.array(output.logits), np.array(output.argmax))
+
+
+def shapes_for(engine: Engine) -> list[tuple[int, int]]:
+    """Return the shapes of passes that an engine takes, within its length."""
+    shapes, used = [], 0
+    for most, rows in SHAPES:
+        width = min(most, engine.max_width)
+        if used + width <= engine.max_length:
+            shapes.append((width, min(rows, width, most_rows(engine))))
+            used += width
+    return shapes
+
+
+def run_shapes(engine: Engine, tokens: Ids | None = None) -> list[Pass]:
+    """Feed a text pass after pass; refuse scores that a device which computes nothing gives.
+
+    Raises: CheckError.
+    """
+    at, passes, shapes = 0, [], shapes_for(engine)
+    tokens = random_text(engine, sum(width for width, _ in shapes)) if tokens is None else tokens
+    for width, rows in shapes:
+        passes.append(feed(engine, tokens[:, at : at + width], at, rows))
+        at += width
+    check_finite(passes)
+    return passes
+
+
+def check_finite(passes: Sequence[Pass]) -> None:
+    """Refuse scores that are no numbers, all alike, or not those of the argmax.
+
+    Raises: CheckError.
+    """
+    for number, one in enumerate(passes):
+        if not np.isfinite(one.logits).all():
+            raise CheckError(f"pass {number} gave scores that are no numbers")
+        if float(np.ptp(one.logits)) <= 1e-3:
+            raise CheckError(f"pass {number} gave scores that are all alike")
+        if not np.array_equal(one.argmax, one.logits.argmax(-1)):
+            raise CheckError(f"pass {number} gave an argmax that is not the first best score")
+
+
+def check_equal(
+    evidence: Evidence, passes: Sequence[Pass], expected: Sequence[Pass], what: str
+) -> None:
+    """Compare passes bit for bit.
+
+    Raises: CheckError with how far apart they are.
+    """
+    pairs = list(zip(passes, expected, strict=True))
+    apart = max(float(np.abs(p.logits - e.logits).max()) for p, e in pairs)
+    evidence.add(passes=len(pairs), largest_difference=apart)
+    if not all(np.array_equal(a, b) for p, e in pairs for a, b in zip(p, e, strict=True)):
+        raise CheckError(f"{what} differ by up to {apart:.2e}")
+
+
+def relative(scores: Scores, expected: Scores) -> float:
+    """Return the largest error as a part of the spread of the scores."""
+    return float(np.abs(scores - expected).max()) / (float(np.ptp(expected)) or 1.0)
+
+
+def check_logits(
+    engine: Engine, reference: Reference, tolerance: float, evidence: Evidence
+) -> None:
+    """Compare logits with a reference, pass by pass.
+
+    Raises: CheckError above the tolerance.
+    """
+    shapes = shapes_for(engine)
+    tokens = random_text(engine, sum(width for width, _ in shapes))
+    passes = run_shapes(engine, tokens)
+    reference.reset(1, tokens.shape[1])
+    by_shape: dict[str, float] = {}
+    at = argmax = 0
+    for one, (width, rows) in zip(passes, shapes, strict=True):
+        piece = tokens[:, at : at + width]
+        expected, best = reference(piece, [at], range(width - rows, width))
+        name = f"{width}x{rows}"
+        by_shape[name] = max(by_shape.get(name, 0.0), relative(one.logits, expected))
+        argmax += int((one.argmax != best).sum())
+        at += width
+    worst = max(by_shape.values())
+    evidence.add(
+        tolerance=tolerance, largest_relative_error=worst, by_shape=by_shape,
+        argmax_that_differ=argmax, rows=sum(rows for _, rows in shapes),
+    )  # fmt: skip
+    if not worst <= tolerance:
+        raise CheckError(
+            f"logits are {worst:.1e} of their spread away from the reference; expected at most "
+            f"{tolerance:.0e}"
+        )
+
+
+def check_replays(open_engine: Open, evidence: Evidence) -> None:
+    """Compare passes that replay a CUDA graph with the same launched kernel by kernel."""
+    runs = []
+    for capture in (True, False):
+        with closing(open_engine(capture)) as engine:
+            runs.append(run_shapes(engine))
+    check_equal(evidence, *runs, "replayed and launched passes")
+
+
+def check_captures(
+    engine: Any, counted: Callable[[], int] | None, expected: int, evidence: Evidence
+) -> None:
+    """Count the CUDA graphs that passes of several widths were captured into.
+
+    `counted` counts them on the device, where captures go through it; an engine that counts
+    them itself is asked first. Without either the number is a fact that is not known.
+    Raises: CheckError where there are fewer than expected.
+    """
+    run_shapes(engine)
+    statistics = getattr(engine, "statistics", None)
+    statistics = statistics() if callable(statistics) else statistics
+    captured = getattr(statistics, "captured", None)
+    if captured is None and counted is not None:
+        captured = counted()
+    evidence.add(captured=UNKNOWN if captured is None else captured, expected=expected)
+    if captured is not None and captured < expected:
+        raise CheckError(
+            f"{captured} CUDA graphs were captured and {expected} expected: passes are launched "
+            "kernel by kernel"
+        )
+
+
+def expected_captures(engine: Any) -> int:
+    """Return how many of the passes that are run have one size, and so a graph."""
+    record = getattr(getattr(engine, "model", None), "record", None)
+    if record is None:
+        return 1  # ort-cuda captures up to a width of its own; decode is always within it
+    fixed = {
+        (p.width.most, p.rows.most)
+        for p in record.profiles
+        if p.width.least == p.width.most and p.rows.least == p.rows.most
+    }
+    return len(fixed & set(shapes_for(engine)))
+
+
+@contextmanager
+def counted_captures(device: Any) -> Iterator[Callable[[], int]]:
+    """Count what is captured on a device."""
+    capture, count = device.capture, 0
+
+    @contextmanager
+    def counting() -> Iterator[Any]:
+        nonlocal count
+        with capture() as recording:
+            yield recording
+        count += 1
+
+    device.capture = counting
+    try:
+        yield lambda: count
+    finally:
+        del device.capture
+
+
+def check_rollback(open_engine: Open, evidence: Evidence) -> None:
+    """Compare passes over stale keys with the same in a fresh engine."""
+    with closing(open_engine(True)) as engine, closing(open_engine(True)) as fresh:
+        tokens, stale = random_text(engine, 40), random_text(engine, 40, seed=1)
+        start = at = min(16, engine.max_width)
+        for one in (engine, fresh):
+            feed(one, tokens[:, :start], 0, 1)
+        for first in (start, start + 4):
+            feed(engine, stale[:, :9], first)
+            feed(engine, stale[:, :1], first + 9)
+        passes: list[Pass] = []
+        expected: list[Pass] = []
+        for width in (5, 1, 5, 9):
+            piece = tokens[:, at : at + width]
+            passes.append(feed(engine, piece, at))
+            expected.append(feed(fresh, piece, at))
+            at += width
+        check_finite(expected)
+        check_equal(evidence, passes, expected, "passes over stale keys and fresh ones")
+
+
+def check_limit(engine: Engine, reference: Reference, tolerance: float, evidence: Evidence) -> None:
+    """Fill the buffers to the last position, in odd widths at the end, and try to go over it.
+
+    Raises: CheckError where scores are off, or a write past the end is not refused.
+    """
+    length, step = engine.max_length, min(64, engine.max_width)
+    widths = [w for w in (7, 5, 3, 2, 1) if w <= engine.max_width]
+    tail, at, worst = sum(widths), 0, 0.0
+    tokens = random_text(engine, length)
+    reference.reset(1, length)
+    while at < length - tail:
+        width = min(step, length - tail - at)
+        feed(engine, tokens[:, at : at + width], at, 1)
+        reference(tokens[:, at : at + width], [at], [width - 1])
+        at += width
+    for number, width in enumerate(widths):
+        rows = min(width if number % 2 == 0 else max(1, width // 2), most_rows(engine))
+        piece = tokens[:, at : at + width]
+        expected, _ = reference(piece, [at], range(width - rows, width))
+        worst = max(worst, relative(feed(engine, piece, at, rows).logits, expected))
+        at += width
+    evidence.add(length=length, widths=widths, largest_relative_error=worst)
+    if not worst <= tolerance:
+        raise CheckError(f"scores near the limit are {worst:.1e} of their spread off")
+    before = feed(engine, tokens[:, -1:], length - 1)
+    for width, start in ((2, length - 1), (1, length), (1, -1)):
+        try:
+            engine.forward(tokens[:, :width], start)
+        except EngineError:
+            continue
+        raise CheckError(
+            f"a pass of width {width} at {start} of {length} positions was not refused"
+        )
+    check_equal(
+        evidence, [feed(engine, tokens[:, -1:], length - 1)], [before], "passes before and after"
+    )
+
+
+def check_memory(
+    open_engine: Open, free: Callable[[], int], slack: int, evidence: Evidence
+) -> None:
+    """Open, use and close an engine several times; the device must be as empty as after the first.
+
+    The first time also loads what the process keeps: kernels, the library's own memory.
+    Raises: CheckError where memory is not given back.
+    """
+    open_bytes, closed_bytes = [], []
+    for _ in range(1 + REOPENINGS):
+        with closing(open_engine(True)) as engine:
+            run_shapes(engine)
+            open_bytes.append(free())
+        closed_bytes.append(free())
+    evidence.add(free_while_open=open_bytes, free_after_close=closed_bytes, slack=slack)
+    lost = closed_bytes[0] - min(closed_bytes)
+    if lost > slack:
+        raise CheckError(f"{lost} bytes were not given back in {REOPENINGS} openings")
+    if not min(open_bytes) < closed_bytes[0]:
+        raise CheckError("an open engine took no memory, so nothing was checked")
+
+
+def check_in_place(engine: Any, evidence: Evidence) -> None:
+    """Check that a pass writes its positions of every KV buffer, in place, and no others.
+
+    Raises: CheckError.
+    """
+    model = engine.model
+    if model.record.form != NATIVE:
+        raise CheckError(f"the plan is {model.record.form}: its buffers are not updated in place")
+    names = cache_names(engine.geometry)
+    aliases = {name: model.plan.aliases(f"present_{name}") for name in names}
+    evidence.add(buffers=len(names), known_aliases=sum(map(bool, aliases.values())))
+    wrong = {name: alias for name, alias in aliases.items() if alias not in ("", name)}
+    if wrong:
+        raise CheckError(f"the plan writes other inputs than its own: {wrong}")
+    tokens = random_text(engine, 32, seed=2)
+    start, width = 12, 3
+    feed(engine, tokens[:, :start], 0, 1)
+    before = _buffers(engine, names)
+    feed(engine, tokens[:, start : start + width], start, 1)
+    after = _buffers(engine, names)
+    written = [*range(start, start + width)]
+    for name in names:
+        changed = np.flatnonzero((before[name] != after[name]).any((0, 1, 3))).tolist()
+        if not set(written) <= set(changed):
+            raise CheckError(f"{name} was not written in place at positions {written}")
+        if changed != written:
+            raise CheckError(f"a pass at {start} changed positions {changed} of {name}")
+
+
+def _buffers(engine: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Read KV buffers as bytes [1, heads, positions, bytes of a position]."""
+    model, g = engine.model, engine.geometry
+    item = ITEM_BYTES[KV_TYPES[model.record.compute]]
+    buffers = {}
+    for name in names:
+        buffers[name] = np.empty((1, g.kv_heads, engine.max_length, g.head_dim * item), np.uint8)
+        model.device.read(model.caches._places[0][name], buffers[name])
+    return buffers
+
+
+def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evidence) -> None:
+    """Compare whole rounds with the same passes one by one, each twice: launched, then replayed.
+
+    Raises: CheckError where tokens, confidences or scores differ, or a round does not fit.
+    """
+    rounds = CapturedRounds(target, draft)
+    tokens, start = random_text(draft, 24), min(20, target.max_width, draft.max_width)
+    for engine in (target, draft):
+        feed(engine, tokens[:, :start], 0, 1)
+    compared, apart = 0, 0.0
+    for gamma in gammas:
+        for pending in (1, 2):
+            at = start - pending + 1
+            given = tokens[0, at : start + 1].tolist()
+            if not rounds.fits(gamma, pending, at, start):
+                raise CheckError(f"no round of gamma {gamma} with {pending} pending tokens fits")
+            for _ in range(2):
+                drafted = rounds.run(given, at, given[-1], start, gamma)
+                verify = np.array([[given[-1], *drafted.tokens]])
+                scores = feed(target, verify, start)
+                target.forget()
+                singly, confidences = _draft_singly(draft, given, at, gamma)
+                if singly != drafted.tokens:
+                    raise CheckError(
+                        f"gamma {gamma}: a round drafted {drafted.tokens}, passes {singly}"
+                    )
+                pairs = zip(confidences, drafted.confidences, strict=True)
+                apart = max(apart, *(abs(a - b) for a, b in pairs))
+                check_equal(
+                    evidence.part(f"gamma {gamma}"), [scores], [feed(target, verify, start)],
+                    f"gamma {gamma}: verify passes",
+                )  # fmt: skip
+                compared += 1
+        evidence.add(rounds=compared, confidence_apart=apart)
+    if apart:
+        raise CheckError(f"confidences differ by up to {apart:.1e}")
+
+
+def _draft_singly(
+    draft: Any, pending: list[int], start: int, gamma: int
+) -> tuple[list[int], list[float]]:
+    tokens: list[int] = []
+    confidences: list[float] = []
+    for _ in range(gamma):
+        output = draft.forward([pending], start, 1)
+        start += len(pending)
+        tokens.append(int(output.argmax.item()))
+        confidence = output.confidence
+        confidences.append(1.0 if confidence is None else float(confidence.item()))
+        pending = [tokens[-1]]
+    return tokens, confidences
+
+
+def check_forms(native: Any, decomposed: Any, tolerance: float, evidence: Evidence) -> None:
+    """Compare the decomposed form of a plan with the native one, stale keys included.
+
+    Raises: CheckError above the tolerance.
+    """
+    kinds = [engine.model.record.form for engine in (native, decomposed)]
+    if kinds[0] == kinds[1]:
+        raise CheckError(f"both plans are {kinds[0]}")
+    runs: list[list[Pass]] = []
+    for engine in (native, decomposed):
+        feed(engine, random_text(engine, 9, seed=3), 0)  # to be overwritten
+        runs.append(run_shapes(engine))
+    worst = max(relative(d.logits, n.logits) for n, d in zip(*runs, strict=True))
+    evidence.add(passes=len(runs[0]), largest_relative_error=worst, tolerance=tolerance)
+    if not worst <= tolerance:
+        raise CheckError(f"the two forms are {worst:.1e} of the spread apart")
+
+
+def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evidence) -> None:
+    """Run every check whatever the others say.
+
+    Raises: CheckError naming those that failed.
+    """
+    failed = []
+    for name, check in checks.items():
+        part, began = evidence.part(name), time.monotonic()
+        part.add(passed=False)
+        try:
+            check(part)
+            part.add(passed=True)
+        except Exception as error:  # a library may raise anything; the next check is independent
+            kind = "" if isinstance(error, CheckError) else f"{type(error).__name__}: "
+            part.add(reason=f"{kind}{error}")
+            failed.append(f"{name}: {kind}{error}")
+        part.add(seconds=round(time.monotonic() - began, 2))
+    if failed:
+        raise CheckError("; ".join(failed))
+
+
+# The steps.
+
+
+def logits(bench: Workbench, backend: str, evidence: Evidence) -> None:
+    """Compare the logits of codelet's two models with fp32 on the CPU."""
+    bench.require(backend)
+    for role in ("draft", "target"):
+        built = bench.codelet(backend, role)
+        with bench.engines(built) as (engine,):
+            tolerance = TOLERANCES[built.precision]
+            check_logits(engine, bench.reference(role), tolerance, evidence.part(role))
+
+
+def grown_logits(
+    bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str
+) -> None:
+    """Compare a grown target with codelet itself, whose outputs it has."""
+    bench.require(backend)
+    with bench.engines(bench.target(size, precision, backend)) as (engine,):
+        check_logits(engine, bench.reference("target"), GROWN[precision], evidence)
+
+
+def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
+    """Run every check of codelet's target."""
+    bench.require(backend)
+    built = bench.codelet(backend, "target")
+    tolerance = TOLERANCES[built.precision]
+    with bench.device(backend) as device:
+
+        def opened(capture: bool) -> Engine:
+            return bench.open(built, device, capture=capture)
+
+        def on_one(check: Callable[[Any, Evidence], None]) -> Callable[[Evidence], None]:
+            def run(part: Evidence) -> None:
+                with closing(opened(True)) as engine:
+                    check(engine, part)
+
+            return run
+
+        def captures(engine: Any, part: Evidence) -> None:
+            expected = expected_captures(engine)
+            if device is None:
+                check_captures(engine, None, expected, part)
+            else:
+                with counted_captures(device) as count:
+                    check_captures(engine, count, expected, part)
+
+        checks: dict[str, Callable[[Evidence], None]] = {
+            "rollback": lambda part: check_rollback(opened, part),
+            "captures": on_one(captures),
+            "replays": lambda part: check_replays(opened, part),
+            "limit": on_one(
+                lambda engine, part: check_limit(engine, bench.reference("target"), tolerance, part)
+            ),
+        }
+        if backend in TENSORRT:
+            checks["in place"] = on_one(check_in_place)
+            checks["memory"] = lambda part: check_memory(
+                opened, lambda: int(device.available()[0]), MEMORY_SLACK, part
+            )
+        run_checks(checks, evidence)
+
+
+def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
+    """Compare whole rounds of codelet with single passes."""
+    bench.require(backend)
+    models = [bench.codelet(backend, role) for role in ("target", "draft")]
+    with bench.engines(*models) as (target, draft):
+        check_rounds(target, draft, bench.settings.gammas, evidence)
+
+
+def forms(bench: Workbench, backend: str, evidence: Evidence) -> None:
+    """Build codelet's draft in the form for TensorRT before 10.15, and compare the two."""
+    bench.require(backend)
+    native = bench.codelet(backend, "draft")
+    out = bench.settings.work / f"decomposed-{backend}"
+    part = evidence.part("build")
+    decomposed = bench.build_plan(codelet_source("draft"), out, backend, part, DECOMPOSED, ())
+    with bench.engines(native, decomposed) as engines:
+        check_forms(engines[0], engines[1], TOLERANCES["fp16"], evidence)
+
+
+def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:
+    """Compare greedy text at every gamma with plain decoding, and plain decoding with the CPU's."""
+    bench.require(backend)
+    settings = bench.settings
+    prompts = [prompt.text for prompt in read_prompts(PROMPTS)[: settings.prompts]]
+    with bench.bundle(pair, backend) as generator:
+        evidence.add(
+            notices=list(generator.notices), whole_rounds=generator.models.rounds is not None
+        )
+        gammas = [*settings.gammas, AUTO]
+        report = None
+        for report in compare(generator, prompts, gammas, settings.tokens, TIE):
+            evidence.add(report.to_json())
+        cpu = evidence.part("cpu")
+        compare_with_cpu(bench, generator, prompts, cpu)
+    assert report is not None, "there are prompts"
+    if report.unexplained:
+        raise CheckError(f"{report.unexplained} divergences that rounding does not explain")
+    if not report.drafted:
+        raise CheckError("nothing was drafted, so nothing was verified")
+    if cpu.facts["unexplained"]:
+        raise CheckError("text differs from fp32 on the CPU at margins that are no ties")
+
+
+def compare_with_cpu(
+    bench: Workbench, generator: Generator, prompts: Sequence[str], evidence: Evidence
+) -> None:
+    """Complete prompts on the CPU in fp32 too; where texts part, add the CPU's own margin."""
+    params = SamplingParams(max_tokens=bench.settings.tokens, ignore_eos=True)
+    texts = [generator.generate(p, params, gamma=0).token_ids for p in prompts]
+    margins: list[float] = []
+    with bench.cpu_pair() as cpu:
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), 1):
+            expected = cpu.generate(prompt, params, gamma=0).token_ids
+            at = first_difference(expected, text)
+            if at is not None:
+                ids = [*cpu.tokenizer.encode(prompt), *expected[:at]]
+                margins.append(round(plain_margin(cpu, ids), 5))
+            evidence.add(
+                prompts=number, identical=number - len(margins), tolerance=TIE,
+                margins_where_texts_part=margins, unexplained=sum(m > TIE for m in margins),
+            )  # fmt: skip

@@ -1,0 +1,139 @@
+"""What steps find: written to one JSON file from the moment it is known."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+OK, FAILED, NOT_RUN, RUNNING = "ok", "failed", "not run", "running"
+FORMAT = 2
+
+
+class NotRunError(Exception):
+    """A step cannot be done on this machine, which is no failure."""
+
+
+class CheckError(Exception):
+    """A check found something wrong; its facts are in the evidence already."""
+
+
+class Evidence:
+    """The facts of one step, saved whenever one is added."""
+
+    def __init__(self, save: Callable[[], None] | None = None) -> None:
+        self.facts: Facts = {}
+        self.save = save or (lambda: None)
+
+    def add(self, facts: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Add facts under their names."""
+        self.facts.update(facts or {}, **named)
+        self.save()
+
+    def part(self, name: str) -> Evidence:
+        """Return the evidence of a part, whose facts are one fact of this one."""
+        part = Evidence(self.save)
+        self.facts[name] = part.facts
+        return part
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended, or that it still runs."""
+
+    key: str
+    status: str
+    reason: str = ""
+    """Why, where the status is not ok; one line."""
+    seconds: float = 0.0
+    when: str = ""
+    facts: Facts = field(default_factory=dict)
+
+
+class Results:
+    """The one file of a machine, replaced in one step at each change.
+
+    Slices of a run may write it side by side, and a step's own process writes its facts while it
+    runs: what was found is there whatever happens to the step, the run or the machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Any]:
+        """Return all that is known.
+
+        Raises: ValueError for a file that holds something else, which must not be overwritten.
+        """
+        empty = {"format": FORMAT, "steps": {}}
+        if not self.path.exists() or not self.path.stat().st_size:
+            return empty
+        remedy = "name another file with --out"
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self.path} is not JSON ({error}); {remedy}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT or "steps" not in data:
+            raise ValueError(f"{self.path} holds no results of format {FORMAT}; {remedy}")
+        return data
+
+    def outcome(self, key: str) -> Outcome | None:
+        """Return what is known of a step."""
+        entry = self.read()["steps"].get(key)
+        return Outcome(key, **entry) if entry else None
+
+    def facts(self, key: str) -> Facts:
+        """Return the facts of a step; empty where there are none."""
+        outcome = self.outcome(key)
+        return outcome.facts if outcome else {}
+
+    def put(self, outcome: Outcome) -> Outcome:
+        """Replace a step's entry; a step that ran stays when it is not run this time."""
+        entry = asdict(outcome)
+        del entry["key"]
+        with self._changing() as data:
+            before = data["steps"].get(outcome.key)
+            if not (before and before["status"] != NOT_RUN and outcome.status == NOT_RUN):
+                data["steps"][outcome.key] = entry
+        return outcome
+
+    def update(self, key: str, **fields: Any) -> None:
+        """Change fields of a step's entry."""
+        with self._changing() as data:
+            data["steps"].setdefault(key, {"status": RUNNING}).update(fields)
+
+    def note(self, **facts: Any) -> None:
+        """Write facts of the whole run."""
+        with self._changing() as data:
+            data.update(facts)
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            data = self.read()
+            yield data
+            part = self.path.with_name(f".{self.path.name}.part")
+            with part.open("w", encoding="utf-8") as file:
+                json.dump(data, file, indent=1, default=_plain)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a value that it does not know: no fact is lost for its type."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
+
+
+def slug(gpu: str) -> str:
+    """Return a GPU's name as part of a file name; `none` where there is none."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower().removeprefix("nvidia ")).strip("-") or "none"

@@ -1,0 +1,527 @@
+"""What steps work with: devices, engines, bundles, and targets grown to the cost of larger ones.
+
+A grown target is codelet's (see tools/inflate.py): its text at a larger model's cost, beside
+codelet's own draft.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gpucheck.evidence import CheckError, Evidence, NotRunError
+from gpucheck.inventory import RTX, TENSORRT, Machine
+from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, ROOT, SCRIPT, RunSettings
+from gpucheck.supervisor import Start, command
+from specrt.bundle import Geometry, read_manifest
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.fused_round import fused_rounds
+from specrt.engine.tensorrt.library import (
+    NATIVE,
+    Library,
+    is_installed,
+    lacks_to_build,
+    open_library,
+)
+from specrt.engine.tensorrt.plan import open_plan
+from specrt.errors import BuildError, EngineError
+from specrt.generator import Generator
+from specrt.loading import load
+from specrt.speculation.pool import Models
+from specrt.text import Tokenizer
+from specrt.tuning.pass_timer import measure_costs
+from specrt_export.bundle_builder import build, is_fresh
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.compile.tensorrt.builder_config import PlanOptions
+from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
+from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
+from specrt_export.quantize.precision import SCALED, Precision
+from specrt_export.quantize.quantize import quantize
+from specrt_export.recipe import read_recipe
+
+FACTS = "built.json"
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+CANDIDATES = 64
+FP8_FROM = 8.9
+SPARE_DISK = 1.1
+"""What has to be free, as a factor of what a build writes."""
+DEFAULT, CURRENT = "default", "CURRENT"
+"""What plans of TensorRT for RTX are built for when no number is named: what the library chooses,
+and its word for the GPU that it runs on."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """One compiled model, as it is known without opening it."""
+
+    path: Path
+    """The plan, or the graph of ort-cuda."""
+    backend: str
+    geometry: Geometry
+    read_bytes: int
+    """Of weights: what a pass has to read at least, each once."""
+    precision: str = "fp16"
+    max_length: int = MAX_LENGTH
+    max_width: int = PREFILL
+    source: str = ""
+    """Hash of all that it was built from."""
+
+    @property
+    def record(self) -> EngineRecord:
+        """What is known of a plan."""
+        return read_engine_record(self.path.with_name(FILE_NAME))
+
+    def write(self) -> None:
+        """Write all this beside the engine."""
+        data = {**asdict(self), "path": self.path.name, "geometry": self.geometry.to_json()}
+        self.path.with_name(FACTS).write_text(json.dumps(data), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A portable graph, and the folder of its weights."""
+
+    graph: Path
+    weights: Path
+    role: str = "target"
+
+
+@dataclass
+class Workbench(Machine):
+    """Opens what a step needs; tests replace what needs a GPU."""
+
+    settings: RunSettings = field(default_factory=RunSettings)
+
+    def require(self, backend: str) -> None:
+        """Raise NotRunError where a backend cannot run here."""
+        if reason := self.lacks(backend):
+            raise NotRunError(reason)
+
+    def library(self, backend: str) -> Library:
+        """Return the library of a backend.
+
+        Raises: NotRunError where it is not installed.
+        """
+        if not is_installed(backend):
+            raise NotRunError(f"{backend} is not installed")
+        return open_library(backend)
+
+    def new_device(self) -> Any:
+        """Open the GPU.
+
+        Raises: NotRunError where the CUDA bindings are missing.
+        """
+        try:
+            cuda_bindings()
+        except EngineError as error:
+            raise NotRunError(str(error)) from error
+        return CudaDevice()
+
+    @contextmanager
+    def device(self, backend: str) -> Iterator[Any]:
+        """Give a device for plans, and None for ONNX Runtime, which opens its own."""
+        device = self.new_device() if backend in TENSORRT else None
+        try:
+            yield device
+        finally:
+            if device is not None:
+                device.close()
+
+    def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Engine:
+        """Open an engine, whether or not its library lists this GPU."""
+        limits = {"max_length": built.max_length, "max_width": built.max_width}
+        if built.backend in TENSORRT:
+            record = built.record
+            plan = open_plan(built.path, open_library(built.backend), device, record.wants)
+            return TensorRtEngine(
+                plan, device, record, built.geometry, batch=1, capture=capture, **limits
+            )
+        return OrtCudaEngine(built.path, built.geometry, batch=1, capture=capture, **limits)
+
+    @contextmanager
+    def engines(self, *models: Built, capture: bool = True) -> Iterator[list[Any]]:
+        """Open engines on one device, and close them all whatever happens."""
+        with self.device(models[0].backend) as device:
+            engines: list[Any] = []
+            try:
+                for built in models:
+                    engines.append(self.open(built, device, capture=capture))
+                yield engines
+            finally:
+                for engine in engines:
+                    engine.close()
+
+    @contextmanager
+    def pair(self, target: Built, draft: Built) -> Iterator[Generator]:
+        """Open a target with a draft beside it, on one device."""
+        tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
+        with self.engines(target, draft) as engines:
+            models = Models(
+                *engines, (0, *self.settings.gammas), rounds=fused_rounds(*engines),
+                measure=lambda models: measure_costs(models, tokenizer),
+            )  # fmt: skip
+            yield Generator(models, tokenizer)
+
+    @contextmanager
+    def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
+        """Open a bundle as a user would."""
+        self.codelet(backend, "target", pair)
+        with load(self.bundle_folder(pair, backend)) as generator:
+            yield generator
+
+    def reference(self, role: str) -> Any:
+        """Return codelet's portable graph in fp32 on the CPU."""
+        source = codelet_source(role)
+        return GraphRun(source.graph, source.weights)
+
+    def start_way(self, backend: str, way: str, out: Path) -> Start:
+        """Return what starts one way of the probe in a process of its own."""
+        capability = [] if way == DEFAULT else ["--capability", way]
+        return command([
+            sys.executable, str(SCRIPT), "--work", str(self.settings.work), *capability,
+            "--step", f"probe@{backend}", "--way", way, "--out", str(out),
+        ])  # fmt: skip
+
+    def run_tests(self, evidence: Evidence) -> None:
+        """Run the tests that are marked `gpu`."""
+        tests = str(ROOT / "tests" / "gpu" / "test_on_gpu.py")
+        arguments = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+        lines = (done.stdout + done.stderr).strip().splitlines()[-20:]
+        evidence.add(output=lines)
+        if any("No module named pytest" in line for line in lines):
+            raise NotRunError("pytest is not installed")
+        if done.returncode:
+            raise CheckError(f"tests failed: {lines[-1] if lines else ''}")
+
+    # What is built, and where it is.
+
+    def bundle_folder(self, pair: str, backend: str) -> Path:
+        """Return the folder of a bundle; one for each compute capability that was chosen."""
+        chosen = self.settings.capability if backend == RTX else ""
+        return self.settings.work / "-".join(filter(None, (pair, backend, chosen)))
+
+    def engine_folder(self, size: str, precision: str, backend: str) -> Path:
+        """Return the folder of a grown target's engine."""
+        return self.bundle_folder(f"{size}-{precision}", backend)
+
+    def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
+        """Return a model of codelet's bundle.
+
+        Raises: NotRunError where it was not built.
+        """
+        folder = self.bundle_folder(pair, backend)
+        if not (folder / "manifest.json").is_file():
+            raise NotRunError(f"{folder.name} was not built: its build step comes first")
+        manifest = read_manifest(folder)
+        model = manifest.target if role == "target" else manifest.draft
+        assert model is not None, "codelet has a draft"
+        size = model.parameters * ITEM_BYTES.get(model.precision, 2)
+        return Built(
+            folder / model.engine, manifest.backend_of(model), model.geometry, size,
+            model.precision, manifest.max_length, manifest.max_width,
+        )  # fmt: skip
+
+    def target(self, size: str, precision: str, backend: str) -> Built:
+        """Return the target of a size, `codelet` for itself.
+
+        Raises: NotRunError where it was not built.
+        """
+        if size == "codelet":
+            return self.codelet(backend, "target")
+        return self.built(self.engine_folder(size, precision, backend))
+
+    def built(self, folder: Path) -> Built:
+        """Return the engine of a folder.
+
+        Raises: NotRunError where it was not built.
+        """
+        if not (folder / FACTS).is_file():
+            raise NotRunError(f"{folder.name} was not built: its build step comes first")
+        data = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        data |= {"geometry": Geometry.from_json(data["geometry"]), "path": folder / data["path"]}
+        return Built(**data)
+
+    # Building.
+
+    def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
+        """Build a recipe of this folder as `specrt build` does; a fresh bundle stays."""
+        self._require_builder(backend)
+        recipe = read_recipe(SCRIPT / f"{pair}.toml", backend=None if pair == "mixed" else backend)
+        recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
+        if backend == RTX:
+            options = replace(recipe.tensorrt, capabilities=self._capabilities())
+            recipe = replace(recipe, tensorrt=options)
+        out, began = self.bundle_folder(pair, backend), time.monotonic()
+        evidence.add(reused=is_fresh(recipe, out))
+        if not evidence.facts["reused"]:
+            self.settings.work.mkdir(parents=True, exist_ok=True)
+            build(recipe, out)
+        evidence.add(build_seconds=round(time.monotonic() - began, 1))
+        evidence.add(versions=read_manifest(out).versions)
+        for role in ("target", "draft"):
+            model = self.codelet(backend, role, pair)
+            part = evidence.part(role)
+            part.add(read_bytes=model.read_bytes)
+            if model.backend in TENSORRT:
+                part.add(profiles=_profiles(model.record))
+
+    @contextmanager
+    def cpu_pair(self) -> Iterator[Generator]:
+        """Open codelet in fp32 on the CPU, built where it is missing."""
+        bundle = self.settings.work / "codelet-ort-cpu"
+        recipe = read_recipe(CODELET / "recipe.toml", backend="ort-cpu")
+        if not is_fresh(recipe, bundle):
+            self.settings.work.mkdir(parents=True, exist_ok=True)
+            build(recipe, bundle)
+        with load(bundle) as generator:
+            yield generator
+
+    def export_grown(self, size: str, evidence: Evidence) -> None:
+        """Export the graph of a grown target from its config; needs torch, and no weights."""
+        from growth.config import grown_config
+        from growth.shape import PRESETS, Shape
+
+        out = self.graph(size)
+        evidence.add(shape=str(PRESETS[size]), reused=out.is_file())
+        if out.is_file():
+            return
+        try:
+            from specrt_export.portable.exporter import export_graph
+        except ImportError as error:
+            raise NotRunError(f"exporting needs {error.name}; pack.py brings the graph") from error
+        config = json.loads((CODELET / "checkpoint" / "target" / "config.json").read_text("utf-8"))
+        grown = grown_config(config, Shape.of(config), PRESETS[size], "float16", "gpu-check")
+        folder = out.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(grown), encoding="utf-8")
+        export_graph(Checkpoint.open(folder, config_only=True), out)
+        evidence.add(graph_bytes=out.stat().st_size)
+
+    def graph(self, size: str) -> Path:
+        """Return where the graph of a grown target is; its weights are elsewhere."""
+        return self.settings.work / "graphs" / f"{size}.onnx"
+
+    def grow(self, size: str, evidence: Evidence) -> None:
+        """Write the weights of a grown target, and attach its graph to them.
+
+        Raises: NotRunError where the disk is too small or the graph is missing.
+        """
+        import onnx_ir
+
+        from growth.shape import PRESETS
+        from inflate import inflate
+        from specrt_export.portable.graph import attach
+
+        source, shape = self._grown(size), PRESETS[size]
+        evidence.add(reused=source.graph.is_file())
+        if source.graph.is_file():
+            return
+        if not self.graph(size).is_file():
+            raise NotRunError(f"the graph of {size} is missing: the step {size}.export makes it")
+        parameters = shape.parameters(_geometry(codelet_source("target")).vocab_size, tied=False)
+        # The checkpoint, a plan that holds matrices in two layouts, and the lowered weights.
+        copies = 1 + 1.6 + (1 if self.settings.scratch is None else 0)
+        self._require_disk(int(parameters * 2 * copies))
+        shutil.rmtree(source.weights.parent, ignore_errors=True)
+        source.weights.parent.mkdir(parents=True)
+        began = time.monotonic()
+        small = Checkpoint.open(CODELET / "checkpoint" / "target")
+        inflate(small, source.weights, shape, "float16")
+        evidence.add(parameters=parameters, grow_seconds=round(time.monotonic() - began, 1))
+        evidence.add(distinct_bytes=make_distinct(source.weights))
+        model = onnx_ir.from_proto(onnx.load(self.graph(size), load_external_data=False))
+        attach(model, Checkpoint.open(source.weights))
+        source.graph.write_bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
+
+    def _grown(self, size: str) -> Source:
+        folder = self.settings.work / f"grown-{size}"
+        return Source(folder / "target.onnx", folder / "weights")
+
+    def build_target(self, size: str, precision: str, backend: str, evidence: Evidence) -> None:
+        """Build a grown target; one that was built from the same stays.
+
+        Raises: NotRunError where it was not grown, or the machine cannot build it.
+        """
+        self._require_builder(backend)
+        source, out = self._grown(size), self.engine_folder(size, precision, backend)
+        if not source.graph.is_file():
+            raise NotRunError(f"{size} was not grown: the step {size}.grow comes first")
+        version = open_library(backend).version if backend in TENSORRT else ""
+        origin = f"{precision} {backend} {version} {self.settings.gammas} {self._capabilities()}"
+        digest = hashlib.sha256(origin.encode() + source.graph.read_bytes()).hexdigest()
+        if (out / FACTS).is_file() and self.built(out).source == digest:
+            evidence.add(reused=True)
+            return
+        scratch = self.settings.weights_folder / f"{out.name}.quantized"
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            if precision in SCALED:
+                method = Precision.of(precision, per_row=backend in TENSORRT)
+                quantized = quantize(source.graph, source.weights, scratch, method)
+                source = Source(quantized.graph, quantized.folder)
+            if backend in TENSORRT:
+                built = self.build_plan(source, out, backend, evidence)
+            else:
+                built = self._build_ort_cuda(source, out)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        built = replace(built, precision=precision, source=digest)
+        built.write()
+        evidence.add(read_bytes=built.read_bytes)
+
+    def _build_ort_cuda(self, source: Source, out: Path) -> Built:
+        shutil.rmtree(out, ignore_errors=True)
+        captured = max(self.settings.gammas) + 1
+        model = compile_ort_cuda(source.graph, source.weights, out, MAX_LENGTH, captured=captured)
+        return Built(out / ENGINE, "ort-cuda", model.geometry, (out / WEIGHTS).stat().st_size)
+
+    def build_plan(
+        self, source: Source, out: Path, backend: str, evidence: Evidence, form: str = NATIVE,
+        gammas: Sequence[int] | None = None,
+    ) -> Built:  # fmt: skip
+        """Build a plan that the runtime opens; nothing is compared with a CPU here.
+
+        Raises: NotRunError where the machine has too little memory; BuildError.
+        """
+        gammas = self.settings.gammas if gammas is None else gammas
+        lowered, began = self.settings.weights_folder / f"{out.name}.lowered", time.monotonic()
+        target = lower(source, lowered, form)
+        evidence.add(lower_seconds=round(time.monotonic() - began, 1))
+        capabilities = self._capabilities() if backend == RTX else ()
+        options = PlanOptions(candidates=target.candidates, capabilities=capabilities)
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        try:
+            plan = build_plan(
+                lowered / ENGINE, out / PLAN, open_library(backend),
+                profiles(source.role, PREFILL, gammas), options, lambda stage, done: None,
+                form=form,
+            )  # fmt: skip
+        except BuildError as error:
+            if str(error).startswith("building this plan takes"):
+                raise NotRunError(str(error)) from error
+            raise
+        (out / FILE_NAME).write_text(plan.record.to_json(), encoding="utf-8")
+        built = Built(out / PLAN, backend, target.geometry, (lowered / WEIGHTS).stat().st_size)
+        built.write()
+        shutil.rmtree(lowered)
+        evidence.add(
+            build_seconds=round(plan.seconds, 1), plan_bytes=plan.record.plan_bytes,
+            weight_bytes=plan.record.weight_bytes, library=plan.record.version,
+            capabilities=list(plan.record.capabilities), profiles=_profiles(plan.record),
+        )  # fmt: skip
+        return built
+
+    def require_precision(self, precision: str) -> None:
+        """Raise NotRunError for fp8 on a GPU that has none."""
+        gpus = self.survey().gpus
+        capability = gpus[0].capability if gpus else ""
+        if precision == "fp8" and capability and float(capability) < FP8_FROM:
+            raise NotRunError(f"fp8 needs capability {FP8_FROM}, and this GPU has {capability}")
+
+    def _require_builder(self, backend: str) -> None:
+        if backend in TENSORRT and (reason := lacks_to_build(backend, self.survey())):
+            raise NotRunError(reason)
+
+    def _require_disk(self, size: int) -> None:
+        self.settings.work.mkdir(parents=True, exist_ok=True)
+        free, needed = shutil.disk_usage(self.settings.work).free / 1e9, size * SPARE_DISK / 1e9
+        if free < needed:
+            raise NotRunError(f"{needed:.0f} GB of disk are needed, and {free:.0f} are free")
+
+    def _capabilities(self) -> tuple[str, ...]:
+        """Return the compute capability that a recipe may name, for the one that was chosen."""
+        chosen = self.settings.capability
+        if chosen != CURRENT:
+            return (chosen,) if chosen else ()
+        # Recipes name numbers only: the GPU's own number stands for CURRENT in this process.
+        gpus = self.survey().gpus
+        own = gpus[0].capability if gpus and gpus[0].capability else "0.0"
+        names = open_library(RTX).module.ComputeCapability
+        setattr(names, f"SM{own.replace('.', '')}", names.CURRENT)
+        return (own,)
+
+
+def codelet_source(role: str) -> Source:
+    """Return codelet's portable graph and weights."""
+    return Source(CODELET / "portable" / f"{role}.onnx", CODELET / "checkpoint" / role, role)
+
+
+def lower(source: Source, out: Path, form: str = NATIVE) -> TensorRtTarget:
+    """Write the graph that TensorRT parses, and its weights, into a new folder.
+
+    TensorRT may take attention apart where it has no kernel for it.
+    """
+    portable, geometry = read_graph(source.graph), _geometry(source)
+    target = TensorRtTarget(
+        geometry, MAX_LENGTH, 1, "fp16", form, min(CANDIDATES, geometry.vocab_size),
+        source.role == "draft",
+    )  # fmt: skip
+    lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    write_engine(lowered.model, lowered.weights, out)
+    graph = onnx.load(out / ENGINE, load_external_data=False)
+    mark_decomposable(graph)
+    (out / ENGINE).write_bytes(graph.SerializeToString(deterministic=True))
+    return target
+
+
+def make_distinct(folder: Path) -> int:
+    """Make fp16 matrices of zeros in a grown checkpoint differ; return their bytes.
+
+    TensorRT keeps equal weights once: of codelet grown to 1 B it kept 1.69 of 1.98 GB, because what
+    added layers write into the residual stream is all zeros. These become the smallest numbers of
+    fp16, 6e-8, with random signs: too small to move a score by what fp16 rounds.
+    """
+    rng, written, chunk = np.random.default_rng(0), 0, 1 << 24
+    for shard in sorted(folder.glob("*.safetensors")):
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__" or entry["dtype"] != "F16" or len(entry["shape"]) != 2:
+                continue
+            begin, shape = 8 + length + entry["data_offsets"][0], (prod(entry["shape"]),)
+            bits: Any = np.memmap(shard, np.uint16, "r+", offset=begin, shape=shape)
+            if not (bits[: entry["shape"][1]] & 0x7FFF).any() and not (bits & 0x7FFF).any():
+                for at in range(0, bits.size, chunk):
+                    part = bits[at : at + chunk]
+                    part[:] = rng.integers(0, 2, part.size, np.uint16) << 15 | 1
+                written += bits.nbytes
+            del bits
+    return written
+
+
+def _geometry(source: Source) -> Geometry:
+    return geometry_of(read_graph(source.graph))
+
+
+def _profiles(record: EngineRecord) -> dict[str, Any]:
+    return {
+        one.profile: {"kernels": one.launches, "attention": one.attention}
+        for one in record.compiled
+    }

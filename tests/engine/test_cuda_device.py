@@ -1,0 +1,274 @@
+"""The CUDA device: what it asks of the runtime, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda_double import MACHINE, Code, CudaDouble
+from specrt.engine.tensorrt import cuda
+from specrt.engine.tensorrt import cuda as bindings
+from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings, install, lost
+from specrt.engine.tensorrt.device import Device
+from specrt.errors import EngineError
+from specrt.system.gpu import Survey
+
+
+def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
+    """Return a device; that it is one is for the type checker to say."""
+    kind: type[Device] = CudaDevice
+    assert kind is CudaDevice
+    return CudaDevice(device_id, runtime=double, found=MACHINE)
+
+
+def test_memory_is_cleared_copied_and_read() -> None:
+    double = CudaDouble()
+    one = device(double)
+    here, there = one.allocate(16, "a"), one.allocate(16, "b")
+    found = np.ones(4, np.int32)
+    one.read(here, found)
+    assert not found.any()
+    double.memory[here][:] = np.arange(16)
+    one.copy(there, here, 16)
+    whole = np.zeros(16, np.uint8)
+    one.read(there, whole)
+    assert whole.tolist() == list(range(16))
+    one.free(here)
+    one.free(here)  # twice is no harm, and neither is what was never taken
+    one.free(12345)
+    assert list(double.memory) == [there]
+
+
+def test_a_discrete_gpu_copies_and_an_integrated_one_shares() -> None:
+    double = CudaDouble()
+    one = device(double)
+    staged = one.stage(8)
+    assert not one.integrated
+    assert staged.address in double.memory
+    assert not staged.host.any()
+    staged.host[:] = np.arange(8)
+    staged.send()
+    assert double.memory[staged.address].tolist() == list(range(8))
+    double.memory[staged.address][:] = 9
+    staged.fetch()
+    assert staged.host.tolist() == [9] * 8
+    shared = CudaDouble(integrated=True)
+    jetson = device(shared)
+    staged = jetson.stage(8)
+    assert jetson.integrated
+    assert shared.memory == {}
+    assert staged.address == staged.host.ctypes.data
+    assert shared.named("cudaHostAlloc") == [(8, shared.cudaHostAllocMapped)]
+    before = len(shared.calls)
+    staged.send()
+    staged.fetch()
+    assert len(shared.calls) == before
+    assert not device(CudaDouble(integrated=True, maps=False)).integrated
+
+
+def test_what_is_captured_runs_when_it_is_launched() -> None:
+    double = CudaDouble()
+    one = device(double)
+    here, there = one.allocate(4, "a"), one.allocate(4, "b")
+    with one.capture() as recording:
+        one.copy(there, here, 4)
+    double.memory[here][:] = 5
+    assert not double.memory[there].any()
+    for value in (5, 6):
+        double.memory[here][:] = value
+        recording.graph.launch()
+        assert double.memory[there].tolist() == [value] * 4
+    recording.graph.free()
+    recording.graph.free()
+    assert double.graphs == set()
+
+
+@pytest.mark.parametrize("code", [Code.cudaSuccess, Code.cudaErrorStreamCaptureInvalidated])
+def test_a_capture_that_fails_is_ended(code: Code) -> None:
+    double = CudaDouble()
+    one = device(double)
+    if code:
+        double.fail["cudaStreamEndCapture"] = code
+    with pytest.raises(ZeroDivisionError), one.capture():
+        raise ZeroDivisionError
+    assert double.capturing is None
+    assert double.graphs == set()
+    double.fail.clear()
+    with one.capture():
+        pass
+
+
+@pytest.mark.parametrize("name", ["cudaStreamEndCapture", "cudaGraphInstantiate"])
+def test_a_graph_that_cannot_be_made_leaves_nothing(name: str) -> None:
+    double = CudaDouble()
+    one = device(double)
+    double.fail[name] = Code.cudaErrorInvalidValue
+    with pytest.raises(EngineError, match=r"cannot (end a capture|make a graph)"), one.capture():
+        pass
+    assert double.capturing is None
+    assert double.graphs == set()
+
+
+def test_too_little_memory_is_told_in_bytes() -> None:
+    double = CudaDouble()
+    one = device(double)
+    double.fail["cudaMalloc"] = Code.cudaErrorMemoryAllocation
+    with pytest.raises(
+        EngineError, match=r"KV buffers: 3\.00 GiB are needed and 1\.00 GiB of 8\.00 GiB are free"
+    ):
+        one.allocate(3 << 30, "KV buffers")
+    assert double.calls.index(("cudaGetLastError",)) < double.calls.index(("cudaMemGetInfo",))
+    double.fail["cudaMemGetInfo"] = Code.cudaErrorInvalidValue
+    with pytest.raises(EngineError, match="less is free"):
+        one.allocate(3 << 30, "KV buffers")
+    double.fail["cudaHostAlloc"] = Code.cudaErrorMemoryAllocation
+    with pytest.raises(EngineError, match="pinned host memory"):
+        one.stage(8)
+
+
+DOINGS = {
+    "cudaMemsetAsync": lambda one: one.allocate(4, "x"),
+    "cudaMemcpyAsync": lambda one: one.copy(1, 2, 3),
+    "cudaStreamSynchronize": lambda one: one.wait(),
+    "cudaStreamBeginCapture": lambda one: one.capture().__enter__(),
+    "cudaMemGetInfo": lambda one: one.available(),
+    "cudaGraphLaunch": lambda one: one.launch([]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DOINGS))
+def test_every_failure_is_an_error_that_says_what_was_done(name: str) -> None:
+    double = CudaDouble()
+    one = device(double)
+    double.fail[name] = Code.cudaErrorInvalidValue
+    with pytest.raises(
+        EngineError, match=r"^cannot .+: cudaErrorInvalidValue \(what the runtime says\)"
+    ) as refused:
+        DOINGS[name](one)
+    assert "lost" not in str(refused.value)
+    double.fail[name] = Code.cudaErrorIllegalAddress
+    with pytest.raises(EngineError, match=r"IllegalAddress.*the device is lost.*start it again"):
+        DOINGS[name](one)
+
+
+def test_a_driver_that_is_too_old_is_told_with_the_bindings_that_suit_it() -> None:
+    double = CudaDouble()
+    double.fail["cudaSetDevice"] = Code.cudaErrorInsufficientDriver
+    with pytest.raises(
+        EngineError, match=r"knows CUDA 13\.0: `pip install 'cuda-bindings==13\.\*'"
+    ):
+        device(double)
+    assert install((0, 0)) == "`pip install 'cuda-bindings'`"
+
+
+@pytest.mark.parametrize(
+    ("found", "device_id", "message"),
+    [
+        (Survey(problem="no NVIDIA driver: x is not there"), 0, "GPU only: no NVIDIA driver"),
+        (MACHINE, 2, "device 2 was asked for, and there is devices 0 to 1"),
+        (MACHINE, -1, "device -1 was asked for"),
+    ],
+)
+def test_without_the_device_nothing_is_called(found: Survey, device_id: int, message: str) -> None:
+    double = CudaDouble()
+    with pytest.raises(EngineError, match=message):
+        CudaDevice(device_id, runtime=double, found=found)
+    assert double.calls == []
+
+
+def test_closing_twice_gives_all_back_even_from_a_lost_device() -> None:
+    for failing in ({}, {"cudaStreamSynchronize": Code.cudaErrorIllegalAddress}):
+        double = CudaDouble()
+        one = device(double)
+        one.allocate(4, "x")
+        one.stage(4)
+        with one.capture():
+            pass
+        double.fail.update(failing)
+        one.close()
+        assert (double.memory, double.host, double.graphs, double.streams) == ({}, {}, set(), 0)
+        before = len(double.calls)
+        one.close()
+        assert len(double.calls) == before
+
+
+def test_each_thread_uses_the_same_device() -> None:
+    double = CudaDouble()
+    one = device(double, device_id=1)
+    one.allocate(4, "x")
+    assert double.named("cudaSetDevice") == [(1,)]
+    other = threading.Thread(target=one.allocate, args=(4, "y"))
+    other.start()
+    other.join()
+    assert double.named("cudaSetDevice") == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", True),
+        ("In x (cudaError 700: y)", True),
+        ("Error Code 3: API Usage Error", False),
+    ],
+)
+def test_a_lost_device_is_known_from_what_tensorrt_says(text: str, is_lost: bool) -> None:
+    assert bool(lost(text)) is is_lost
+
+
+def used(module: Any) -> dict[str, list[int]]:
+    """Return what a file takes from the runtime, and with how many arguments it is called."""
+    found: dict[str, list[int]] = {}
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("cuda") and node.attr != "cuda":
+            found.setdefault(node.attr, [])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            at = VERBS.get(node.func.attr, len(node.args))
+            for given in node.args[at : at + 1]:
+                if isinstance(given, ast.Attribute):
+                    found.setdefault(given.attr, []).append(len(node.args) - at - 1)
+    return found
+
+
+VERBS = {"ask": 1, "attempt": 0, "reserve": 2}
+"""Where `Checked` is given the function; what follows are its arguments."""
+
+
+@pytest.mark.parametrize("module", [cuda, bindings], ids=lambda m: m.__name__)
+def test_all_that_is_used_is_there(module: Any) -> None:
+    real = pytest.importorskip("cuda.bindings.runtime")
+    places = (
+        real, real.cudaError_t, real.cudaMemcpyKind, real.cudaDeviceAttr, real.cudaStreamCaptureMode
+    )  # fmt: skip
+    names = used(module)
+    assert len(names) > 2
+    for name, counts in names.items():
+        assert any(hasattr(place, name) for place in places), name
+        for count in counts:
+            first = getattr(real, name).__doc__.strip().splitlines()[0]
+            inside = first.partition("(")[2].rpartition(")")[0]
+            assert count == len([part for part in inside.split(",") if part.strip()]), first
+
+
+def test_names_of_lost_devices_are_those_of_cuda() -> None:
+    real = pytest.importorskip("cuda.bindings.runtime")
+    assert set(bindings.LOST) <= set(real.cudaError_t.__members__)
+
+
+def test_the_bindings_are_there_or_the_remedy_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "BINDINGS", "cuda_bindings_that_are_not_there")
+    with pytest.raises(EngineError, match=r"cannot be imported .*pip install 'cuda-bindings"):
+        cuda_bindings()
+
+
+def test_the_real_runtime_says_that_there_is_no_driver() -> None:
+    real = pytest.importorskip("cuda.bindings.runtime")
+    code, _ = real.cudaGetDeviceCount()
+    if not code:
+        pytest.skip("there is a GPU")
+    with pytest.raises(EngineError, match=r"cannot use device 0: cudaError\w+ \(.+\)"):
+        CudaDevice(runtime=real, found=MACHINE)

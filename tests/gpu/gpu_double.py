@@ -1,0 +1,167 @@
+"""A machine with a GPU, in NumPy: engines are tables of scores, plans run on a device in NumPy.
+
+The one double of all tests here. It replaces what a step asks of its workbench and cannot have
+without a GPU, and nothing else: steps, checks and measurements are the real ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from forked import fork
+from gpucheck.correctness import Ids, Scores
+from gpucheck.evidence import Evidence, Results
+from gpucheck.inventory import TENSORRT
+from gpucheck.probe import try_way
+from gpucheck.speed import fill
+from gpucheck.supervisor import Start, report
+from gpucheck.workbench import Built, Source, Workbench
+
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
+from runtime.toy import TableEngine, near
+from specrt.generator import Generator
+from specrt.system.gpu import Gpu, Survey
+
+VOCABULARY, LENGTH = 8192, 256
+
+
+class Device(NumpyDevice):
+    """A device that knows how much of it is free."""
+
+    def available(self) -> tuple[int, int]:
+        taken = sum(size for size, purpose in self.blocks.values() if purpose != "staging")
+        return (1 << 29) - taken, 1 << 29
+
+
+class TableReference:
+    """A table of scores as what engines are compared with."""
+
+    def __init__(self, table: TableEngine) -> None:
+        self._table = table
+        self._seen = np.zeros((1, 0), np.int64)
+
+    def reset(self, batch: int, length: int) -> None:
+        self._seen = np.full((batch, length), -1, np.int64)
+
+    def __call__(
+        self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Scores, Ids]:
+        at = start[0]
+        self._seen[0, at : at + tokens.shape[1]] = tokens[0]
+        logits = np.array([[self._table.row(self._seen[0, : at + r + 1]) for r in rows]])
+        return logits, logits.argmax(-1)
+
+
+def unchanged(engine: Any) -> None:
+    """Break nothing."""
+
+
+@dataclass
+class GpuDouble(Workbench):
+    """A workbench whose engines answer as tables; `damage` is done to each that is opened."""
+
+    damage: Callable[[Any], None] = unchanged
+    devices: list[Device] = field(default_factory=list)
+    form: str = "native"
+
+    def __post_init__(self) -> None:
+        target = TableEngine(vocab=VOCABULARY, max_length=LENGTH, memory=8, max_width=64)
+        self.tables = {"target": target, "draft": near(target, 2, 0.9)}
+
+    def survey(self) -> Survey:
+        return Survey((Gpu(0, "Double", "8.9", 1 << 29),), "", (13, 0), "1.0")
+
+    def lacks(self, backend: str) -> str:
+        return ""
+
+    def library(self, backend: str) -> Any:
+        module = SimpleNamespace(ComputeCapability=SimpleNamespace(CURRENT=1))
+        return SimpleNamespace(capabilities=("8.6", "12.0"), module=module, tells_validity=False)
+
+    def new_device(self) -> Device:
+        self.devices.append(Device(1 << 26))
+        return self.devices[-1]
+
+    def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
+        table = self.tables[role]
+        width = PREFILL if backend in TENSORRT else table.max_width
+        return Built(Path(role), backend, table.geometry, 10**9, "fp16", LENGTH, width)
+
+    def target(self, size: str, precision: str, backend: str) -> Built:
+        return self.codelet(backend, "target")
+
+    def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Any:
+        role, table = built.path.name, self.tables[built.path.name]
+        if built.backend in TENSORRT:
+            drafts = role == "draft"
+            gammas = self.settings.gammas
+            profiles = draft_profiles(PREFILL) if drafts else target_profiles(gammas, PREFILL)
+            form = "decomposed" if built.precision == "decomposed" else "native"
+            engine: Any = opened(
+                device, table, profiles, capture=capture, form=form, confidence=drafts,
+                compute="fp32",  # which holds every token
+            )  # fmt: skip
+        else:
+            engine = copy.copy(table)
+            engine.buffer, engine._outputs = table.buffer.copy(), {}
+        self.damage(engine)
+        return engine
+
+    def reference(self, role: str) -> Any:
+        return TableReference(self.tables[role])
+
+    @contextmanager
+    def pair(self, target: Built, draft: Built) -> Iterator[Generator]:
+        with super().pair(target, draft) as generator:
+            # Costs are measured at any position; tables know none that was never written.
+            for engine in (generator.models.target, generator.models.draft):
+                assert engine is not None
+                fill(engine, LENGTH)
+            yield generator
+
+    @contextmanager
+    def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
+        with self.pair(self.codelet(backend, "target"), self.codelet(backend, "draft")) as one:
+            yield one
+
+    @contextmanager
+    def cpu_pair(self) -> Iterator[Generator]:
+        with self.bundle("codelet", "ort-cuda") as generator:
+            yield generator
+
+    def start_way(self, backend: str, way: str, out: Path) -> Start:
+        def work(evidence: Evidence) -> None:
+            try_way(self, backend, evidence)
+
+        return lambda log: fork(lambda: report(Results(out), way, work))
+
+    def build_plan(
+        self, source: Source, out: Path, backend: str, evidence: Evidence, form: str = "native",
+        gammas: Sequence[int] | None = None,
+    ) -> Built:  # fmt: skip
+        built = self.codelet(backend, source.role)
+        evidence.add(form=form)
+        return built if form == "native" else Built(**{**vars(built), "precision": form})
+
+    def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
+        evidence.add(build_seconds=1.0)
+
+    def build_target(self, size: str, precision: str, backend: str, evidence: Evidence) -> None:
+        evidence.add(read_bytes=10**9)
+
+    def export_grown(self, size: str, evidence: Evidence) -> None:
+        evidence.add(graph_bytes=1)
+
+    def grow(self, size: str, evidence: Evidence) -> None:
+        evidence.add(parameters=1)
+
+    def run_tests(self, evidence: Evidence) -> None:
+        evidence.add(output=["1 passed"])
