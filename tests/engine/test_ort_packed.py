@@ -117,9 +117,7 @@ def test_rows_are_what_they_are_alone(seed: int, opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_with_pads_every_bit_is_that_of_an_even_pass_alone(
-    precision: str, opened: Opener
-) -> None:
+def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opened: Opener) -> None:
     pads = {"pad_single_token": True, "pad_to_even": precision == "int8"}
     one, packed = opened(precision, 1, **pads), opened(precision, **pads)
     assert one.max_length == packed.max_length == MAX_LENGTH - 1
