@@ -197,6 +197,18 @@ def test_closing_twice_gives_all_back_even_from_a_lost_device() -> None:
         assert len(double.calls) == before
 
 
+def test_results_outlive_the_device() -> None:
+    double = CudaDouble()
+    one = device(double)
+    view = one.stage(16).host[4:8].view(np.int32)
+    view[:] = 7
+    one.close()
+    assert len(double.host) == 1
+    assert view.tolist() == [7]
+    del view
+    assert double.host == {}
+
+
 def test_each_thread_uses_the_same_device() -> None:
     double = CudaDouble()
     one = device(double, device_id=1)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
-from specrt.engine.ort import OrtEngine
+from specrt.engine.ort import OrtEngine, bind_input
 from specrt.engine.ort_packed import OrtPackedEngine, RowSlice, pack, settle_padding
 from specrt.engine.protocol import Engine, Feed, PackedEngine
 from specrt.errors import EngineError
@@ -280,9 +281,32 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
 def test_packings_beyond_those_remembered_work(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.engine.ort_packed.MOST_PACKINGS", 2)
-    monkeypatch.setattr("specrt.engine.ort_packed.MOST_BINDINGS", 2)
+    monkeypatch.setattr(ort_packed, "MOST_PACKINGS", 2)
+    monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 2)
     test_rows_are_what_they_are_alone(0, opened)
+
+
+def test_only_rows_whose_memory_changes_are_bound_again(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 1)
+    packed = opened()
+    feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
+    packed.forward_rows(feeds)
+    bound: list[str] = []
+
+    def bind(binding: Any, name: str, array: NDArray[Any]) -> None:
+        bound.append(name.rpartition(".")[2])
+        bind_input(binding, name, array)
+
+    monkeypatch.setattr(ort_packed, "bind_input", bind)
+    packed.forward_rows(feeds[:2])
+    assert set(bound) == {"2"}
+    packed.forward_rows([feeds[0], feeds[2]])
+    assert set(bound) == {"1", "2"}
+    wanted = [output.logits.copy() for output in opened().forward_rows(feeds)]
+    made = [output.logits for output in packed.forward_rows(feeds)]
+    np.testing.assert_array_equal(made, wanted)
 
 
 def test_padding_of_packed_rows_is_measured(opened: Opener) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,9 @@ def _measure(generator: Generator, tuning: Tuning, texts: list[str], quick: bool
     budget_s = _QUICK_S if quick else _THOROUGH_S
     pad_to_even = _needs_even_widths(models.target)
     costs = measure_costs(models, tokenizer, budget_s=budget_s, progress=_progress("costs"))
+    notices = [getattr(engine, "notices", ()) for engine in (models.target, models.draft)]
+    for notice in dict.fromkeys(chain(*notices)):
+        print(f"note: {notice}", file=sys.stderr)
     tuning = replace(
         tuning,
         verify_ns=tuple(map(round, costs.verify_ns)),

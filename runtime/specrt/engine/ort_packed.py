@@ -305,17 +305,27 @@ class OrtPackedEngine:
         return bound.binding
 
     def _bind_caches(self, idle: tuple[bool, ...]) -> _Bound:
-        """Bind the KV buffers of the rows that are fed, and scratch memory for the others."""
-        if len(self._bindings) >= MOST_BINDINGS:
-            self._bindings.clear()
-        binding = self._session.io_binding()
-        bind_input(binding, "start", self._start)
+        """Bind the KV buffers of the rows that are fed, and scratch memory for the others.
+
+        Where there are as many bindings as are remembered, the one with the fewest rows to change
+        is used again.
+        """
+        rows: Sequence[int] = range(self.batch)
+        if len(self._bindings) < MOST_BINDINGS:
+            bound = _Bound(self._session.io_binding())
+            bind_input(bound.binding, "start", self._start)
+        else:
+            changes = {
+                other: [row for row in rows if other[row] != idle[row]] for other in self._bindings
+            }
+            nearest = min(changes, key=lambda other: len(changes[other]))
+            bound, rows = self._bindings.pop(nearest), changes[nearest]
         for name, cache in self._caches.items():
-            for row, is_idle in enumerate(idle):
-                memory = self._scratch_kv if is_idle else cache[row : row + 1]
-                bind_input(binding, f"{name}.{row}", memory)
-                bind_output(binding, f"present_{name}.{row}", memory)
-        bound = self._bindings[idle] = _Bound(binding)
+            for row in rows:
+                memory = self._scratch_kv if idle[row] else cache[row : row + 1]
+                bind_input(bound.binding, f"{name}.{row}", memory)
+                bind_output(bound.binding, f"present_{name}.{row}", memory)
+        self._bindings[idle] = bound
         return bound
 
     def copy_row(self, source: int, to: int, length: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -190,7 +191,6 @@ class CudaDevice:
         self._checked, self.id = Checked(self._cuda, found.cuda), device_id
         self._current = threading.local()
         self._memory: set[int] = set()
-        self._pinned: set[int] = set()
         self._graphs: dict[int, Any] = {}
         self._closed = False
         self._kinds = self._cuda.cudaMemcpyKind
@@ -244,8 +244,9 @@ class CudaDevice:
         flags = cuda.cudaHostAllocMapped if self.integrated else cuda.cudaHostAllocDefault
         purpose = "pinned host memory"
         pointer = self._checked.reserve(purpose, size, cuda.cudaHostAlloc, size, flags)
-        self._pinned.add(pointer)
         host: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(pointer))
+        # Results are views of it, and callers may hold them longer than the device.
+        weakref.finalize(host, self._checked.attempt, cuda.cudaFreeHost, pointer).atexit = False
         host.fill(0)
         if not self.integrated:
             return CudaStaging(self, host, self.allocate(size, "a buffer for the host"))
@@ -313,7 +314,10 @@ class CudaDevice:
         self._checked.ask("wait for the device", self._cuda.cudaStreamSynchronize, self._stream)
 
     def close(self) -> None:
-        """Give the stream and all memory back; never raises, and may be called twice."""
+        """Give the stream and all memory back; never raises, and may be called twice.
+
+        Host memory goes back with the last array that is a view of it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -323,8 +327,6 @@ class CudaDevice:
             self.forget(handle)
         for address in list(self._memory):
             self.free(address)
-        while self._pinned:
-            self._checked.attempt(self._cuda.cudaFreeHost, self._pinned.pop())
         self._checked.attempt(self._cuda.cudaStreamDestroy, self._stream)
 
     def _copy(self, doing: str, to: int, source: int, size: int, kind: Any) -> None:

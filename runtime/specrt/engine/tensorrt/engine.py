@@ -121,6 +121,17 @@ class TensorRtEngine:
         """Bytes taken of the device by purpose; weights belong to the plan, and are not here."""
         return dict(self._memory.bytes)
 
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on passes that ran without a captured graph, and why."""
+        refusals = {key: getattr(one, "refusal", "") for key, one in self._passes.items()}
+        rounds = [notice for one in self._dependents for notice in getattr(one, "notices", ())]
+        return [
+            f"passes of width {width} with {rows} scored rows run kernel by kernel: {refusal}"
+            for (width, rows), refusal in refusals.items()
+            if refusal
+        ] + rounds
+
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)

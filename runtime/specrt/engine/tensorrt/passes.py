@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -305,12 +306,60 @@ class Ports:
         return Scores(self._found, self.results, self.scores, self._batch, rows)
 
 
-class FixedPass:
-    """The pass of a profile that has one size, with a context and a graph for each parity.
+class Launcher:
+    """Runs the same work again and again: kernel by kernel first, then as a captured graph.
 
-    Its first run is launched kernel by kernel, because TensorRT may allocate then, and captured
-    afterwards; where the library says that it cannot be captured, all runs are like the first.
+    TensorRT may allocate on a first run, so that it is captured afterwards. Where that is refused
+    or fails, and the device still works, all runs are like the first, and `refusal` says why.
     """
+
+    def __init__(
+        self,
+        device: Device,
+        contexts: Sequence[Context],
+        put: Callable[[], None],
+        *,
+        captures: bool,
+    ) -> None:
+        self._device, self._contexts, self._put = device, contexts, put
+        self._captures = captures
+        self._graph: Graph | None = None
+        self.refusal = ""
+
+    def run(self) -> None:
+        """Run the work and wait for it."""
+        if self._graph is not None:
+            self._graph.launch()
+            self._device.wait()
+            return
+        self._put()
+        self._device.wait()
+        if self._captures:
+            self._captures = False
+            self._capture()
+
+    def _capture(self) -> None:
+        if not all(context.capturable() for context in self._contexts):
+            self.refusal = "the library says that it cannot be captured"
+            return
+        try:
+            with self._device.capture() as recording:
+                self._put()
+        except EngineError as error:
+            self._device.wait()  # fails where the device is lost
+            self.refusal = str(error)
+        else:
+            self._graph = recording.graph
+
+    def close(self) -> None:
+        """Give the graph back."""
+        if self._graph is not None:
+            self._graph.free()
+            self._graph = None
+
+
+class FixedPass:
+    """The pass of a profile that has one size, with a context and a graph for each parity."""
 
     def __init__(
         self, model: Model, profile: int, width: int, rows: int, scores: PassRows, captures: bool
@@ -320,45 +369,36 @@ class FixedPass:
         self.start: Tokens = ports.fed("start")
         ports.fed("rows")[:] = np.arange(width - rows, width)
         self.scores = ports.found(rows)
-        self._device = model.device
-        self._captures = captures
         addresses = ports.addresses()
-        self._contexts = [
+        contexts = [
             model.context(profile, width, rows, addresses, parity)
             for parity in range(model.caches.sets)
         ]
-        self._graphs: list[Graph | None] = [None] * model.caches.sets
+        self._launchers = [
+            Launcher(model.device, [context], partial(self._put, context), captures=captures)
+            for context in contexts
+        ]
+
+    @property
+    def refusal(self) -> str:
+        """Why the pass is not captured; empty where it is, or was not run yet."""
+        return next(filter(None, (launcher.refusal for launcher in self._launchers)), "")
 
     def run(self, parity: int) -> None:
         """Launch what was captured; see `PlanPass.run`."""
         self.scores.forget()
-        graph = self._graphs[parity]
-        if graph is None:
-            self._first(parity)
-        else:
-            graph.launch()
-            self._device.wait()
+        self._launchers[parity].run()
 
-    def _first(self, parity: int) -> None:
-        self._put(parity)
-        self._device.wait()
-        if self._captures and self._contexts[parity].capturable():
-            with self._device.capture() as recording:
-                self._put(parity)
-            self._graphs[parity] = recording.graph
-
-    def _put(self, parity: int) -> None:
+    def _put(self, context: Context) -> None:
         self._ports.feed.send()
-        self._contexts[parity].enqueue()
+        context.enqueue()
         self._ports.results.fetch()
 
     def close(self) -> None:
         """Give captured graphs back; see `PlanPass.close`."""
-        for graph in self._graphs:
-            if graph is not None:
-                graph.free()
-        self._graphs = [None] * len(self._graphs)
-        self._contexts.clear()
+        for launcher in self._launchers:
+            launcher.close()
+        self._launchers.clear()
 
 
 class WideProfile:
