@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import ArrayLike, NDArray
 
 from runtime.toy import TableEngine, TableOutput, best, near, plain, run
-from specrt.engine.protocol import candidates_of
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, distribution_of, process
@@ -178,18 +177,6 @@ def test_a_row_whose_argmax_is_none_is_refused_without_its_logits() -> None:
     for reach in (np.inf, REACH):
         with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
             distribution_of(broken, 0, SamplingParams(temperature=1.0, top_k=1), reach)
-
-
-def test_an_output_without_the_property_has_no_candidates() -> None:
-    class Old:
-        logits, argmax, confidence = np.ones((1, 1, 3), np.float32), np.zeros((1, 1)), None
-
-    old: Any = Old()
-    assert candidates_of(old) is None
-    assert distribution_of(old, 0, SamplingParams(temperature=1.0)).ids.tolist() == [0, 1, 2]
-
-
-# Rounds
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4, 8])

@@ -13,7 +13,7 @@ import pytest
 from engine.cuda_double import MACHINE, Code, CudaDouble
 from specrt.engine.tensorrt import cuda
 from specrt.engine.tensorrt import cuda as bindings
-from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings, install, lost
+from specrt.engine.tensorrt.cuda import CudaDevice, install, lost
 from specrt.engine.tensorrt.device import Device
 from specrt.errors import EngineError
 from specrt.system.gpu import Survey
@@ -269,12 +269,6 @@ def test_all_that_is_used_is_there(module: Any) -> None:
 def test_names_of_lost_devices_are_those_of_cuda() -> None:
     real = pytest.importorskip("cuda.bindings.runtime")
     assert set(bindings.LOST) <= set(real.cudaError_t.__members__)
-
-
-def test_the_bindings_are_there_or_the_remedy_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "BINDINGS", "cuda_bindings_that_are_not_there")
-    with pytest.raises(EngineError, match=r"cannot be imported .*pip install 'cuda-bindings"):
-        cuda_bindings()
 
 
 def test_the_real_runtime_says_that_there_is_no_driver() -> None:

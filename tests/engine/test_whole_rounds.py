@@ -9,21 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
+from engine.tensorrt_double import GAMMAS, PREFILL
 from engine.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
 from specrt.engine.protocol import OffsetRounds
-from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.fused_round import fused_rounds
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import CascadeDrafter
 from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
-from specrt.speculation.pool import undivided
 from specrt.speculation.round import NOTHING, Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 
@@ -231,15 +226,3 @@ def test_later_rounds_run_further_on_in_both_engines() -> None:
     assert found.tokens == plain(target, PROMPT[:10], 2)
     verified = pair.target.forward([[PROMPT[9], *found.tokens]], 9)
     assert verified.argmax[0].tolist() == plain(target, PROMPT[:10], 3)
-
-
-def test_an_engine_of_another_kind_has_no_whole_rounds() -> None:
-    target = TableEngine(8, max_length=LENGTH)
-    pair = Pair(target, target)
-    assert fused_rounds(pair.target, None) is None
-    assert fused_rounds(pair.target, target) is None
-    assert fused_rounds(target, pair.draft) is None
-    lone: TensorRtEngine = opened(NumpyDevice(1 << 20), target, draft_profiles(PREFILL))
-    assert fused_rounds(pair.target, lone) is None  # another device
-    assert fused_rounds(pair.draft, pair.draft) is None  # no gamma was built
-    assert isinstance(undivided(Costs((1.0,), (0.0,))), Costs)
