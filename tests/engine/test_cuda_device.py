@@ -23,7 +23,7 @@ def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
     """Return a device; that it is one is for the type checker to say."""
     kind: type[Device] = CudaDevice
     assert kind is CudaDevice
-    return CudaDevice(device_id, runtime=double, found=MACHINE)
+    return CudaDevice(device_id, runtime=double, devices=MACHINE)
 
 
 def test_memory_is_cleared_copied_and_read() -> None:
@@ -177,7 +177,7 @@ def test_a_driver_that_is_too_old_is_told_with_the_bindings_that_suit_it() -> No
 def test_without_the_device_nothing_is_called(found: Survey, device_id: int, message: str) -> None:
     double = CudaDouble()
     with pytest.raises(EngineError, match=message):
-        CudaDevice(device_id, runtime=double, found=found)
+        CudaDevice(device_id, runtime=double, devices=found)
     assert double.calls == []
 
 
@@ -277,4 +277,4 @@ def test_the_real_runtime_says_that_there_is_no_driver() -> None:
     if not code:
         pytest.skip("there is a GPU")
     with pytest.raises(EngineError, match=r"cannot use device 0: cudaError\w+ \(.+\)"):
-        CudaDevice(runtime=real, found=MACHINE)
+        CudaDevice(runtime=real, devices=MACHINE)

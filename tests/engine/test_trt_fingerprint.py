@@ -91,8 +91,8 @@ def test_what_does_not_matter_is_a_remark() -> None:
 def test_a_machine_has_the_record_of_its_gpu() -> None:
     library = describe(FLAVOURS["tensorrt"], module_like("10.13.3.9"))
     found = Survey((Gpu(0, "NVIDIA H200", "9.0", 1 << 37),), "", (13, 0), "580.65.06")
-    assert this_device(library, found=found) == TRT
+    assert this_device(library, devices=found) == TRT
     with pytest.raises(EngineError, match="device 1 was asked for, and there is device 0 alone"):
         this_device(library, 1, found)
     with pytest.raises(EngineError, match="GPU only: no driver"):
-        this_device(library, found=Survey(problem="no driver"))
+        this_device(library, devices=Survey(problem="no driver"))

@@ -184,7 +184,7 @@ class Opened:
         self.world, self.cuda = World(), CudaDouble()
         flavour = FLAVOURS["tensorrt-rtx" if rtx else "tensorrt"]
         self.library: Library = describe(flavour, fake(self.world, rtx))
-        self.device = CudaDevice(runtime=self.cuda, found=MACHINE)
+        self.device = CudaDevice(runtime=self.cuda, devices=MACHINE)
         self.path = folder / "target.plan"
         mark = head or flavour.magics[0]
         self.path.write_bytes(mark + bytes(12) + (64).to_bytes(8, "little") + bytes(40))

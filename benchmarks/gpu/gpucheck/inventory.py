@@ -91,7 +91,7 @@ def _lacks(backend: str, gpus: Survey) -> str:
         return missing() or unloadable() or ""
     from specrt.engine.tensorrt.cuda import cuda_bindings
 
-    this_device(open_library(backend), found=gpus)
+    this_device(open_library(backend), devices=gpus)
     cuda_bindings()
     return ""
 

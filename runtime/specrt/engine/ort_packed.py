@@ -194,8 +194,8 @@ class OrtPackedEngine:
         caches = {}
         for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
             rows = [f"{name}.{row}" for row in range(self.batch)]
-            found = [tuple(self._inputs[row].shape) for row in rows if row in self._inputs]
-            if found != [shape] * self.batch or f"{name}.{self.batch}" in self._inputs:
+            shapes = [tuple(self._inputs[row].shape) for row in rows if row in self._inputs]
+            if shapes != [shape] * self.batch or f"{name}.{self.batch}" in self._inputs:
                 raise EngineError(
                     f"the engine does not have the buffers {name!r} of {self.batch} rows, "
                     f"{list(shape)} each, that its manifest describes: it was built by an earlier "

@@ -20,7 +20,7 @@ import numpy as np
 def trim_heap() -> None:
     """Give what was freed back to the system, where the C library can.
 
-    glibc keeps freed memory for the next who allocates: of codelet's 90 MB, 20 to 100 stayed with
+    glibc keeps freed memory for later allocations: of codelet's 90 MB, 20 to 100 stayed with
     the process after closing. It takes 2 ms, and moves nothing that is in use. So pages on which
     something small still lives stay: 40 kB for each time a bundle is opened, over 160 times, in
     which what is in use grew by 2 kB each, all of it the engine library's.
@@ -32,7 +32,7 @@ def trim_heap() -> None:
 
 @cache
 def _trim() -> Any:
-    """Return the function; found once, as ctypes makes classes that only a collection frees."""
+    """Return the function; looked up once: ctypes creates classes that stay until a collection."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
@@ -42,7 +42,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Return the bytes that can be taken without swapping; None where the system does not tell.
+    """Return the bytes that can be taken without swapping; None where that is not known.
 
     The smaller of what the kernel calls available and what the control group leaves. Page cache
     that can be dropped counts as free.
@@ -168,7 +168,7 @@ Source: NVIDIA's JetPack archive; TensorRT of 7.2 as seen on boards.
 
 @dataclass(frozen=True)
 class Jetson:
-    """A Jetson; what is not told is empty."""
+    """A Jetson; what is not known is empty."""
 
     model: str
     release: str
@@ -191,18 +191,18 @@ def read_jetson(root: Path = _ROOT) -> Jetson | None:
 
 def power_mode(root: Path = _ROOT) -> str:
     """Return the power mode by name, by number where no name is known, empty where none is set."""
-    found = re.search(r"pmode:(\d+)", _file_text(root / "var" / "lib" / "nvpmodel" / "status"))
-    if found is None:
+    match = re.search(r"pmode:(\d+)", _file_text(root / "var" / "lib" / "nvpmodel" / "status"))
+    if match is None:
         return ""
-    number = int(found[1])
+    number = int(match[1])
     named = r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>"
     names = dict(re.findall(named, _file_text(root / "etc" / "nvpmodel.conf")))
     return str(names.get(str(number), f"mode {number}"))
 
 
 def _release(text: str) -> str:
-    found = re.search(r"R(\d+)\s*\(release\),\s*REVISION:\s*(\d+(?:\.\d+)*)", text)
-    return f"{found[1]}.{found[2]}" if found else ""
+    match = re.search(r"R(\d+)\s*\(release\),\s*REVISION:\s*(\d+(?:\.\d+)*)", text)
+    return f"{match[1]}.{match[2]}" if match else ""
 
 
 def _jetpack(release: str) -> tuple[str, str]:
@@ -249,7 +249,7 @@ class Machine:
     """The engine library and its version."""
 
     def difference(self, other: Machine) -> str | None:
-        """Say in which way another machine differs, this one first; None where it does not."""
+        """Return in which way another machine differs, this one first; None where it does not."""
         for field in fields(self):
             mine, its = getattr(self, field.name), getattr(other, field.name)
             if mine != its:

@@ -18,7 +18,7 @@ from specrt.system.gpu import Survey, survey
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: what was found, and the remedy where it is missing."""
+    """One finding, and the remedy where something is missing."""
 
     name: str
     found: str
@@ -122,22 +122,22 @@ def fits(memory_bytes: int) -> list[str]:
     ]
 
 
-def _devices(found: Survey, jetson: Jetson | None) -> list[Check]:
-    if not found.gpus:
+def _devices(devices: Survey, jetson: Jetson | None) -> list[Check]:
+    if not devices.gpus:
         remedy = "only ort-cuda and TensorRT bundles need one"
-        none = Check("NVIDIA GPU", f"none ({found.problem})", False, remedy)
+        none = Check("NVIDIA GPU", f"none ({devices.problem})", False, remedy)
         return [*_board(jetson), none]
     gpus = [
         f"{gpu.name}, capability {gpu.capability or 'unknown'}, "
         f"{gpu.memory_bytes / _GIB:.1f} GiB{' shared with the processor' * gpu.integrated}"
-        for gpu in found.gpus
+        for gpu in devices.gpus
     ]
-    cuda = f"{found.cuda[0]}.{found.cuda[1]}, driver {found.driver or 'of unknown version'}"
+    cuda = f"{devices.cuda[0]}.{devices.cuda[1]}, driver {devices.driver or 'of unknown version'}"
     return [
         *_board(jetson),
         Check("NVIDIA GPU", "; ".join(gpus), True),
         Check("CUDA", cuda, True),
-        Check("largest models", "; ".join(fits(found.gpus[0].memory_bytes)), True),
+        Check("largest models", "; ".join(fits(devices.gpus[0].memory_bytes)), True),
     ]
 
 
@@ -162,14 +162,14 @@ def _board(jetson: Jetson | None) -> list[Check]:
 def _library(name: str, purpose: str, remedy: str) -> Check:
     if not _is_there(name):
         return Check(name, f"missing: {purpose}", False, remedy)
-    found = installed(_NAMED.get(name, (name,)))
+    versions = installed(_NAMED.get(name, (name,)))
     if name != "onnxruntime":
-        found = dict(list(found.items())[:1])
-    if len(found) > 1:
-        both = " and ".join(f"{label} {number}" for label, number in found.items())
-        said = f"{both} in one place: the last installed wins; uninstall both, then install one"
-        return Check(name, said, True)
-    label, number = next(iter(found.items()), (name, "of unknown version"))
+        versions = dict(list(versions.items())[:1])
+    if len(versions) > 1:
+        both = " and ".join(f"{label} {number}" for label, number in versions.items())
+        conflict = f"{both} in one place: the last installed wins; uninstall both, then install one"
+        return Check(name, conflict, True)
+    label, number = next(iter(versions.items()), (name, "of unknown version"))
     kind = f" ({label})" if name == "onnxruntime" != label else ""
     return Check(name, f"{number}{kind}: {purpose}", True)
 

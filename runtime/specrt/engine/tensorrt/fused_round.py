@@ -40,7 +40,7 @@ class RoundBuffers:
 
     Each drafted token, its confidence and each start have a place of their own where a tensor may
     be bound, so that no address depends on gamma. The draft's logits and candidates all go to one
-    place that nobody reads.
+    place that is never read.
     """
 
     def __init__(self, target: TensorRtEngine, draft: TensorRtEngine, most: int) -> None:
@@ -57,18 +57,18 @@ class RoundBuffers:
                 Field("second", np.int64, (1,)),
             ]
         )
-        found = [
+        outputs = [
             Field("drafted", np.int64, (most, ALIGNMENT // 8)),
             Field("confidences", np.float32, (most, ALIGNMENT // 4)),
         ]
-        self.found = Layout([*found, *result_fields(target.model.record, 1, width)])
+        self.layout = Layout([*outputs, *result_fields(target.model.record, 1, width)])
         with memory.whole():
             self._unread = {"logits": memory.take(4 * vocabulary, "the draft's scores")}
             if record.candidates:
                 for name, size in zip(CANDIDATES, (4, 8), strict=True):
                     self._unread[name] = memory.take(size * record.candidates, "candidates")
             self.feed = memory.stage(self._fed.size, "feeds of rounds")
-            self.results = memory.stage(self.found.size, "results of rounds")
+            self.results = memory.stage(self.layout.size, "results of rounds")
         self._confident = record.confidence
         self._view()
 
@@ -85,10 +85,10 @@ class RoundBuffers:
         self.verified = fed("verified")
         fed("rows")[:] = np.arange(len(fed("rows")))
         fed("second")[0] = 1
-        self.drafted: Tokens = self.found.view(self.results, "drafted")[:, 0]
-        self.confidences: Confidence = self.found.view(self.results, "confidences")[:, 0]
+        self.drafted: Tokens = self.layout.view(self.results, "drafted")[:, 0]
+        self.confidences: Confidence = self.layout.view(self.results, "confidences")[:, 0]
         self._inputs = self._fed.addresses(self.feed)
-        self._outputs = self.found.addresses(self.results)
+        self._outputs = self.layout.addresses(self.results)
 
     def drafted_at(self, step: int) -> int:
         """Return where a step leaves its token."""
@@ -138,9 +138,9 @@ class _Round:
 class CapturedRounds:
     """Greedy rounds of a draft and a target on one device, captured whole.
 
-    A graph for each gamma and number of pending tokens, made on its first run. Their contexts are
-    their own and never get other addresses, so that the passes that the engines run alone stay as
-    they are. Closed with either engine, before it.
+    A graph for each gamma and number of pending tokens, captured on its first run. Their contexts
+    are their own and never get other addresses, so that the passes that the engines run alone stay
+    as they are. Closed with either engine, before it.
     Raises: EngineError where the device has too little memory.
     """
 
@@ -295,7 +295,7 @@ class CapturedRounds:
             assert profile is not None
             rows = self._target.scores_of(width, width)
             context = model.context(profile, width, width, buffers.target_addresses(rows.address))
-            scores = Scores(buffers.found, buffers.results, rows, 1, width)
+            scores = Scores(buffers.layout, buffers.results, rows, 1, width)
             self._verify[gamma] = context, scores
         return self._verify[gamma]
 
