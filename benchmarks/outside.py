@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
 from specrt.params import SamplingParams
-from specrt.request_factory import build_processors
 from specrt.sampling.noise import Noise
+from specrt.sampling.processors import build_processors
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import DrafterPool, Models
 from specrt.speculation.round import run_rounds, speculate
@@ -83,10 +83,10 @@ def outside_us(vocabulary: int, gamma: int, params: SamplingParams, evict: int) 
     target, draft = Idle(vocabulary, evict), Idle(vocabulary)
     drafters = DrafterPool(Models(target, draft, tuple(range(gamma + 1)), gamma))
     noise = Noise(0)
-    rules = build_processors(params, None, (0,), vocabulary)
-    judge = EngineTarget(KVCache(target), params, noise, rules)
-    drafter = drafters.make("model" if gamma else "none", gamma, params, noise, rules)
-    rounds = run_rounds(speculate(judge, drafter, [1], LENGTH - gamma - 2))
+    processors = build_processors(params, None, (0,), vocabulary)
+    scorer = EngineTarget(KVCache(target), params, noise, processors)
+    drafter = drafters.make(drafters.borrow(), "model", gamma, params, noise, processors)
+    rounds = run_rounds(speculate(scorer, drafter, [1], LENGTH - gamma - 2))
     next(rounds)
     target.ns = draft.ns = 0
     began = perf_counter_ns()

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from specrt.loading import load as open  # noqa: A004
     from specrt.params import SamplingParams
     from specrt.sampling.distribution import Logprob
-    from specrt.session import ChatTemplate, Session, read_template
+    from specrt.session import Session
+    from specrt.text import ChatTemplate, read_template
 
 __version__ = "0.1.0"
 
@@ -39,7 +40,7 @@ __all__ = [
 _HOMES = {
     "LLM": "loading",
     "AsyncStream": "aio",
-    "ChatTemplate": "session",
+    "ChatTemplate": "text",
     "Chunk": "completion",
     "Completion": "completion",
     "Generator": "generator",
@@ -50,7 +51,7 @@ _HOMES = {
     "Stream": "completion",
     "load": "loading",
     "open": "loading",
-    "read_template": "session",
+    "read_template": "text",
 }
 
 _ALIASES = {"open": "load"}

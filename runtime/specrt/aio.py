@@ -15,24 +15,24 @@ from specrt.scheduler.scheduler import Scheduler
 class Worker:
     """A thread that runs requests until they are over or pause; there is none otherwise.
 
-    So no thread is left behind by a request that nobody reads: it pauses, or it was dropped.
+    So no thread stays behind for a request that is not read: it pauses, or it was dropped.
     """
 
-    def __init__(self, batch: Scheduler) -> None:
-        self._batch = batch
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._lock = threading.Lock()
-        """Held while the two below are looked at, never during a pass."""
+        """Guards the next two, never during a pass."""
         self._requests: list[Request] = []
         self._thread: threading.Thread | None = None
         self._last: threading.Thread | None = None
-        """The same, and still known while it ends, so that it can be waited for."""
+        """The same, and still known while it ends, so that `join` can wait for it."""
 
     def run(self, request: Request) -> None:
-        """Run a request; returns at once. What comes of it, `request.heard` hears.
+        """Run a request, and return at once; `request.on_update` is called at its chunks.
 
-        Raises: RequestError where no thread can be had, and after closing.
+        Raises: RequestError where no thread can be started, and after closing.
         """
-        self._batch.turn.require_open()
+        self._scheduler.lock.require_open()
         with self._lock:
             if request not in self._requests:
                 self._requests.append(request)
@@ -40,7 +40,7 @@ class Worker:
                 self._thread = self._last = self._started()
 
     def join(self) -> None:
-        """Wait for the thread to end, once the batch is closed."""
+        """Wait for the thread to end, once the scheduler is closed."""
         thread = self._last
         if thread not in (None, threading.current_thread()):
             thread.join()
@@ -56,15 +56,15 @@ class Worker:
         return thread
 
     def _work(self) -> None:
-        while requests := self._needy():
+        while requests := self._runnable():
             try:
-                self._batch.advance(requests)
+                self._scheduler.advance(requests)
             except BaseException as error:  # the generator was closed, or a step was broken off
                 if not any(request.over for request in requests):  # it concerns no one of them
                     for request in requests:
                         request.fail(error)
 
-    def _needy(self) -> list[Request]:
+    def _runnable(self) -> list[Request]:
         """Return what is to be run; the thread ends when that is nothing."""
         with self._lock:
             self._requests = [r for r in self._requests if r.runnable]
@@ -76,10 +76,10 @@ class Worker:
 class AsyncStream(AsyncIterator[Chunk]):
     """An asynchronous iterator of chunks; `completion` is as `Stream.completion` is.
 
-    A thread runs the passes while somebody waits, and a few rounds ahead of who reads. Its row is
-    free at once when the task that waits for a chunk is cancelled or times out, on `aclose`, and
-    when nothing refers to the stream any more, as where a loop over one without a name is left.
-    One that has a name is best read within `async with`, which closes it however it is left.
+    A thread runs the passes while a task waits, and a few rounds ahead of it. Its row is free at
+    once when the task that waits for a chunk is cancelled or times out, on `aclose`, and when
+    nothing refers to the stream any more, as after a loop over one without a name. One that has a
+    name is best read within `async with`, which closes it however the block ends.
     """
 
     def __init__(self, request: Request, worker: Worker) -> None:
@@ -87,7 +87,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._request = request
         self._worker = worker
         self._reading = threading.Lock()
-        """Held by who reads; nobody waits for it."""
+        """Held by the task that reads; no task waits for it."""
 
     async def __anext__(self) -> Chunk:
         """Return the next chunk.
@@ -115,7 +115,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._request.cancel()
 
     async def aclose(self) -> None:
-        """Give up what is not read yet; see `Stream.close`. A task that waits is at the end."""
+        """Discard what is not read yet; see `Stream.close`. A task that waits gets the end."""
         self._request.drop()
         self._request.notify()
 
@@ -137,7 +137,7 @@ class AsyncStream(AsyncIterator[Chunk]):
     async def _next(self) -> Chunk | None:
         request, waited = self._request, False
         while not request.cancelled:
-            over = request.over  # asked first: it may be delivered and ended meanwhile
+            over = request.over  # read first: it may be delivered and ended meanwhile
             if request.chunks:
                 if waited:
                     return request.chunks.popleft()
@@ -147,30 +147,30 @@ class AsyncStream(AsyncIterator[Chunk]):
             elif over:
                 return None
             else:
-                await self._something(request)
+                await self._wait_for(request)
             waited = True
         return None
 
-    async def _something(self, request: Request) -> None:
-        """Wait until something came of a request, and let it come."""
+    async def _wait_for(self, request: Request) -> None:
+        """Wait until a request has a chunk, an error or an end."""
         loop = asyncio.get_running_loop()
-        come: asyncio.Future[None] = loop.create_future()
+        updated: asyncio.Future[None] = loop.create_future()
 
         def on_update() -> None:
             try:
-                loop.call_soon_threadsafe(_settle, come)
-            except RuntimeError:  # the loop was closed, and nobody reads any more
+                loop.call_soon_threadsafe(_resolve, updated)
+            except RuntimeError:  # the loop was closed, and no task reads any more
                 request.drop()
 
         request.on_update = on_update
         try:
-            if not request.chunks and not request.over:  # looked at after there is who hears
+            if not request.chunks and not request.over:  # read again now that updates arrive
                 self._worker.run(request)
-                await come
+                await updated
         finally:
             request.on_update = None
 
 
-def _settle(come: asyncio.Future[None]) -> None:
-    if not come.done():
-        come.set_result(None)
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

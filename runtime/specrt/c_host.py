@@ -1,4 +1,4 @@
-"""What the C interface calls where it hosts this runtime: plain values over the boundary.
+"""What the C interface calls where it hosts this runtime: plain values cross the boundary.
 
 Texts are bytes of UTF-8 and token ids are packed as int64, so that each call hands over a few
 objects, whatever their length. Every function returns a tuple: 0 and its results, or the number of
@@ -43,7 +43,7 @@ _AUTO = -1
 
 P = ParamSpec("P")
 
-Told = tuple[Any, ...]
+Result = tuple[Any, ...]
 
 Native = Callable[..., int]
 
@@ -52,36 +52,36 @@ Addresses = tuple[int, int, int]
 that, one more or one less."""
 
 
-def _told(function: Callable[P, Told]) -> Callable[P, Told]:
-    """Return a function that tells of errors instead of raising them."""
+def _exported(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return a function that returns errors instead of raising them."""
 
     @wraps(function)
-    def notify(*args: P.args, **kwargs: P.kwargs) -> Told:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
         try:
             return (0, *function(*args, **kwargs))
         except Exception as error:
             return _failure(error)
 
-    return notify
+    return call
 
 
-def _failure(error: Exception) -> Told:
+def _failure(error: Exception) -> Result:
     if isinstance(error.__cause__, _StoppedError):
         return (CALLBACK, str(error.__cause__).encode())
     status = next((number for kind, number in _STATUSES if isinstance(error, kind)), INTERNAL)
-    said = str(error) if status != INTERNAL else f"{type(error).__name__}: {one_line(str(error))}"
-    return (status, said.encode("utf-8", "replace"))
+    text = str(error) if status != INTERNAL else f"{type(error).__name__}: {one_line(str(error))}"
+    return (status, text.encode("utf-8", "replace"))
 
 
-@_told
+@_exported
 def open_bundle(
     path: bytes, python: bytes, threads: int, owns_process: int, memory_bytes: int, cache: int,
     at_exit: int = 0,
-) -> Told:  # fmt: skip
+) -> Result:  # fmt: skip
     """Open a bundle; 0 leaves threads and memory to the runtime.
 
-    `python` is the interpreter that was asked for, empty for any. `at_exit` is the address of what
-    ends the library, for an interpreter that ends by itself.
+    `python` is the path of the required interpreter, empty for any. `at_exit` is the address of the
+    function that ends the library, for an interpreter that ends first.
     """
     _check_interpreter(os.fsdecode(python))
     if at_exit:
@@ -99,17 +99,17 @@ def open_bundle(
 
 @cache
 def _before_python_ends(address: int) -> None:
-    """Let nothing generate while this interpreter ends: Python stops its threads where they are."""
+    """Stop generating before this interpreter ends: Python stops its threads where they are."""
     atexit.register(ctypes.CFUNCTYPE(ctypes.c_int32)(address))
 
 
-def _check_interpreter(asked: str) -> None:
+def _check_interpreter(required: str) -> None:
     """Refuse an interpreter other than the one that runs: a process has one."""
     here = sys.executable or ""
-    if asked and os.path.abspath(asked) != os.path.abspath(here):  # noqa: PTH100  links stay
+    if required and os.path.abspath(required) != os.path.abspath(here):  # noqa: PTH100  links stay
         raise RequestError(
-            f"python is {asked!r}, and this process runs {here or 'one without a path'} already; "
-            "leave python out, or open the bundle in a process of its own"
+            f"python is {required!r}, and this process runs {here or 'one without a path'} "
+            "already; leave python out, or open the bundle in a process of its own"
         )
 
 
@@ -120,9 +120,9 @@ class Host:
         self._generator = generator
         self._manifest = read_manifest(folder)
 
-    @_told
-    def info(self) -> Told:
-        """Return what the bundle is, in the order of `specrt_info`."""
+    @_exported
+    def info(self) -> Result:
+        """Return the fields of `specrt_info`, in its order."""
         models, manifest = self._generator.models, self._manifest
         return (
             manifest.name.encode(),
@@ -137,13 +137,13 @@ class Host:
             "\n".join(self._generator.notices).encode(),
         )
 
-    @_told
-    def encode(self, text: bytes) -> Told:
+    @_exported
+    def encode(self, text: bytes) -> Result:
         """Return the token ids of a text."""
         return (_packed(self._generator.tokenizer.encode(_text(text))),)
 
-    @_told
-    def decode(self, ids: bytes) -> Told:
+    @_exported
+    def decode(self, ids: bytes) -> Result:
         """Return the text of token ids."""
         tokens = _ids(ids)
         size = self._generator.models.target.geometry.vocab_size
@@ -152,40 +152,40 @@ class Host:
             raise RequestError(f"token {wrong} is not in the vocabulary; expected 0 to {size - 1}")
         return (self._generator.tokenizer.decode(tokens).encode(),)
 
-    @_told
-    def begin(self, prompt: bytes, is_text: int, asked: bytes) -> Told:
-        """Begin to complete a prompt; `asked` is a JSON object of what is wanted.
+    @_exported
+    def begin(self, prompt: bytes, is_text: int, options: bytes) -> Result:
+        """Begin to complete a prompt; `options` is a JSON object.
 
         It has the options of `SamplingParams` under `params`, `gamma` and `drafter` where they are
-        not left to the bundle, and `processors`.
+        not left to the bundle, and the addresses of `processors`.
         """
-        wanted = json.loads(_text(asked))
-        processors: list[Addresses] = wanted.pop("processors", [])
+        request = json.loads(_text(options))
+        processors: list[Addresses] = request.pop("processors", [])
         functions = [
             CallbackProcessor(at, *addresses) for at, addresses in enumerate(processors, 1)
         ]
-        params = SamplingParams.of(**wanted.pop("params"), logits_processors=functions)
-        gamma: Gamma | None = wanted.get("gamma")
+        params = SamplingParams.of(**request.pop("params"), logits_processors=functions)
+        gamma: Gamma | None = request.get("gamma")
         given = _text(prompt) if is_text else _ids(prompt)
         stream = self._generator.stream(
-            given, params, gamma=AUTO if gamma == _AUTO else gamma, drafter=wanted.get("drafter")
+            given, params, gamma=AUTO if gamma == _AUTO else gamma, drafter=request.get("drafter")
         )
         return (Run(stream),)
 
-    @_told
-    def close(self) -> Told:
+    @_exported
+    def close(self) -> Result:
         """Close the bundle, after the pass that may be running."""
         self._generator.close()
         return ()
 
 
 class Run:
-    """A completion on its way."""
+    """A completion that runs."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def next(self) -> Told:
+    def next(self) -> Result:
         """Return text, ids and how many of these were drafted; nothing more at the end."""
         try:
             chunk = next(self._stream, None)
@@ -195,14 +195,14 @@ class Run:
             return (0,)
         return (0, chunk.text.encode(), array("q", chunk.token_ids).tobytes(), chunk.accepted)
 
-    def cancel(self) -> Told:
+    def cancel(self) -> Result:
         """End it, from any thread."""
         self._stream.cancel()
         return (0,)
 
-    @_told
-    def stats(self) -> Told:
-        """Return what it came to, in the order of the C++ `Stats`."""
+    @_exported
+    def stats(self) -> Result:
+        """Return the fields of the C++ `Stats`, in its order."""
         done = self._stream.completion
         counts, times = done.speculation, done.timings
         return (
@@ -223,14 +223,14 @@ class Run:
             (counts.fallback or "").encode(),
         )
 
-    @_told
-    def json(self) -> Told:
+    @_exported
+    def json(self) -> Result:
         """Return the object that `specrt generate --json` prints."""
         return (json.dumps(self._stream.completion.to_json()).encode(),)
 
 
 class _StoppedError(Exception):
-    """A logits processor of the application asked to stop."""
+    """A logits processor of the application stopped the generation."""
 
 
 _FUNCTION = ctypes.CFUNCTYPE(
@@ -242,7 +242,7 @@ _HOLD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 
 
 class CallbackProcessor:
-    """A logits processor of the application; the interpreter is let go while it runs."""
+    """A logits processor of the application; the interpreter is released while it runs."""
 
     def __init__(self, number: int, function: int, user: int, hold: int) -> None:
         self.__name__ = f"number {number}"
@@ -254,12 +254,12 @@ class CallbackProcessor:
     def __call__(self, token_ids: Sequence[int], scores: NDArray[np.float32]) -> Any:
         """Edit a row of scores in place, and return it."""
         ids = np.array(token_ids, np.int64)
-        given = self._function(
+        status = self._function(
             self._user, ids.ctypes.data, len(ids), scores.ctypes.data, len(scores)
         )
-        if given:
+        if status:
             raise _StoppedError(
-                f"the logits processor {self.__name__} returned {given}, which ends the "
+                f"the logits processor {self.__name__} returned {status}, which ends the "
                 "generation; expected 0 to go on"
             )
         return scores

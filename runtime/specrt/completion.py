@@ -24,13 +24,13 @@ class SpeculationStats:
     fallback: str | None = None
     """Why speculation went off, where a limit was crossed."""
     log: list[Round] = field(default_factory=list, init=False)
-    """Every round, as it was; `add` keeps it and the counts together."""
+    """Every round; `add` records it and the counts."""
     drafted: int = field(default=0, init=False)
     """Tokens proposed."""
     evaluated: int = field(default=0, init=False)
     """Drafted tokens examined, up to and including the first rejection of each round."""
     accepted: int = field(default=0, init=False)
-    """Drafted tokens kept."""
+    """Drafted tokens that the target accepted."""
     emitted: int = field(default=0, init=False)
     """Tokens delivered: those of the rounds, less what was cut off at an end."""
 
@@ -83,13 +83,13 @@ class SpeculationStats:
 
     @property
     def sources(self) -> dict[str, tuple[int, int]]:
-        """Per drafter that proposed, the tokens it drafted and those kept."""
-        found: dict[str, tuple[int, int]] = {}
+        """Per source of proposals, the tokens drafted and accepted."""
+        counts: dict[str, tuple[int, int]] = {}
         for r in self.log:
             if r.drafted:
-                drafted, accepted = found.get(r.source, (0, 0))
-                found[r.source] = (drafted + r.drafted, accepted + r.accepted)
-        return found
+                drafted, accepted = counts.get(r.source, (0, 0))
+                counts[r.source] = (drafted + r.drafted, accepted + r.accepted)
+        return counts
 
     def to_json(self) -> dict[str, Any]:
         """Return counts and rates under their public names."""
@@ -114,9 +114,9 @@ class SpeculationStats:
 
 @dataclass
 class Timings:
-    """When the tokens of one completion came.
+    """When the tokens of one completion arrived.
 
-    Units: nanoseconds of `perf_counter_ns`, less the time in which nobody fetched anything. Where
+    Units: nanoseconds of `perf_counter_ns`, less the time in which no chunk was fetched. Where
     several streams run, time goes on for all while one of them is read. Tokens of one round arrive
     together.
     """
@@ -125,8 +125,8 @@ class Timings:
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """(time, tokens delivered) per round, the prefill first."""
     _known: tuple[int, list[float]] = field(default=(0, []), init=False, repr=False, compare=False)
-    """How many arrivals were looked at, and their gaps in order; replaced as a whole, so that
-    several threads may ask."""
+    """How many arrivals were read, and their gaps in order; replaced as a whole, so that several
+    threads may read."""
 
     @property
     def ttft_ms(self) -> float:
@@ -156,7 +156,7 @@ class Timings:
     def _gaps(self) -> list[float]:
         """Return the gap of each token after the first delivery, in milliseconds, least first.
 
-        Only what arrived since the last call is looked at: who asks each round pays for a round.
+        Only what arrived since the last call is read: a call each round costs a round.
         """
         seen, gaps = self._known
         there = len(self.arrivals)
@@ -180,12 +180,12 @@ class Chunk(NamedTuple):
     accepted: int = 0
     """How many of the tokens, from the first, were drafted; the rest is the target's own."""
     logprobs: list[Entry] | None = None
-    """One for each token; None where nobody asked."""
+    """One for each token; None without `logprobs`."""
 
 
 @dataclass
 class Completion:
-    """Everything known about one completion; complete once `finish_reason` is set."""
+    """One completion, its counts and times; final once `finish_reason` is set."""
 
     prompt_tokens: int
     seed: int
@@ -197,7 +197,7 @@ class Completion:
     """How many of the prompt's tokens were in the KV buffers already."""
     finish_reason: str | None = None
     """`stop` (an end token or a stop string), `length`, `error`, `cancelled` (by `cancel`), or
-    None: it is not finished, or who read it gave it up."""
+    None: it is not finished, or its stream was closed."""
     index: int = 0
     """Which of the n completions of its prompt it is."""
     error: str | None = None
@@ -205,12 +205,12 @@ class Completion:
     stop_reason: int | str | None = None
     """The token or string that ended the text, when it was not the model's own end."""
     logprobs: list[Entry] | None = None
-    """What the target thought of each token and of the likeliest; None where nobody asked."""
+    """Of each token and of the likeliest, by the target; None without `logprobs`."""
     prompt_logprobs: list[Entry | None] | None = None
-    """The same of the prompt's tokens, None for the first; None where nobody asked."""
+    """The same of the prompt's tokens, None for the first; None without `prompt_logprobs`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the public JSON object; it has log-probabilities where they were asked for."""
+        """Return the public JSON object; it has log-probabilities where the request has them."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -223,36 +223,36 @@ class Completion:
             "itl_ms": round(self.timings.itl_ms, 3),
             "tokens_per_second": round(self.timings.tokens_per_second, 2),
             "speculation": self.speculation.to_json(),
-            **_told("logprobs", self.logprobs),
-            **_told("prompt_logprobs", self.prompt_logprobs),
+            **_ranks_json("logprobs", self.logprobs),
+            **_ranks_json("prompt_logprobs", self.prompt_logprobs),
         }
 
 
-def _told(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
-    """Return what JSON says of positions; nothing where nobody asked."""
+def _ranks_json(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:
+    """Return log-probabilities as JSON, an empty object without them."""
     if entries is None:
         return {}
     return {
         name: [
-            None if entry is None else {str(t): told.to_json() for t, told in entry.items()}
+            None if entry is None else {str(t): logprob.to_json() for t, logprob in entry.items()}
             for entry in entries
         ]
     }
 
 
 class ChunkSource(Protocol):
-    """Where a stream has its chunks from; any thread may call."""
+    """The source of a stream's chunks; any thread may call."""
 
     def fetch(self) -> Chunk | None:
-        """Return the next chunk; None at the end, after a failure, and once it was given up."""
+        """Return the next chunk; None at the end, after a failure, and once it was dropped."""
         ...
 
     def cancel(self) -> None:
-        """End it before its time, and say so in the completion."""
+        """End it before its time, with the finish reason `cancelled`."""
         ...
 
     def drop(self) -> None:
-        """Give up what is not read yet."""
+        """Discard what is not read yet."""
         ...
 
 
@@ -282,7 +282,7 @@ class Stream(Iterator[Chunk]):
         self._source.cancel()
 
     def close(self) -> None:
-        """Give up what is not read yet; the row is free at once. Nothing is finished by it."""
+        """Discard what is not read yet; the row is free at once. There is no finish reason."""
         self._source.drop()
 
     def finish(self) -> Completion:

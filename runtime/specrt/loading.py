@@ -1,4 +1,4 @@
-"""Opens a bundle: `load`, `open`, and `LLM` with the names people know from vLLM."""
+"""Opens a bundle: `load`, `open`, and `LLM` with vLLM's names."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.distribution import Entry
 from specrt.speculation.costs import Costs
+from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.system import available_bytes
 from specrt.text import Tokenizer
@@ -35,12 +36,12 @@ def load(
 ) -> Generator:
     """Open a bundle for generation; `specrt.open` and `specrt.load` are this one function.
 
-    What it returns closes itself behind a `with`, and gives all memory back. Nothing of the
-    process is touched: no signal handler, no logging, no filter of warnings, no environment.
+    The generator is a context manager that closes itself and frees all memory. The process stays
+    as it was: no signal handler, no logging, no filter of warnings, no environment.
 
     `threads` is the number of cores to use for the pair; every one this process may run on when
-    None. `owns_process` says that nothing else in this process uses the engine library: target
-    and draft then share one thread pool, which makes the draft faster; see `share_pool`.
+    None. `owns_process` promises that nothing else in this process uses the engine library: target
+    and draft then share one thread pool, which makes the draft faster; see `share_threads`.
     `memory_bytes` is the most the weights and full KV buffers may take, what is available when
     None: where the draft model does not fit beside the target, it is not opened. `prompt_cache`
     lets a prompt begin where the KV buffers hold its first tokens already.
@@ -98,21 +99,25 @@ def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:
         return manifest.gamma
     if tuning is None:
         return AUTO
-    return 0 if tuning.drafter == "none" else tuning.gamma
+    return 0 if _plain(tuning) else tuning.gamma
+
+
+def _plain(tuning: Tuning) -> bool:
+    """Tell whether plain decoding was best."""
+    return bool(tuning.drafter) and not DRAFTERS[tuning.drafter].sources
 
 
 def _default_drafter(draft: Engine | None, tuning: Tuning | None) -> str:
-    """Return the drafter that tuning found best, where it can be had.
+    """Return the drafter that tuning found best, empty where it cannot run.
 
-    Where plain decoding was best the default gamma is 0, and one that is asked for drafts.
+    Where plain decoding was best the default gamma is 0, and a request with another gamma drafts.
     """
     best = tuning.drafter if tuning else ""
-    unfit = ("none", "model", "cascade") if draft is None else ("none",)
-    return "" if best in unfit else best
+    return best if best in available_drafters(has_model=draft is not None) else ""
 
 
 def _no_room(manifest: Manifest, most: int | None) -> str | None:
-    """Say why the draft must stay closed, where target and draft do not fit together."""
+    """Return why the draft must stay closed, None where target and draft fit together."""
     if manifest.draft is None or most is None:
         return None
     both = host_bytes(manifest)
@@ -183,7 +188,7 @@ def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
 
 
 Prompt = str | Sequence[int]
-"""Text or token ids; a mapping with `prompt` or `prompt_token_ids` will do too."""
+"""Text or token ids; or a mapping with `prompt` or `prompt_token_ids`."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The log-probability of all tokens together; None where `logprobs` was not asked for."""
+        """The log-probability of all tokens together; None without `logprobs`."""
         if self.logprobs is None:
             return None
         pairs = zip(self.token_ids, self.logprobs, strict=True)
@@ -218,7 +223,7 @@ class RequestOutput:
     prompt_logprobs: list[Entry | None] | None
     outputs: list[CompletionOutput]
     completions: list[Completion]
-    """What specrt itself reports of each: counts of the rounds, times, seed."""
+    """The same as specrt's own records: counts of the rounds, times, seed."""
 
     @property
     def completion(self) -> Completion:
@@ -258,11 +263,11 @@ class LLM:
         many = _as_prompts(prompts)
         encode = self._generator.tokenizer.encode
         ids = [encode(p) if isinstance(p, str) else list(p) for p in many]
-        found = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
+        results = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
         return [
             _output(number, prompt, tokens, completions)
             for number, (prompt, tokens, completions) in enumerate(
-                zip(many, ids, found, strict=True)
+                zip(many, ids, results, strict=True)
             )
         ]
 
@@ -285,7 +290,7 @@ class LLM:
 def _output(
     number: int, prompt: Prompt, tokens: list[int], completions: list[Completion]
 ) -> RequestOutput:
-    """Return what vLLM would say of a prompt and its completions."""
+    """Return a prompt and its completions as vLLM does."""
     outputs = [
         CompletionOutput(
             done.index, done.text, done.token_ids, done.finish_reason, done.stop_reason,
@@ -294,12 +299,12 @@ def _output(
         for done in completions
     ]  # fmt: skip
     text = prompt if isinstance(prompt, str) else None
-    told = next((d.prompt_logprobs for d in completions if d.prompt_logprobs is not None), None)
-    return RequestOutput(str(number), text, tokens, told, outputs, completions)
+    ranks = next((d.prompt_logprobs for d in completions if d.prompt_logprobs is not None), None)
+    return RequestOutput(str(number), text, tokens, ranks, outputs, completions)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt, text or token ids, from several."""
+    """Return one prompt, text or token ids, or several as a list."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -307,10 +312,10 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     many: list[Any] = [prompts] if isinstance(prompts, Mapping) else list(prompts)
     if many and isinstance(many[0], SupportsIndex):
         return [many]
-    return [_unpacked(prompt) for prompt in many]
+    return [_unpack(prompt) for prompt in many]
 
 
-def _unpacked(prompt: Any) -> Prompt:
+def _unpack(prompt: Any) -> Prompt:
     """Return the text or the token ids of a prompt, which may be in a mapping as vLLM's are."""
     if isinstance(prompt, Mapping):
         known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]

@@ -1,4 +1,4 @@
-"""What a caller may ask of one completion."""
+"""The options of one completion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,9 @@ from specrt.errors import RequestError, did_you_mean
 
 Row = NDArray[np.float32]
 
-
 Callback = Callable[[list[int], Row], Row]
 """Called with the token ids of prompt and output, and a row of scores [V]; returns the new row."""
 
-
-DRAFTERS = ("model", "ngram", "cascade", "none")
 
 AUTO: Literal["auto"] = "auto"
 
@@ -37,7 +34,17 @@ Gamma = int | Literal["auto"]
 """Tokens to draft each round, or `auto`: as many as pay, chosen round by round."""
 
 
-VERIFIERS = ("match", "rejection")
+class GenerateOptions(TypedDict, total=False):
+    """How a completion is drafted; what is missing or None is the bundle's default.
+
+    None of it changes a distribution, and under `match` none of it changes a text.
+    """
+
+    gamma: Gamma | None
+    """Tokens to draft each round, or `auto`."""
+    drafter: str | None
+    """A name of `specrt.speculation.drafters.DRAFTERS`."""
+
 
 _ALIASES = {
     "guided_json": "json_schema",
@@ -53,7 +60,7 @@ _LISTS: tuple[tuple[str, type], ...] = (
     ("choice", str),
 )
 
-_HARDEST = 100
+_MOST_PENALTY = 100
 
 _MOST_BIAS = 10_000
 
@@ -86,11 +93,11 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """The same, for each time it holds it."""
     no_repeat_ngram_size: int = 0
-    """No so many tokens in a row come twice; 0 allows all."""
+    """Tokens in a row that never come twice; 0 allows all."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the scores of tokens."""
     bad_words: tuple[str, ...] = ()
-    """Texts that must not come, at the beginning of a word or after a space."""
+    """Texts that are ruled out, at the beginning of a text or after a space."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only tokens that may come; all when None."""
     min_tokens: int = 0
@@ -99,20 +106,20 @@ class SamplingParams:
     """Functions of token ids and scores that return scores, called for each row looked at."""
     json_schema: str | Mapping[str, Any] | bool | None = None
     """The text is JSON that this schema admits: a mapping, the text of one, or True for any JSON;
-    kept as a text."""
+    stored as a text."""
     regex: str | None = None
     """The whole text matches this expression."""
     choice: tuple[str, ...] | None = None
     """The text is one of these."""
     grammar: str | None = None
-    """The text is what this Lark grammar derives from `start`; GBNF, with `::=`, will do too."""
+    """The text is what this Lark grammar derives from `start`; GBNF, with `::=`, is translated."""
     logprobs: int | None = None
-    """For each token that came: how likely it was, and so many of the likeliest besides (0 to 20).
+    """For each token of the output: how likely it was, and so many of the likeliest (0 to 20).
     These are log-softmax of the target's own scores, before temperature, processors and masks, as
     plain decoding has them: a token that a mask forced may be unlikely."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, all but the first; what the KV buffers hold of the
-    prompt is read again for it."""
+    """The same for the tokens of the prompt, all but the first; the whole prompt is read for it,
+    whatever the KV buffers hold of it."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
@@ -121,42 +128,48 @@ class SamplingParams:
     """Tokens that end the text, besides the model's own end."""
     ignore_eos: bool = False
     """Go on past the model's own end."""
+    extra_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of logits processors that another package added to
+    `specrt.sampling.processors.PROCESSORS`, by their names there."""
     verifier: str = "match"
-    """`match` or `rejection`; both lossless. A seed repeats its text under `match` always, under
-    `rejection` only with a gamma that is a number: `auto` goes by the clock."""
+    """A name of `specrt.speculation.target.VERIFIERS`: `match` or `rejection`, both lossless.
+    A seed repeats its text under `match` always, under `rejection` only with a gamma that is a
+    number: `auto` depends on the clock."""
 
     def __post_init__(self) -> None:
         """Normalise sequences and check every range."""
-        asked: Any = self.stop
-        stop = (asked,) if isinstance(asked, str) else asked
+        given: Any = self.stop
+        stop = (given,) if isinstance(given, str) else given
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
         for name, kind in _LISTS:
-            given: Any = getattr(self, name)
+            given = getattr(self, name)
             if given is not None:
                 given = (given,) if isinstance(given, str) else given
                 object.__setattr__(self, name, _tuple_of(name, given, kind))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        asked = self.logits_processors
-        functions = (asked,) if callable(asked) else _tuple_of("logits_processors", asked, object)
+        given = self.logits_processors
+        functions = (given,) if callable(given) else _tuple_of("logits_processors", given, object)
         object.__setattr__(self, "logits_processors", functions)
         for name in ("stop", "bad_words"):
             if "" in getattr(self, name):
                 raise RequestError(f"{name} holds an empty string; leave it out")
         if not all(map(callable, self.logits_processors)):
-            raise RequestError("logits_processors holds what cannot be called; expected functions")
+            raise RequestError(
+                "logits_processors has an item that is not callable; expected functions"
+            )
         if self.allowed_token_ids == ():
             raise RequestError("allowed_token_ids is empty; nothing could come: leave it out")
         for name, check, expected in _RANGES:
             value = getattr(self, name)
             if not check(value):
                 raise RequestError(f"{name} is {value!r}; expected {expected}")
-        self._check_structure()
+        self._check_constraint()
         if self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
 
-    def _check_structure(self) -> None:
+    def _check_constraint(self) -> None:
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         if self.regex is not None:
             check_regex(self.regex)
@@ -164,15 +177,15 @@ class SamplingParams:
             check_choice(self.choice)
         if self.grammar is not None:
             check_grammar(self.grammar)
-        structure = self.structure
-        if structure is not None and self.ignore_eos:
+        constraint = self.constraint
+        if constraint is not None and self.ignore_eos:
             raise RequestError(
-                f"{structure.kind} and ignore_eos were given, and a structure ends at its end; "
-                "leave one out"
+                f"{constraint.kind} and ignore_eos were given, and a constrained text ends where "
+                "it is complete; leave one out"
             )
 
     @property
-    def structure(self) -> Constraint | None:
+    def constraint(self) -> Constraint | None:
         """The one constraint of the whole text; None where it is free.
 
         Raises: RequestError where several were given.
@@ -188,8 +201,7 @@ class SamplingParams:
     def of(cls, **options: Any) -> SamplingParams:
         """Build from keywords, refusing an unknown one with the nearest name.
 
-        `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are read as what they
-        are called here.
+        `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are aliases.
         """
         known = [f.name for f in fields(cls)]
         named = {}
@@ -198,7 +210,7 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
             if name in named:
-                raise RequestError(f"{given} is {name}, which was given too; leave one out")
+                raise RequestError(f"{given} and {name} are one option; leave one out")
             named[name] = value
         return cls(**named)
 
@@ -220,7 +232,7 @@ def _bias(given: Any) -> dict[int, float]:
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"logit_bias is {given!r}; expected a mapping of token ids to numbers")
-    found = {}
+    bias = {}
     for key, value in given.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit()
         token = int(key) if digits else _plain(key)
@@ -228,8 +240,8 @@ def _bias(given: Any) -> dict[int, float]:
             raise RequestError(
                 f"logit_bias holds {key!r}: {value!r}; expected a token id: a number"
             )
-        found[token] = float(value)
-    return found
+        bias[token] = float(value)
+    return bias
 
 
 def _plain(value: Any) -> Any:
@@ -263,7 +275,7 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("typical_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
     (
         "repetition_penalty",
-        lambda v: _is_real(v) and 1 / _HARDEST <= v <= _HARDEST,
+        lambda v: _is_real(v) and 1 / _MOST_PENALTY <= v <= _MOST_PENALTY,
         "a number from 0.01 to 100",
     ),
     ("presence_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
@@ -274,5 +286,6 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("prompt_logprobs", lambda v: v is None or _is_few(v), "a whole number from 0 to 20, or None"),
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
-    ("verifier", lambda v: v in VERIFIERS, "'match' or 'rejection'"),
+    ("extra_args", lambda v: isinstance(v, Mapping), "a mapping of names to values"),
+    ("verifier", lambda v: isinstance(v, str), "the name of a verifier"),
 )

@@ -1,9 +1,9 @@
-"""Turns a caller's arguments into requests: prompts as tokens, checked parameters, processors."""
+"""Turns a caller's arguments into requests: prompts as tokens, checked options, processors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from time import perf_counter_ns
 from typing import SupportsIndex
@@ -12,24 +12,14 @@ from specrt.completion import Completion, SpeculationStats, Timings
 from specrt.engine.protocol import Engine
 from specrt.errors import CapacityError, RequestError
 from specrt.params import Gamma, SamplingParams
-from specrt.sampling.grammar import GrammarRules, Grammars
+from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import (
-    AllowedTokens,
-    BadWords,
-    Custom,
-    LogitBias,
-    LogitsProcessors,
-    MinTokens,
-    NoRepeatNgram,
-    OutputPenalties,
-    Processor,
-    RepetitionPenalty,
-)
+from specrt.sampling.processors import build_processors
 from specrt.scheduler.request import OutputProcessor, Request
 from specrt.scheduler.scheduler import Scheduler
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.pool import DrafterPool, Models
+from specrt.speculation.pool import Models
+from specrt.speculation.target import check_verifier
 from specrt.text import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -39,7 +29,7 @@ Prompt = str | Sequence[int]
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, target: Engine) -> list[int]:
     """Return the tokens of a prompt for a target.
 
-    Raises: RequestError for what is no prompt, CapacityError for one above the context.
+    Raises: RequestError for another type or an unknown id, CapacityError above the context.
     """
     vocab, context = target.geometry.vocab_size, target.max_length
     given = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -61,7 +51,7 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, target: Engine) -> list[
 def several_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return prompts as a list.
 
-    Raises: RequestError for one prompt, or none, in the place of several.
+    Raises: RequestError for a single prompt.
     """
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
         raise RequestError(
@@ -101,98 +91,25 @@ def _token_id(token: object, vocab: int) -> int:
     return number
 
 
-def build_processors(
-    params: SamplingParams,
-    tokenizer: Tokenizer | None,
-    ends: Collection[int],
-    vocabulary: int,
-    grammars: Grammars | None = None,
-) -> LogitsProcessors | None:
-    """Return the rules of a request, in vLLM's order; None where it asks for none.
-
-    Only bad words and a structure need a tokenizer. `grammars` keeps what was compiled for other
-    requests. A structure comes last: no other processor lets in again what it ruled out.
-
-    Raises: RequestError for token ids that there are not, and a structure that cannot be kept to.
-    """
-    _check("stop_token_ids", params.stop_token_ids, vocabulary)
-    made = list(_processors(params, tokenizer, ends, vocabulary))
-    structure = params.structure
-    if structure is not None:
-        if grammars is None:
-            assert tokenizer is not None, "a structure is kept in tokens"
-            grammars = Grammars(tokenizer, ends, vocabulary)
-        kept = grammars.processor(structure, params.stop_token_ids)
-        return GrammarRules(made, kept, vocabulary)
-    return LogitsProcessors(made, vocabulary) if made else None
-
-
-def _processors(
-    params: SamplingParams, tokenizer: Tokenizer | None, ends: Collection[int], vocabulary: int
-) -> Iterator[Processor]:
-    p = params
-    if p.allowed_token_ids is not None:
-        _check("allowed_token_ids", p.allowed_token_ids, vocabulary)
-        yield AllowedTokens(p.allowed_token_ids)
-    if p.bad_words:
-        assert tokenizer is not None, "words are spelled in tokens"
-        words = [ids for word in p.bad_words for ids in _spellings(tokenizer, word)]
-        words = [ids for ids in words if max(ids) < vocabulary]
-        if words:
-            yield BadWords(words)
-    stops = {*p.stop_token_ids, *ends}
-    if p.min_tokens and stops:
-        yield MinTokens(p.min_tokens, sorted(s for s in stops if s < vocabulary))
-    if p.logit_bias:
-        _check("logit_bias", p.logit_bias, vocabulary)
-        yield LogitBias(p.logit_bias)
-    yield from (Custom(function) for function in p.logits_processors)
-    if p.repetition_penalty != 1.0:
-        yield RepetitionPenalty(p.repetition_penalty)
-    if p.presence_penalty or p.frequency_penalty:
-        yield OutputPenalties(p.presence_penalty, p.frequency_penalty)
-    if p.no_repeat_ngram_size:
-        yield NoRepeatNgram(p.no_repeat_ngram_size)
-
-
-def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """Return a word's tokens at the beginning of a text and after a space."""
-    found = [tokenizer.encode(text, special=False) for text in (word, f" {word}")]
-    return [ids for at, ids in enumerate(found) if ids and ids not in found[:at]]
-
-
-def _check(name: str, ids: Collection[int], vocabulary: int) -> None:
-    wrong = [token for token in ids if not 0 <= token < vocabulary]
-    if wrong:
-        raise RequestError(
-            f"{name} holds {wrong[0]}; expected ids of the vocabulary, 0 to {vocabulary - 1}"
-        )
-
-
 class RequestFactory:
-    """Makes requests of prompts and options. Threads: any may ask."""
+    """Makes requests of prompts and options. Threads: any may call."""
 
     def __init__(
-        self,
-        models: Models,
-        tokenizer: Tokenizer,
-        eos: Collection[int],
-        drafters: DrafterPool,
-        batch: Scheduler,
+        self, models: Models, tokenizer: Tokenizer, eos: Collection[int], scheduler: Scheduler
     ) -> None:
         self._models = models
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._grammars = Grammars(tokenizer, self._eos, models.target.geometry.vocab_size)
-        self._drafters = drafters
-        self._batch = batch
+        self._scheduler = scheduler
 
     def one(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
-        gamma: Gamma | None,
-        drafter: str | None,
+        params: SamplingParams | None = None,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
     ) -> Request:
         """Return the one request of a stream, after every check.
 
@@ -204,45 +121,48 @@ class RequestFactory:
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self.requests(prompt, params, gamma, drafter)
+        (request,) = self.requests(prompt, params, gamma=gamma, drafter=drafter)
         return request
 
     def requests(
-        self, prompt: Prompt, params: SamplingParams, gamma: Gamma | None, drafter: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
     ) -> list[Request]:
         """Return the requests of a prompt, after every check.
 
         Raises: RequestError, CapacityError.
         """
-        turn, called_ns = self._batch.turn, perf_counter_ns()
-        turn.require_open()
-        gamma, chosen = self._drafters.check_gamma(gamma), self._drafters.check_drafter(drafter)
-        if params.n > len(self._batch):
+        scheduler, called_ns = self._scheduler, perf_counter_ns()
+        scheduler.lock.require_open()
+        check_verifier(params.verifier)
+        drafters, default = scheduler.drafters, drafter is None
+        gamma, drafter = drafters.check_gamma(gamma), drafters.check_drafter(drafter)
+        if params.n > len(scheduler):
             raise RequestError(
-                f"n is {params.n}, and this bundle was built for {len(self._batch)} at once: ask "
+                f"n is {params.n}, and this bundle was built for {len(scheduler)} at once: ask "
                 f"for fewer, or build with `batch = {params.n}`"
             )
         tokens = prompt_tokens(prompt, self._tokenizer, self._models.target)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        made = []
+        requests = []
         for number in range(params.n):
-            counts = SpeculationStats(gamma, chosen)
-            if drafter is None:
-                counts.fallback = self._models.absent
+            counts = SpeculationStats(gamma, drafter)
+            counts.fallback = self._models.absent if default else None
             completion = Completion(len(tokens), seed, counts, Timings(0), index=number)
-            made.append(self._request(list(tokens), params, completion))
-        began_ns = turn.now_ns() - (perf_counter_ns() - called_ns)
-        for request in made:
+            requests.append(self._request(list(tokens), params, completion))
+        began_ns = scheduler.lock.now_ns() - (perf_counter_ns() - called_ns)
+        for request in requests:
             request.completion.timings.began_ns = began_ns
-        return made
+        return requests
 
     def _request(
         self, tokens: list[int], params: SamplingParams, completion: Completion
     ) -> Request:
         models = self._models
-        rules = build_processors(
-            params, self._tokenizer, self._eos, models.target.geometry.vocab_size, self._grammars
-        )
         return Request(
             tokens,
             # The last token is never fed, so one more than fits the buffers can be committed.
@@ -250,8 +170,11 @@ class RequestFactory:
             params,
             completion,
             Noise(completion.seed, completion.index),
-            rules,
+            build_processors(
+                params, self._tokenizer, self._eos, models.target.geometry.vocab_size,
+                self._grammars,
+            ),
             OutputProcessor(completion, params, self._eos, self._tokenizer),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
-        )
+        )  # fmt: skip

@@ -25,8 +25,8 @@ from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.cli.terminal import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.session import ChatTemplate
-from specrt.text import Tokenizer
+from specrt.session import Session
+from specrt.text import ChatTemplate, Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
@@ -34,7 +34,7 @@ COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()", "chat"]
 
 
 def answers(generator: Generator, *messages: str, template: ChatTemplate | None = None) -> str:
-    session = generator.session(template, params=PARAMS)
+    session = Session(generator, template, params=PARAMS)
     return "".join(session.generate(message).text + "\n" for message in messages)
 
 
@@ -63,7 +63,7 @@ def test_a_template_makes_messages_of_lines(
     saved = tmp_path / "saved.jsonl"
     typed = f"\nimport os\n   \nimport sys\n/save {saved}\n".encode()
     ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
-    session = generator.session(template, "Code.", params=PARAMS)
+    session = Session(generator, template, system="Code.", params=PARAMS)
     expected = [session.generate(m).text + "\n" for m in ("import os", "import sys")]
     assert ran.out == "".join(expected)
     lines = saved.read_text(encoding="utf-8").splitlines()
@@ -101,7 +101,7 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
         "the conversation begins anew",
         "gamma: 3",
     ]
-    session = generator.session(system="# x\\n", params=PARAMS)
+    session = Session(generator, system="# x\\n", params=PARAMS)
     expected = answers(generator, "import os") + session.generate("import os").text + "\n"
     session.reset()
     assert ran.out == expected + session.generate("a").text + "\n"

@@ -13,9 +13,8 @@ from runtime.rows import packed
 from runtime.toy import TableEngine, byte_level, near
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.session import ChatTemplate
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text import ChatTemplate, Tokenizer
 
 TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 
@@ -88,7 +87,7 @@ def test_a_file_may_hold_messages(
     cli: Run, toy: Generator, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = ChatTemplate("<{{ messages[0].content }}>", {})
-    monkeypatch.setattr("specrt.session.read_template", lambda _: template)
+    monkeypatch.setattr("specrt.text.read_template", lambda _: template)
     ran = cli("generate", tmp_path, "--prompts", prompts, "--max-tokens", 5, "--chat")
     told = [json.loads(line)["token_ids"] for line in ran.out.splitlines()]
     params = SamplingParams(max_tokens=5)

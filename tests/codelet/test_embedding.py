@@ -48,7 +48,7 @@ def cycle():
     abandoned = [generator.stream(t, SamplingParams(max_tokens=99), gamma=2) for t in "ab"]
     for stream in abandoned:
         next(stream)
-    next(generator.session(gamma=2).stream("import "))
+    next(specrt.Session(generator, gamma=2).stream("import "))
     generator.generate("def fibonacci(n):", SamplingParams(max_tokens=16), gamma=2)
     opened = resident()
     generator.close()

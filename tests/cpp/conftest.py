@@ -1,21 +1,43 @@
-"""The C++ library, built once for each way that the tests ask for."""
+"""The C++ library and its programs, built once for all workers and for the runs that follow."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import pytest
 
-from conftest import REPOSITORY, locked, shared_folder
+from conftest import REPOSITORY, locked
 
 SOURCES = REPOSITORY / "runtime" / "cpp"
-COMPILERS = ("c++", "g++", "clang++")
+CHECKS = REPOSITORY / "tests" / "cpp"
+CACHE = REPOSITORY / "build" / "tests-cpp"
+"""Ignored by git. A folder for each way to build, with the hashes of what it was built from."""
+TOOLS = {
+    "cmake": ("cmake",),
+    "g++": ("c++", "g++", "clang++"),
+    "make": ("make", "ninja"),
+    "pkg-config": ("pkg-config",),
+}
+"""Debian packages, and the programs of which one is enough."""
+TARGETS = {
+    ("native", "ON"): ("all",),
+    ("native", "thread"): ("abi_check", "wrapper_check_17"),
+    ("native", "OFF"): ("native_check",),
+    ("hosted", "ON"): ("install",),
+    ("hosted", "OFF"): ("install", "replay"),
+}
+"""What is built of an implementation under a sanitizer."""
 
 Sanitize = bool | Literal["thread"]
 """True: AddressSanitizer and UBSan; "thread": ThreadSanitizer."""
@@ -26,11 +48,17 @@ class Library:
     """A build of libspecrt, installed, and the programs that check it."""
 
     implementation: str
-    prefix: Path
-    """Where it was installed."""
-    path: Path
-    """The shared library there."""
     build: Path
+
+    @property
+    def prefix(self) -> Path:
+        """Where it was installed."""
+        return self.build / "installed"
+
+    @property
+    def path(self) -> Path:
+        """The shared library."""
+        return self.build / "libspecrt.so"
 
     def program(self, name: str) -> Path:
         """Return a program of tests/cpp."""
@@ -38,81 +66,65 @@ class Library:
 
 
 class BuildLibrary(Protocol):
-    """Builds an implementation (hosted, native, or fake), or finds it built."""
+    """Builds an implementation (hosted or native), or finds it built."""
 
     def __call__(self, implementation: str, sanitize: Sanitize = False) -> Library: ...
 
 
 @pytest.fixture(scope="session")
-def built_library(tmp_path_factory: pytest.TempPathFactory) -> BuildLibrary:
-    """Build the library the first time any worker asks for it; skip where nothing can build it."""
-    if shutil.which("cmake") is None:
-        pytest.skip("needs cmake")
-    if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
-        pytest.skip(f"needs a C++ compiler: {', '.join(COMPILERS)}, or CXX")
-    root = shared_folder(tmp_path_factory)
+def built_library() -> BuildLibrary:
+    """Build the library, unless its sources and flags are those of the last build."""
+    missing = [name for name, programs in TOOLS.items() if not any(map(shutil.which, programs))]
+    if missing and not (missing == ["g++"] and "CXX" in os.environ):
+        pytest.fail(f"the C and C++ tests need the Debian packages {', '.join(TOOLS)}; "
+                    f"missing here: {', '.join(missing)}", pytrace=False)  # fmt: skip
 
+    @functools.cache  # a run tests one state of the sources
     def build(implementation: str, sanitize: Sanitize = False) -> Library:
-        name = f"cpp-{implementation}-{_sanitizer(sanitize)}".lower()
-        folder = root / name
-        outcome = root / f"{name}.outcome"
-        with locked(root / f"{name}.lock"):
-            if not outcome.exists():
-                outcome.write_text(_build(folder, implementation, sanitize), "utf-8")
-        failed = outcome.read_text("utf-8")
-        if failed:
-            pytest.fail(f"libspecrt ({name}) cannot be built:\n{failed}", pytrace=False)
-        (library,) = (folder / "installed").rglob("libspecrt.so")
-        return Library(implementation, folder / "installed", library, folder)
+        sanitizer = sanitize if isinstance(sanitize, str) else ("ON" if sanitize else "OFF")
+        targets = TARGETS[implementation, sanitizer]
+        options = {
+            "CMAKE_BUILD_TYPE": "None",
+            "CMAKE_CXX_FLAGS": "-O1 -g1",
+            "SPECRT_IMPLEMENTATION": implementation,
+            "SPECRT_SANITIZE": sanitizer,
+            "SPECRT_TESTS": "ON",
+            "SPECRT_WERROR": "ON",
+        }
+        if implementation == "hosted":
+            options["SPECRT_PYTHON"] = sys.executable
+        else:
+            options["SPECRT_ONNXRUNTIME_LIBRARY"] = str(onnxruntime_library())
+        flags = [str(SOURCES), _compiler(), options, targets]
+        key = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+        folder = CACHE / f"{implementation}-{sanitizer.lower()}-{key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        options["CMAKE_INSTALL_PREFIX"] = str(folder / "installed")
+        with locked(folder / "lock"):
+            failure = _build(folder, options, targets)
+        if failure:
+            pytest.fail(f"libspecrt ({folder.name}) cannot be built:\n{failure}", pytrace=False)
+        return Library(implementation, folder)
 
     return build
 
 
-def run_program(command: list[str | Path], timeout: float = 300) -> str:
+def run_program(
+    command: list[str | Path], timeout: float = 300, environment: Mapping[str, str] | None = None
+) -> str:
     """Run a program that must succeed; return what it printed, both ways together."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False
-    )
-    said = done.stdout.decode("utf-8", "replace")
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{said[-6000:]}"
-    return said
+    process = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    output = process.stdout.decode("utf-8", "replace")
+    assert process.returncode == 0, f"{command} ended with {process.returncode}:\n{output[-6000:]}"
+    return output
 
 
 def run_check(library: Library, name: str, vectors: Path) -> None:
-    """Hold a part of the native implementation to vectors; fails with what differs."""
+    """Compare a part of the native implementation with vectors; fails with what differs."""
     run_program([library.program("native_check"), name, vectors])
-
-
-def _sanitizer(sanitize: Sanitize) -> str:
-    return sanitize if isinstance(sanitize, str) else ("ON" if sanitize else "OFF")
-
-
-def _build(folder: Path, implementation: str, sanitize: Sanitize) -> str:
-    """Configure, build and install; return what went wrong, or nothing."""
-    options = {
-        "CMAKE_BUILD_TYPE": "None",
-        "CMAKE_CXX_FLAGS": "-O1 -g1",
-        "CMAKE_INSTALL_PREFIX": str(folder / "installed"),
-        "SPECRT_IMPLEMENTATION": implementation,
-        "SPECRT_SANITIZE": _sanitizer(sanitize),
-        "SPECRT_TESTS": "ON",
-        "SPECRT_WERROR": "ON",
-    }
-    if implementation == "hosted":
-        options["SPECRT_PYTHON"] = sys.executable
-    if implementation == "native":
-        options["SPECRT_ONNXRUNTIME_LIBRARY"] = str(onnxruntime_library())
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    jobs = max(1, (os.cpu_count() or 1) // workers)
-    defined = [f"-D{name}={value}" for name, value in options.items()]
-    for command in (
-        ["cmake", "-S", str(SOURCES), "-B", str(folder), *defined],
-        ["cmake", "--build", str(folder), "--parallel", str(jobs), "--target", "install"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return (done.stdout + done.stderr)[-6000:]
-    return ""
 
 
 def onnxruntime_library() -> Path:
@@ -120,7 +132,53 @@ def onnxruntime_library() -> Path:
     import onnxruntime
 
     folder = Path(onnxruntime.__file__).parent / "capi"
-    found = sorted(folder.glob("libonnxruntime.so*"))
-    if not found:
+    libraries = sorted(folder.glob("libonnxruntime.so*"))
+    if not libraries:
         pytest.skip(f"needs libonnxruntime.so in {folder}")
-    return found[-1]
+    return libraries[-1]
+
+
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler."""
+    return (os.environ.get("CXX") or next(filter(None, map(shutil.which, TOOLS["g++"])))).split()
+
+
+def _compiler() -> list[str]:
+    version = subprocess.run(
+        [*compiler(), "--version"], capture_output=True, text=True, check=False
+    )
+    flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
+    return [*compiler(), version.stdout, platform.machine(), *flags]
+
+
+def _hashes() -> dict[str, str]:
+    """Return the hash of every file that a build reads."""
+    files = [SOURCES / "CMakeLists.txt", CHECKS / "CMakeLists.txt"]
+    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src"):
+        files += [path for path in folder.rglob("*") if path.is_file()]
+    files += [path for path in CHECKS.rglob("*") if path.suffix in (".cpp", ".hpp", ".c", ".h")]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+
+
+def _build(folder: Path, options: Mapping[str, str], targets: tuple[str, ...]) -> str:
+    """Bring a build up to date with its sources; return what went wrong, or nothing."""
+    record, hashes = folder / "sources.json", _hashes()
+    before = json.loads(record.read_text("utf-8")) if record.exists() else {}
+    if before == hashes:
+        return ""
+    # A file may be another one and yet look older than what was built of it.
+    for name, value in hashes.items():
+        if before and before.get(name) != value:
+            Path(name).touch()
+    record.unlink(missing_ok=True)
+    defined = [f"-D{name}={value}" for name, value in options.items()]
+    jobs = str(os.cpu_count() or 1)
+    for command in (
+        ["cmake", "-S", str(SOURCES), "-B", str(folder), *defined],
+        ["cmake", "--build", str(folder), "--parallel", jobs, "--target", *targets],
+    ):
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode != 0:
+            return (process.stdout + process.stderr)[-6000:]
+    record.write_text(json.dumps(hashes), "utf-8")
+    return ""

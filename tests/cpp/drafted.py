@@ -13,9 +13,8 @@ from runtime.traces import COSTS
 from specrt.bundle import Geometry
 from specrt.engine.protocol import check_bounds
 from specrt.params import SamplingParams
-from specrt.request_factory import build_processors
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import LogitsProcessors
+from specrt.sampling.processors import LogitsProcessors, build_processors
 from specrt.speculation.costs import Costs
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
@@ -164,17 +163,18 @@ def _case(
     made = HashEngine(**engine)
     target = HashEngine(TARGET, 8, sure=True, broken=False)
     costs = draw.choice((*(COSTS[name] for name in MACHINES), DEAR))
-    drafters = DrafterPool(Models(target, made, gammas), lambda: costs)
+    drafters = DrafterPool(Models(target, made, gammas), costs)
+    policies = drafters.borrow()
     params = _params(asked)
     generations = []
     for number in range(3):
         rules: LogitsProcessors | None = build_processors(params, None, (), TARGET)
         noise, caches = Noise(seed, number), (KVCache(target), KVCache(made))
-        one = drafters.make(drafter, gamma, params, noise, rules, caches)  # type: ignore[arg-type]
+        one = drafters.make(policies, drafter, gamma, params, noise, rules, caches)  # type: ignore[arg-type]
         prompt = [draw.randrange(20) for _ in range(draw.choice((1, 2, 5, 30)))]
         playing = _Generation(one, caches[1], [*prompt], draw)
         steps = [playing.step(costs) for _ in range(30)]
-        fallback = drafters.fallback(drafter, gamma, DecodingMode.of(params, rules))  # type: ignore[arg-type]
+        fallback = policies.fallback(drafter, gamma, DecodingMode.of(params, rules))  # type: ignore[arg-type]
         generations.append({"prompt": prompt, "steps": steps, "fallback": fallback})
     return {
         "drafter": drafter, "gamma": -1 if gamma == "auto" else gamma, "gammas": gammas,

@@ -11,8 +11,7 @@ import numpy as np
 from cpp.numeric import Row, Vector, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.request_factory import build_processors
-from specrt.sampling.processors import LogitsProcessors, likeliest
+from specrt.sampling.processors import LogitsProcessors, build_processors, likeliest
 
 
 def _halve(tokens: list[int], row: Row) -> Row:

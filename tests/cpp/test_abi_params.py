@@ -50,7 +50,7 @@ class Params:
 
 @pytest.fixture(scope="session")
 def library(built_library: BuildLibrary) -> ctypes.CDLL:
-    return ctypes.CDLL(str(built_library("fake").path))
+    return ctypes.CDLL(str(built_library("hosted").path))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def test_what_was_read_of_a_cancelled_prompt_counts(
     run_check(built_library("native", sanitize=True), "cancel", vectors)
 
 
+@pytest.mark.nightly
 def test_closing_gives_memory_back(built_library: BuildLibrary, vectors: Path) -> None:
     # Not sanitized: what is freed is kept for a while then.
     run_check(built_library("native"), "memory", vectors)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpp.conftest import CHECKS, SOURCES, BuildLibrary, Library, compiler, run_program
 from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 from specrt.engine.tensorrt import engine_record as fingerprint
 from specrt.engine.tensorrt.engine_record import (
@@ -23,14 +22,7 @@ from specrt.engine.tensorrt.engine_record import (
     Range,
 )
 
-HERE = Path(__file__).parent
-RUNTIME = HERE.parents[1] / "runtime" / "cpp"
-BESIDE = ("json", "json_reader", "json_utf8", "manifest_check", "manifest_fields")
-OPTIONS = (
-    "-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror",
-    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-pthread",
-)  # fmt: skip
-FLAVOURS = {"tensorrt": "-DSTAND_IN_ALIASES", "rtx": "-DSTAND_IN_RTX"}
+FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
 RTX_VERSION = "1.7.1.116"
 MEMORIES = 6
 """How often an engine takes memory of the device, and waits for it."""
@@ -40,68 +32,12 @@ BUNDLE, ENGINE, UNSUPPORTED = 4, 5, 7
 Check = Callable[..., str]
 
 
-@pytest.fixture(scope="session")
-def compiler() -> str:
-    found = shutil.which(os.environ.get("CXX", "g++"))
-    if found is None:
-        pytest.skip("no C++ compiler")
-    return found
-
-
-INCLUDES = [
-    f"-I{path}" for path in (HERE, HERE / "tensorrt/include", RUNTIME / "src", RUNTIME / "include")
-]
-
-
-@pytest.fixture(scope="session")
-def built_checks(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Compile the checks as for one TensorRT, once."""
-    folder = tmp_path_factory.mktemp("tensorrt")
-    done: dict[str, Path] = {}
-
-    def objects(flavour: str) -> Iterator[Path]:
-        ours = [
-            *(RUNTIME / "src/native/tensorrt").glob("*.cpp"),
-            *(HERE / "tensorrt").glob("*.cpp"),
-        ]
-        alone = {
-            "record",
-            "cuda",
-            "cuda_double",
-            "model_double",
-            "case",
-        }  # the same for every TensorRT
-        for source in ours + [RUNTIME / f"src/native/{name}.cpp" for name in BESIDE]:
-            same = source.stem in alone or source.stem in BESIDE
-            made = folder / f"{source.stem}{'' if same else flavour}.o"
-            if not made.exists():
-                _run(
-                    compiler, *OPTIONS, FLAVOURS[flavour],
-                    *INCLUDES, "-c", source, "-o", made,
-                )  # fmt: skip
-            yield made
-
-    def build(flavour: str) -> Path:
-        if flavour not in done:
-            program = folder / f"check-{flavour}"
-            _run(compiler, *OPTIONS, *objects(flavour), "-o", program)
-            done[flavour] = program
-        return done[flavour]
-
-    return build
-
-
-def _run(*command: str | Path) -> None:
-    told = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-
-
 @dataclass
 class Site:
     """A bundle of one plan in a folder, as the checks read it, and the machine it is opened on."""
 
     folder: Path
-    checks: Callable[[str], Path]
+    library: Library
     flavour: str = "tensorrt"
     record: EngineRecord = field(
         default_factory=lambda: EngineRecord(
@@ -147,7 +83,7 @@ class Site:
         if not written:
             self.write()
         told = subprocess.run(
-            [self.checks(self.flavour), name, self.folder],
+            [self.library.program(FLAVOURS[self.flavour]), name, self.folder],
             check=False,
             capture_output=True,
             text=True,
@@ -169,8 +105,8 @@ def _sizes(profile: Profile) -> list[int]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, built_checks: Callable[[str], Path]) -> Site:
-    return Site(tmp_path, built_checks)
+def site(tmp_path: Path, built_library: BuildLibrary) -> Site:
+    return Site(tmp_path, built_library("native", sanitize=True))
 
 
 @pytest.mark.parametrize("kind", ["native", "decomposed", "rtx"])
@@ -188,9 +124,12 @@ def test_passes_of_every_width_say_what_the_model_says(
     assert site.check("passes") == ""
 
 
-def test_headers_before_10_15_do_not_know_of_aliases(compiler: str) -> None:
-    plan = RUNTIME / "src/native/tensorrt/plan.cpp"
-    _run(compiler, *OPTIONS, *INCLUDES, "-fsyntax-only", plan)
+def test_headers_before_10_15_do_not_know_of_aliases() -> None:
+    native = SOURCES / "src"
+    folders = (CHECKS, CHECKS / "tensorrt" / "include", native, SOURCES / "include")
+    plan = native / "native" / "engine" / "tensorrt" / "plan.cpp"
+    includes = [f"-I{folder}" for folder in folders]
+    run_program([*compiler(), "-std=c++17", "-Wall", "-Werror", *includes, "-fsyntax-only", plan])
 
 
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])

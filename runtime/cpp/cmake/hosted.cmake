@@ -1,4 +1,6 @@
 # The hosted implementation: which Python it hosts, unless an application names another.
+specrt_objects(hosted src/hosted)
+
 set(SPECRT_PYTHON "" CACHE FILEPATH "Interpreter that has the Python package specrt")
 if(NOT SPECRT_PYTHON)
   find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)

@@ -4,6 +4,9 @@
 #   SPECRT_ONNXRUNTIME_LIBRARY  libonnxruntime.so to load where the application names none
 #   SPECRT_TOKENIZER_LIBRARY    tokenizer library to load where the application names none
 #   TENSORRT_ROOT               SDK of TensorRT; without it bundles of TensorRT are refused
+specrt_objects(native src/native src/native/bundle src/native/engine src/native/sampling
+  src/native/speculation src/native/text)
+
 foreach(name ONNXRUNTIME_ROOT TENSORRT_ROOT)
   if(NOT ${name} AND DEFINED ENV{${name}})
     set(${name} $ENV{${name}})
@@ -53,7 +56,7 @@ if(TENSORRT_ROOT)
   endif()
   find_package(CUDAToolkit REQUIRED)
   file(GLOB tensorrt_sources CONFIGURE_DEPENDS
-    ${CMAKE_CURRENT_SOURCE_DIR}/src/native/tensorrt/*.cpp)
+    ${CMAKE_CURRENT_SOURCE_DIR}/src/native/engine/tensorrt/*.cpp)
   target_sources(specrt_native PRIVATE ${tensorrt_sources})
   target_include_directories(specrt_native SYSTEM PRIVATE ${SPECRT_TENSORRT_INCLUDE})
   target_link_libraries(specrt_native PUBLIC ${SPECRT_TENSORRT_LIBRARY} CUDA::cudart)

@@ -79,9 +79,9 @@ class Run {
 };
 
 // A place to generate in, one text at a time.
-class Seat {
+class Slot {
  public:
-  virtual ~Seat() = default;
+  virtual ~Slot() = default;
   virtual std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) = 0;
 };
 
@@ -90,7 +90,7 @@ class Host {
  public:
   virtual ~Host() = default;
   virtual Info info() = 0;
-  virtual std::unique_ptr<Seat> seat() = 0;
+  virtual std::unique_ptr<Slot> slot() = 0;
   virtual std::vector<Token> encode(const std::string& text) = 0;
   virtual std::string decode(const std::vector<Token>& ids) = 0;
 };
@@ -99,12 +99,12 @@ std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& op
 
 // Lets go of a lock of the implementation that the calling thread holds already, for as long as the
 // library is at work: what a call waits for may need it.
-class LetGoOfLock {
+class LockRelease {
  public:
-  LetGoOfLock() noexcept;
-  ~LetGoOfLock();
-  LetGoOfLock(const LetGoOfLock&) = delete;
-  LetGoOfLock& operator=(const LetGoOfLock&) = delete;
+  LockRelease() noexcept;
+  ~LockRelease();
+  LockRelease(const LockRelease&) = delete;
+  LockRelease& operator=(const LockRelease&) = delete;
 
  private:
   void* held_ = nullptr;

@@ -18,7 +18,7 @@ constexpr int kAuto = -1;  // gamma chosen round by round
 struct Processor {
   specrt_processor function;
   void* user;
-  // Counts the owners of `user`: for who may call when the generation is over. NULL as it was set.
+  // Counts the owners of `user`, which may outlive the generation. NULL where there is none.
   void (*hold)(void* user, std::int32_t by) = nullptr;
 };
 

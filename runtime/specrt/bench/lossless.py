@@ -13,6 +13,7 @@ from specrt.engine.protocol import first_row
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
+from specrt.speculation.drafters import available_drafters
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import run_alone
 
@@ -189,7 +190,7 @@ def compare(
 
 def default_drafter(generator: Generator) -> str:
     """Return the drafter that a comparison uses where none is asked for."""
-    return "model" if generator.models.draft else "ngram"
+    return available_drafters(has_model=generator.models.draft is not None)[0]
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

@@ -37,7 +37,9 @@ from specrt.engine.backends import backend_of
 from specrt.errors import RequestError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
-from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.target import VERIFIERS
 from specrt.system import measure_bandwidth
 from specrt.text import Prompt, first_of_each, of_categories, read_prompts
 
@@ -225,7 +227,7 @@ def parse_rows(text: str) -> list[int]:
 @click.option("--top-p", default=1.0, help="Keep the fewest tokens that reach this probability.")
 @click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same text.")
-@click.option("--verifier", type=click.Choice(VERIFIERS), default="match", show_default=True)
+@click.option("--verifier", type=click.Choice(list(VERIFIERS)), default="match", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw tokens/s over gamma here.")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables, as for a README.")
@@ -314,7 +316,7 @@ def compared_outputs(
     params: SamplingParams,
 ) -> Comparison:
     """Hold every output to plain decoding; of a greedy one that differs, tell the margin."""
-    if params.verifier == "rejection" and not params.greedy:
+    if VERIFIERS[params.verifier].needs_distributions and not params.greedy:
         return Comparison(0, untold="the rejection rule keeps the distribution, not the text")
 
     def margin(number: int, plain: Sequence[int]) -> float:

@@ -29,8 +29,9 @@ from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
-from specrt.session import ChatTemplate, Message, NoTemplateError, Session, read_template
-from specrt.text import Tokenizer
+from specrt.session import Session
+from specrt.speculation.drafters import DRAFTERS
+from specrt.text import ChatTemplate, Message, NoTemplateError, Tokenizer, read_template
 
 
 class Talk:
@@ -186,7 +187,7 @@ _COMMANDS = {
     "help": Command("", "show this", Talk._help),
     "stats": Command("", "what the last answer and the session took", Talk._stats),
     "gamma": Command("N|auto", "tokens to draft each round; 0 drafts none", Talk._gamma),
-    "drafter": Command("D", "what drafts: model, ngram, cascade, none", Talk._drafter),
+    "drafter": Command("D", f"what drafts: {', '.join(DRAFTERS)}", Talk._drafter),
     "show-draft": Command("", "colour what was drafted and accepted, or stop it", Talk._switch),
     "system": Command("TEXT", "the system message; none without TEXT", Talk._system),
     "reset": Command("", "forget the conversation", Talk._reset),
@@ -269,7 +270,9 @@ def command(
     most = memory << 20 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         template = _template(bundle)
-        session = generator.session(template, system, params, gamma, drafter)
+        session = Session(
+            generator, template, system=system, params=params, gamma=gamma, drafter=drafter
+        )
         _greet(generator, template)
         person = sys.stdin.isatty()
         talk = Talk(

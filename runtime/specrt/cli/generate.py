@@ -92,7 +92,7 @@ def command(
 
 def _rendered(source: Source, bundle: Path, generator: Generator) -> Source:
     """Return prompts as messages of a user, as the bundle's chat template writes them."""
-    from specrt.session import read_template
+    from specrt.text import read_template
 
     if isinstance(source, list):
         raise RequestError("--chat needs a text prompt, not --prompt-ids")

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from specrt.errors import RequestError
-from specrt.params import AUTO, DRAFTERS, VERIFIERS, Gamma, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.target import VERIFIERS
 from specrt.text import read_text
 
 
@@ -156,7 +158,7 @@ _BEFORE = (
     ),
     click.option(
         "--drafter",
-        type=click.Choice(DRAFTERS),
+        type=click.Choice(list(DRAFTERS)),
         help="What drafts: the draft model, n-gram lookup in the text so far, lookup and then the "
         "model, or nothing.  [default: the bundle's]",
     ),
@@ -203,7 +205,7 @@ _BEHIND = (
     click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end."),
     click.option(
         "--verifier",
-        type=click.Choice(VERIFIERS),
+        type=click.Choice(list(VERIFIERS)),
         default="match",
         show_default=True,
         help="match: same seed, same text at every gamma. rejection: accepts more when sampling; "

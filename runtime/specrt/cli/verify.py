@@ -15,7 +15,8 @@ from specrt.cli.options import parse_gammas
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import load
-from specrt.params import AUTO, DRAFTERS, Gamma
+from specrt.params import AUTO, Gamma
+from specrt.speculation.drafters import available_drafters
 from specrt.text import read_prompts
 
 
@@ -27,7 +28,7 @@ from specrt.text import read_prompts
 @click.option(
     "--gammas", help="Gammas to compare with plain decoding.  [default: all built, and auto]"
 )
-@click.option("--drafter", type=click.Choice([d for d in DRAFTERS if d != "none"]),
+@click.option("--drafter", type=click.Choice(available_drafters(has_model=True)),
               help="What drafts.  [default: the draft model, or lookup without one]")  # fmt: skip
 @click.option("--tolerance", default=FP32_TOLERANCE, show_default=True,
               help="Margin, in logits, up to which a divergence counts as a near-tie.")  # fmt: skip

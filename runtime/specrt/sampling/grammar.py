@@ -13,15 +13,14 @@ import numpy as np
 from specrt.constraints import Constraint
 from specrt.errors import RequestError, one_line
 from specrt.params import Row
-from specrt.sampling.processors import LogitsProcessors, Processor
 from specrt.text import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-_KEPT = 32
-"""Compiled constraints kept; the next request with the same one copies it, which takes 1 us."""
+_CACHED = 32
+"""Compiled constraints; the next request with the same one copies it, which takes 1 us."""
 
 _SPACE = r"\r?\n[ \t]{0,40}|[ \t]{1,2}"
 """Between the parts of a JSON text: a line end and what indents the next line, or a few blanks.
@@ -38,8 +37,8 @@ class Grammars:
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def processor(self, structure: Constraint, stops: Collection[int] = ()) -> GrammarProcessor:
-        """Return what keeps one completion to a constraint.
+    def processor(self, constraint: Constraint, stops: Collection[int] = ()) -> GrammarProcessor:
+        """Return the processor that constrains one completion.
 
         `stops` end the text besides the model's own ends: special tokens among them may come where
         the grammar is complete, as those may.
@@ -47,39 +46,39 @@ class Grammars:
         """
         if not self._ends:
             raise RequestError(
-                f"{structure.kind} was given, and this model has no end token to end its text with"
+                f"{constraint.kind} was given, and this model has no end token to end its text with"
             )
         special = self._tokenizer.special
         ends = {*self._ends, *(s for s in stops if s in special and s < self._vocabulary)}
-        return GrammarProcessor(self._matcher(structure), sorted(ends), self._vocabulary)
+        return GrammarProcessor(self._matcher(constraint), sorted(ends), self._vocabulary)
 
-    def _matcher(self, structure: Constraint) -> LLMatcher:
+    def _matcher(self, constraint: Constraint) -> LLMatcher:
         with self._lock:
-            kept = self._compiled
-            made = kept.get(structure) or self._compile(structure)
-            kept[structure] = made
-            kept.move_to_end(structure)
-            while len(kept) > _KEPT:
-                kept.popitem(last=False)
-            return made
+            compiled = self._compiled
+            matcher = compiled.get(constraint) or self._compile(constraint)
+            compiled[constraint] = matcher
+            compiled.move_to_end(constraint)
+            while len(compiled) > _CACHED:
+                compiled.popitem(last=False)
+            return matcher
 
-    def _compile(self, structure: Constraint) -> LLMatcher:
+    def _compile(self, constraint: Constraint) -> LLMatcher:
         reader = self._reader
         from llguidance import LLMatcher
 
-        grammar = _SOURCES[structure.kind](structure.text)
-        made = LLMatcher(reader, grammar, log_level=0)
-        warnings = made.get_grammar_warnings()
-        if made.is_error() or warnings:
-            reason = made.get_error() if made.is_error() else warnings[0]
-            raise _refused(structure, reason)
-        trial = made.deep_copy()
+        grammar = _SOURCES[constraint.kind](constraint.text)
+        matcher = LLMatcher(reader, grammar, log_level=0)
+        warnings = matcher.get_grammar_warnings()
+        if matcher.is_error() or warnings:
+            reason = matcher.get_error() if matcher.is_error() else warnings[0]
+            raise _refused(constraint, reason)
+        trial = matcher.deep_copy()
         allows = any(trial.compute_bitmask())
         if trial.try_consume_tokens(trial.compute_ff_tokens()):
             trial.compute_bitmask()
         if trial.is_error() or not allows:
-            raise _refused(structure, trial.get_error() or "it admits nothing")
-        return made
+            raise _refused(constraint, trial.get_error() or "it admits nothing")
+        return matcher
 
     @cached_property
     def _reader(self) -> LLTokenizer:
@@ -95,7 +94,7 @@ class Grammars:
             return LLTokenizer(self._tokenizer.to_json(), self._vocabulary, self._ends)
         except ValueError as error:
             raise RequestError(
-                f"this bundle's tokenizer cannot keep to a structure: {one_line(str(error))}"
+                f"this bundle's tokenizer cannot be constrained: {one_line(str(error))}"
             ) from None
 
 
@@ -143,11 +142,11 @@ def _lark(text: str) -> str:
 _SOURCES = {"json_schema": _json, "regex": _regex, "choice": _regex, "grammar": _lark}
 
 
-def _refused(structure: Constraint, message: str) -> RequestError:
+def _refused(constraint: Constraint, message: str) -> RequestError:
     advice = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
     reason = one_line(message).replace(advice, "write anyOf where alternatives may overlap")
     reason = reason.replace("NoExtensionBias", "it admits nothing")
-    return RequestError(f"{structure.kind} cannot be enforced: {reason}")
+    return RequestError(f"{constraint.kind} cannot be enforced: {reason}")
 
 
 _BITS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(np.inf), -np.inf)
@@ -159,12 +158,12 @@ _LIMITS = _BITS.astype(np.float32)
 class GrammarProcessor:
     """Rules out tokens that cannot follow, in a row behind any drafted path.
 
-    The matcher stands behind what was committed and some of a path, and moves to the path asked
-    for: back to where both part, then on. Rows of a pass extend each other's paths, and the draft
-    was on the same path before the target is, so that limits once found are kept for the round.
+    The matcher stands behind what was committed and some of a path, and moves to the path of a row:
+    back to where both part, then on. Rows of a pass extend each other's paths, and the draft was on
+    the same path before the target is, so that limits once computed serve the whole round.
 
     A row behind the end of the text, or behind tokens that the grammar refuses, is left as it is:
-    nobody will look at it.
+    no token is taken from it.
     """
 
     def __init__(self, matcher: LLMatcher, ends: Sequence[int], vocabulary: int) -> None:
@@ -179,8 +178,8 @@ class GrammarProcessor:
         self._ahead: list[int] = []
         """What the matcher read of the latest path."""
         self._limits: list[Row] = []
-        """The limits behind each of the first tokens of that path, kept in the first `_made`."""
-        self._made: set[int] = set()
+        """The limits behind each of the first tokens of that path, at depths in `_computed`."""
+        self._computed: set[int] = set()
         self._begun = False
         self._over = False
 
@@ -192,7 +191,7 @@ class GrammarProcessor:
         self._over = not self._follow(tokens)
         self._text += tokens
         self._ahead.clear()
-        self._made.clear()
+        self._computed.clear()
 
     def edit(self, row: Row, path: Sequence[int]) -> None:
         """See `Processor`.
@@ -218,7 +217,7 @@ class GrammarProcessor:
         if shared < len(ahead):
             matcher.rollback(len(ahead) - shared)
             del ahead[shared:]
-            self._made = {depth for depth in self._made if depth <= shared}
+            self._computed = {depth for depth in self._computed if depth <= shared}
         if shared < len(path):
             read = matcher.try_consume_tokens(list(path[shared:]))
             ahead += path[shared : shared + read]
@@ -231,24 +230,24 @@ class GrammarProcessor:
         while len(self._limits) <= depth:
             self._limits.append(np.empty(len(self._mask) * 8, np.float32))
         limits = self._limits[depth]
-        if depth not in self._made:
+        if depth not in self._computed:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
             if self._matcher.is_error():
                 raise self._broken()
             np.take(_LIMITS, self._mask, axis=0, out=limits.reshape(-1, 8), mode="clip")
             # An end token is one only where the text may end, whatever else the grammar says.
             limits[self._end_ids] = np.inf if self._matcher.is_accepting() else -np.inf
-            self._made.add(depth)
+            self._computed.add(depth)
         return limits[: self._vocabulary]
 
     def _broken(self) -> RequestError:
-        """Return why the matcher failed, and put one in its place: it never recovers by itself."""
+        """Return why the matcher failed, and replace it: it never recovers."""
         reason = one_line(self._matcher.get_error())
         self._matcher = self._fresh.deep_copy()
         self._matcher.try_consume_tokens(self._text)
         self._ahead.clear()
-        self._made.clear()
-        return RequestError(f"the structure became too complex to follow: {reason}")
+        self._computed.clear()
+        return RequestError(f"the constraint became too complex to follow: {reason}")
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -257,18 +256,3 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
         if one != other:
             return at
     return min(len(first), len(second))
-
-
-class GrammarRules(LogitsProcessors):
-    """Rules that end with a grammar, which may know what comes next."""
-
-    def __init__(
-        self, processors: Sequence[Processor], grammar: GrammarProcessor, vocabulary: int
-    ) -> None:
-        super().__init__([*processors, grammar], vocabulary)
-        self._grammar = grammar
-
-    def forced(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens that must follow the committed ones, as far as one way leads on."""
-        self.learn(tokens)
-        return self._grammar.forced()

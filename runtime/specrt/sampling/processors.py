@@ -1,20 +1,26 @@
 """Logits processors: edits of a row of scores; the same as transformers' and vLLM's.
 
-Each keeps what it must know of the text so far, and takes drafted tokens before a row as history of
+Each remembers what it needs of the text so far, and takes drafted tokens before a row as history of
 that row alone: a score comes out the same, to the bit, whether a token before it is committed yet
 or not. All change few scores, whatever the vocabulary, but for `AllowedTokens` and `Custom`.
+
+`PROCESSORS`, at the end, is the table of them: a new processor is one entry there, and its option a
+field of `SamplingParams` or, registered from another package, a key of `extra_args`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.errors import RequestError
-from specrt.params import Callback, Row
+from specrt.errors import RequestError, did_you_mean
+from specrt.params import Callback, Row, SamplingParams
+from specrt.sampling.grammar import Grammars
+from specrt.text import Tokenizer
 
 
 class TokenCounts:
@@ -83,17 +89,36 @@ class MaskProcessor(Processor, Protocol):
         """Write an edited row into another. Shapes: both [V] f32, or shorter."""
 
 
+@runtime_checkable
+class ForcingProcessor(Processor, Protocol):
+    """A processor that may leave one way to go on, and knows its tokens."""
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow the committed ones."""
+
+
 class LogitsProcessors:
     """The processors of one request, in order, and how far they know the text."""
 
     def __init__(self, processors: Sequence[Processor], vocabulary: int) -> None:
         self._processors = processors
-        spots = [p for p in processors if isinstance(p, SparseProcessor)]
-        self._spots = spots if spots and len(spots) == len(processors) else None
-        first = processors[0] if processors else None
-        self._filter = first if isinstance(first, MaskProcessor) else None
+        sparse = [p for p in processors if isinstance(p, SparseProcessor)]
+        self._sparse = sparse if sparse and len(sparse) == len(processors) else None
+        first, last = (processors[0], processors[-1]) if processors else (None, None)
+        self._mask = first if isinstance(first, MaskProcessor) else None
+        self._forcing = last if isinstance(last, ForcingProcessor) else None
         self._edited = np.empty(vocabulary, np.float32)
         self._known = 0
+
+    @property
+    def forces(self) -> bool:
+        """Whether the last of them may know what comes next."""
+        return self._forcing is not None
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that must follow the committed ones, as far as one way leads on."""
+        self.learn(tokens)
+        return [] if self._forcing is None else self._forcing.forced()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Take over what was committed since the last time."""
@@ -109,10 +134,10 @@ class LogitsProcessors:
         Shapes: row [V] f32, or shorter, of a draft that knows fewer tokens.
         """
         edited, rest = self._edited, self._processors
-        if self._filter is None:
+        if self._mask is None:
             edited[: len(row)] = row
         else:
-            self._filter.copy(row, edited[: len(row)])
+            self._mask.copy(row, edited[: len(row)])
             rest = rest[1:]
         edited[len(row) :] = -np.inf
         for processor in rest:
@@ -122,18 +147,18 @@ class LogitsProcessors:
     def read(self, row: Row, path: Sequence[int], take: Callable[[Row], T]) -> T:
         """Return what `take` makes of a row with every edit made; it must not keep the row.
 
-        Where all processors say what they touch the row itself is edited, and then put right
-        again: a copy of a large vocabulary takes longer than all edits.
+        Where all processors are sparse the row itself is edited, and then restored: a copy of a
+        large vocabulary takes longer than all edits.
         Shapes: as for `edit`.
         """
-        if self._spots is None or len(row) < len(self._edited) or not row.flags.writeable:
+        if self._sparse is None or len(row) < len(self._edited) or not row.flags.writeable:
             return take(self.edit(row, path))
-        touched = [spot.touches(path) for spot in self._spots]
+        touched = [processor.touches(path) for processor in self._sparse]
         ids = np.concatenate((*touched, path) if path else touched)
         scores = row[ids]
         try:
-            for spot in self._spots:
-                spot.edit(row, path)
+            for processor in self._sparse:
+                processor.edit(row, path)
             return take(row)
         finally:
             row[ids] = scores
@@ -148,18 +173,45 @@ def likeliest(row: Row) -> int:
     if not row[best] > -np.inf:  # NaN included
         raise RequestError(
             "no token is left that the request allows here; loosen allowed_token_ids, bad_words, "
-            "no_repeat_ngram_size, min_tokens, its structure or its own processors"
+            "no_repeat_ngram_size, min_tokens, its constraint or its own processors"
         )
     return best
 
 
-Run = tuple[tuple[int, ...], int]
+class ProcessorContext(NamedTuple):
+    """What a processor is made with, besides the value of its own option."""
+
+    params: SamplingParams
+    tokenizer: Tokenizer | None
+    """Needed to spell words."""
+    ends: Collection[int]
+    """The model's own end tokens."""
+    vocabulary: int
+
+    def check_ids(self, name: str, ids: Collection[int]) -> None:
+        """Refuse token ids that the model does not score.
+
+        Raises: RequestError.
+        """
+        wrong = [token for token in ids if not 0 <= token < self.vocabulary]
+        if wrong:
+            raise RequestError(
+                f"{name} holds {wrong[0]}; expected ids of the vocabulary, 0 to "
+                f"{self.vocabulary - 1}"
+            )
+
 
 _NEVER = np.float32(-np.inf)
 
 
 class AllowedTokens:
-    """Lets only some tokens be."""
+    """Rules out all tokens but some."""
+
+    @classmethod
+    def of(cls, ids: Sequence[int], context: ProcessorContext) -> AllowedTokens:
+        """See `PROCESSORS`."""
+        context.check_ids("allowed_token_ids", ids)
+        return cls(ids)
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = np.array(ids, np.int64)
@@ -182,7 +234,20 @@ class AllowedTokens:
 
 
 class BadWords:
-    """Keeps sequences of tokens from being completed."""
+    """Rules out the tokens that complete certain sequences."""
+
+    @classmethod
+    def of(cls, words: Sequence[str], context: ProcessorContext) -> BadWords | None:
+        """See `PROCESSORS`; a word is spelled as at the beginning of a text and after a space."""
+        tokenizer = context.tokenizer
+        assert tokenizer is not None or not words, "words are spelled in tokens"
+        sequences: list[list[int]] = []
+        for word in words:
+            texts = (word, f" {word}")
+            spelled = [tokenizer.encode(text, special=False) for text in texts] if tokenizer else []
+            sequences += [ids for at, ids in enumerate(spelled) if ids and ids not in spelled[:at]]
+        known = [ids for ids in sequences if max(ids) < context.vocabulary]
+        return cls(known) if known else None
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._words = [tuple(word) for word in sequences]
@@ -207,7 +272,13 @@ class BadWords:
 
 
 class MinTokens:
-    """Keeps the text from ending before it has so many tokens."""
+    """Rules out end tokens before the output has so many tokens."""
+
+    @classmethod
+    def of(cls, least: int, context: ProcessorContext) -> MinTokens | None:
+        """See `PROCESSORS`."""
+        ends = {*context.params.stop_token_ids, *context.ends}
+        return cls(least, [e for e in ends if e < context.vocabulary]) if least and ends else None
 
     def __init__(self, least: int, ends: Sequence[int]) -> None:
         self._left = least
@@ -232,6 +303,12 @@ class MinTokens:
 class LogitBias:
     """Adds to the scores of some tokens."""
 
+    @classmethod
+    def of(cls, bias: Mapping[int, float], context: ProcessorContext) -> LogitBias | None:
+        """See `PROCESSORS`."""
+        context.check_ids("logit_bias", bias)
+        return cls(bias) if bias else None
+
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._ids = np.array(list(bias), np.int64)
         self._added = np.array(list(bias.values()), np.float32)
@@ -253,6 +330,11 @@ class RepetitionPenalty:
 
     Source: Keskar et al. 2019, arXiv:1909.05858.
     """
+
+    @classmethod
+    def of(cls, penalty: float, context: ProcessorContext) -> RepetitionPenalty | None:
+        """See `PROCESSORS`."""
+        return None if penalty == 1.0 else cls(penalty)
 
     def __init__(self, penalty: float) -> None:
         self._penalty = np.float32(penalty)
@@ -282,6 +364,12 @@ class OutputPenalties:
 
     As vLLM and OpenAI define presence and frequency penalties; the prompt does not count.
     """
+
+    @classmethod
+    def of(cls, presence: float, context: ProcessorContext) -> OutputPenalties | None:
+        """See `PROCESSORS`."""
+        frequency = context.params.frequency_penalty
+        return cls(presence, frequency) if presence or frequency else None
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = np.float32(presence), np.float32(frequency)
@@ -313,10 +401,15 @@ class OutputPenalties:
 
 
 class NoRepeatNgram:
-    """Keeps any n tokens in a row from coming twice.
+    """Rules out the tokens that would repeat n tokens in a row.
 
     Source: Paulus et al. 2017, arXiv:1705.04304.
     """
+
+    @classmethod
+    def of(cls, size: int, context: ProcessorContext) -> NoRepeatNgram | None:
+        """See `PROCESSORS`."""
+        return cls(size) if size else None
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -349,7 +442,9 @@ class NoRepeatNgram:
         return np.array(self._after.get(tuple(self._latest(path)), ()), np.int64)
 
 
-def _runs(before: Sequence[int], tokens: Sequence[int], size: int) -> list[Run]:
+def _runs(
+    before: Sequence[int], tokens: Sequence[int], size: int
+) -> list[tuple[tuple[int, ...], int]]:
     """Return, for each new token that ends a run of `size`, what comes before it and itself."""
     text = [*before, *tokens]
     ends = range(len(before), len(text))
@@ -357,11 +452,16 @@ def _runs(before: Sequence[int], tokens: Sequence[int], size: int) -> list[Run]:
 
 
 class Custom:
-    """A function of the caller's."""
+    """Applies functions of the caller's."""
 
-    def __init__(self, function: Callback) -> None:
-        self._function = function
+    def __init__(self, *functions: Callback) -> None:
+        self._functions = functions
         self._tokens: list[int] = []
+
+    @classmethod
+    def of(cls, functions: Sequence[Callback], context: ProcessorContext) -> Custom | None:
+        """See `PROCESSORS`."""
+        return cls(*functions) if functions else None
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Remember the text."""
@@ -370,23 +470,80 @@ class Custom:
     def edit(self, row: Row, path: Sequence[int]) -> None:
         """See `Processor`.
 
-        Raises: RequestError for what is no row of scores.
+        Raises: RequestError for a result that is no row of scores.
         """
-        name = getattr(self._function, "__name__", type(self._function).__name__)
+        for function in self._functions:
+            row[:] = self._scores(function, row, path)
+
+    def _scores(self, function: Callback, row: Row, path: Sequence[int]) -> Row:
+        name = getattr(function, "__name__", type(function).__name__)
         try:
-            given = self._function([*self._tokens, *path], row.copy())
+            result = function([*self._tokens, *path], row.copy())
             with np.errstate(over="ignore"):
-                made = np.asarray(given).astype(np.float32)
+                scores = np.asarray(result).astype(np.float32)
         except Exception as error:  # whatever the caller's function raises
             raise RequestError(f"the logits processor {name} failed: {error!r}") from error
-        if made.shape != row.shape:
+        if scores.shape != row.shape:
             raise RequestError(
-                f"the logits processor {name} returned shape {list(made.shape)}; expected "
+                f"the logits processor {name} returned shape {list(scores.shape)}; expected "
                 f"{list(row.shape)}, one score for each token"
             )
-        if not made.max() < np.inf:
+        if not scores.max() < np.inf:
             raise RequestError(
                 f"the logits processor {name} returned NaN or infinity; expected scores, and -inf "
                 "for what must not come"
             )
-        row[:] = made
+        return scores
+
+
+ProcessorMaker = Callable[[Any, ProcessorContext], Processor | None]
+
+PROCESSORS: dict[str, ProcessorMaker] = {
+    "allowed_token_ids": AllowedTokens.of,
+    "bad_words": BadWords.of,
+    "min_tokens": MinTokens.of,
+    "logit_bias": LogitBias.of,
+    "logits_processors": Custom.of,
+    "repetition_penalty": RepetitionPenalty.of,
+    "presence_penalty": OutputPenalties.of,
+    "no_repeat_ngram_size": NoRepeatNgram.of,
+}
+"""By the option that asks for each, in the order they are applied, which is vLLM's.
+
+An entry is called with the option's value, where that is not None, and returns None where the value
+asks for nothing. The option is a field of `SamplingParams`, or else a key of `extra_args`.
+"""
+
+
+def build_processors(
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    ends: Collection[int],
+    vocabulary: int,
+    grammars: Grammars | None = None,
+) -> LogitsProcessors | None:
+    """Return the processors of a request; None where it asks for none.
+
+    Only bad words and a constraint need a tokenizer. `grammars` holds what was compiled for other
+    requests. A constraint comes last: no other processor allows again what it ruled out.
+    Raises: RequestError for an unknown option, unknown token ids, and a constraint that cannot be
+        enforced.
+    """
+    context = ProcessorContext(params, tokenizer, ends, vocabulary)
+    context.check_ids("stop_token_ids", params.stop_token_ids)
+    options = {field.name: getattr(params, field.name) for field in fields(params)}
+    for name, value in params.extra_args.items():
+        if name not in PROCESSORS or name in options:
+            extra = [known for known in PROCESSORS if known not in options]
+            raise RequestError(f"extra_args has {name!r}{did_you_mean(name, extra)}")
+        options[name] = value
+    values = ((make, options.get(name)) for name, make in PROCESSORS.items())
+    made = (make(value, context) for make, value in values if value is not None)
+    processors = [processor for processor in made if processor is not None]
+    constraint = params.constraint
+    if constraint is not None:
+        if grammars is None:
+            assert tokenizer is not None, "a constraint is enforced in tokens"
+            grammars = Grammars(tokenizer, ends, vocabulary)
+        processors.append(grammars.processor(constraint, params.stop_token_ids))
+    return LogitsProcessors(processors, vocabulary) if processors else None

@@ -1,4 +1,4 @@
-"""Rounds of several rows in the same passes: drafts together, then one verification for all."""
+"""The executor: rounds of several slots in the same passes, drafts first, then one verification."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from specrt.engine.protocol import Engine, Feed, Output, RowsEngine, rows_of
 from specrt.speculation.round import Pass, Round, Rounds
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What ends a step, not a row. Libraries written in Rust raise other things that are no errors."""
+"""What ends a step, not one slot. Libraries written in Rust raise other non-`Exception`s."""
 
 
 @dataclass(eq=False)
 class ActiveSlot:
-    """The rounds of one row, and the pass they wait for."""
+    """The rounds of one slot, and the pass they wait for."""
 
     row: int
+    """Of the engines' KV buffers."""
     rounds: Rounds
-    asked: Pass | None = None
-    """None before they are resumed for the next round."""
+    pending: Pass | None = None
+    """None between rounds."""
     undelivered: bool = False
-    """Whether something came of it that is not delivered yet."""
+    """Whether it has a result that is not delivered yet."""
 
 
 class StepResult(NamedTuple):
-    """What became of a row in a step: a round, an end when both are None, or a failure."""
+    """What a step did in one slot: a round, an error, or the end when both are None."""
 
-    runner: ActiveSlot
+    active: ActiveSlot
     round_: Round | None = None
     error: BaseException | None = None
 
 
 class BatchExecutor:
-    """Runs the rounds of several rows, one verification each in a step.
+    """Runs the rounds of several slots, one verification each in a step.
 
-    All rows that draft do so in the same draft passes, and all are verified in one target pass.
-    A row that reads a prompt takes part with one chunk of it in each step, so that the others
+    All slots that draft do so in the same draft passes, and all are verified in one target pass.
+    A slot that reads a prompt takes part with one chunk of it in each step, so that the others
     never wait for more; where several read, they share the tokens of one chunk's width, the first
     in order going first.
 
@@ -54,113 +55,113 @@ class BatchExecutor:
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
         }
 
-    def step(self, runners: Sequence[ActiveSlot]) -> Iterable[StepResult]:
-        """Run a round of every row, as far as prompts allow, and tell what came of it.
+    def step(self, slots: Sequence[ActiveSlot]) -> Iterable[StepResult]:
+        """Run a round of every slot, as far as prompts allow, and return the results.
 
-        Errors of a row are told and harm no other; those of an engine are told of all rows in the
+        An error of one slot harms no other; that of an engine is the result of all slots in the
         pass.
         """
-        if len(runners) == 1:
-            return self._alone(runners[0])
-        return self._together(runners)
+        if len(slots) == 1:
+            return self._step_alone(slots[0])
+        return self._step_together(slots)
 
-    def _alone(self, runner: ActiveSlot) -> Sequence[StepResult]:
-        """Run the passes of one row directly, up to its next round or a chunk of its prompt."""
-        event = None if runner.asked else self._resume(runner, None)
-        while event is None:
-            asked = runner.asked
-            assert asked is not None, "a row tells of a round or asks for a pass"
+    def _step_alone(self, active: ActiveSlot) -> Sequence[StepResult]:
+        """Run the passes of one slot directly, up to its next round or a chunk of its prompt."""
+        result = None if active.pending else self._resume(active, None)
+        while result is None:
+            pass_ = active.pending
+            assert pass_ is not None, "a slot yields a round or a pass"
             try:
-                output = self._run_one(runner.row, asked)
+                output = self._run_one(active.row, pass_)
             except INTERRUPTS:
                 raise
             except BaseException as error:
-                return (_failed(runner, error),)
-            event = self._resume(runner, output)
-            if event is None and len(asked.tokens) > self._narrow:
+                return (_failed(active, error),)
+            result = self._resume(active, output)
+            if result is None and len(pass_.tokens) > self._narrow:
                 return ()
-        return (event,)
+        return (result,)
 
-    def _run_one(self, row: int, asked: Pass) -> Output:
+    def _run_one(self, row: int, pass_: Pass) -> Output:
         if self._single:
-            return asked.run()
-        feed = Feed(row, asked.tokens, asked.start, asked.rows)
-        (output,) = self._rows[id(asked.engine)].forward_rows((feed,))
+            return pass_.run()
+        feed = Feed(row, pass_.tokens, pass_.start, pass_.rows)
+        (output,) = self._rows[id(pass_.engine)].forward_rows((feed,))
         return output
 
-    def _together(self, runners: Sequence[ActiveSlot]) -> Iterator[StepResult]:
-        for runner in runners:
-            event = None if runner.asked else self._resume(runner, None)
-            if event is not None:
-                yield event
+    def _step_together(self, slots: Sequence[ActiveSlot]) -> Iterator[StepResult]:
+        for active in slots:
+            result = None if active.pending else self._resume(active, None)
+            if result is not None:
+                yield result
         left = self._widest
         while self._drafts:
-            waiting = [r for r in runners if r.asked and r.asked.engine is not self._target]
+            waiting = [a for a in slots if a.pending and a.pending.engine is not self._target]
             chosen, left = self._fitting(waiting, left)
             if not chosen:
                 break
             yield from self._run(chosen)
-        waiting = [r for r in runners if r.asked and r.asked.engine is self._target]
+        waiting = [a for a in slots if a.pending and a.pending.engine is self._target]
         chosen, _ = self._fitting(waiting, self._widest)
         if chosen:
             yield from self._run(chosen)
 
     def _fitting(self, waiting: Sequence[ActiveSlot], left: int) -> tuple[list[ActiveSlot], int]:
-        """Return those whose passes go together, and how many tokens of prompts may follow."""
+        """Return the slots whose passes fit together, and how many tokens of prompts may follow."""
         chosen = []
-        for runner in waiting:
-            assert runner.asked is not None
-            width = len(runner.asked.tokens)
+        for active in waiting:
+            assert active.pending is not None
+            width = len(active.pending.tokens)
             if width > self._narrow:
                 if width > left:
                     continue
                 left -= width
-            chosen.append(runner)
+            chosen.append(active)
         return chosen, left
 
-    def _run(self, runners: Sequence[ActiveSlot]) -> Iterator[StepResult]:
+    def _run(self, slots: Sequence[ActiveSlot]) -> Iterator[StepResult]:
         """Run one pass of one engine for all of them."""
-        passes = [runner.asked for runner in runners]
+        passes = [active.pending for active in slots]
         feeds = [
-            Feed(runner.row, asked.tokens, asked.start, asked.rows)
-            for runner, asked in zip(runners, passes, strict=True)
-            if asked is not None
+            Feed(active.row, pass_.tokens, pass_.start, pass_.rows)
+            for active, pass_ in zip(slots, passes, strict=True)
+            if pass_ is not None
         ]
         try:
             assert passes[0] is not None
             outputs = self._rows[id(passes[0].engine)].forward_rows(feeds)
         except INTERRUPTS:
             raise
-        except BaseException as error:  # what the engine raises concerns all rows in the pass
-            for runner in runners:
-                yield _failed(runner, error)
+        except BaseException as error:  # an engine's error concerns all slots in the pass
+            for active in slots:
+                yield _failed(active, error)
             return
-        for runner, output in zip(runners, outputs, strict=True):
-            event = self._resume(runner, output)
-            if event is not None:
-                yield event
+        for active, output in zip(slots, outputs, strict=True):
+            result = self._resume(active, output)
+            if result is not None:
+                yield result
 
-    def _resume(self, runner: ActiveSlot, output: Output | None) -> StepResult | None:
-        """Go on with a row; return what it came to, None where it asks for its next pass."""
-        runner.undelivered = True
-        runner.asked = None
+    def _resume(self, active: ActiveSlot, output: Output | None) -> StepResult | None:
+        """Go on with a slot; return its result, None where it yields its next pass."""
+        active.undelivered = True
+        active.pending = None
         try:
-            told = runner.rounds.send(output)
+            step = active.rounds.send(output)
         except StopIteration:
-            return StepResult(runner)
+            return StepResult(active)
         except INTERRUPTS:
             raise
         except BaseException as error:
-            return StepResult(runner, error=error)
-        if isinstance(told, Round):
-            return StepResult(runner, told)
-        runner.asked = told
-        runner.undelivered = False
+            return StepResult(active, error=error)
+        if isinstance(step, Round):
+            return StepResult(active, step)
+        active.pending = step
+        active.undelivered = False
         return None
 
 
-def _failed(runner: ActiveSlot, error: BaseException) -> StepResult:
-    """Return the end of a row whose pass failed."""
-    runner.rounds.close()
-    runner.asked = None
-    return StepResult(runner, error=error)
+def _failed(active: ActiveSlot, error: BaseException) -> StepResult:
+    """Return the end of a slot whose pass failed."""
+    active.rounds.close()
+    active.pending = None
+    return StepResult(active, error=error)

@@ -1,4 +1,4 @@
-"""One request on its way: from rounds to chunks, cut at ends and stop strings."""
+"""A request: its state, and the chunks its rounds become, cut at ends and stop strings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specrt.sampling.distribution import Entry, Ranked
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.pool import DrafterPool
+from specrt.speculation.pool import GammaPolicies
 from specrt.speculation.round import Round, Rounds
 from specrt.text import StopStrings, Tokenizer
 
 
 class OutputProcessor:
-    """Turns rounds into chunks: cuts at ends and stop strings, keeps counts and times."""
+    """Turns rounds into chunks: cuts at ends and stop strings, and records counts and times."""
 
     def __init__(
         self,
@@ -43,24 +43,24 @@ class OutputProcessor:
     def take(self, round_: Round, now_ns: int) -> Chunk:
         """Return what a round delivers; `finish_reason` is set where it ended the text."""
         done = self._completion
-        kept, text = self._take(round_.tokens)
+        tokens, text = self._cut(round_.tokens)
         if done.timings.arrivals:  # the first round is the prefill's
-            done.speculation.add(round_, len(kept))
-        done.timings.arrivals.append((now_ns, len(kept)))
-        done.token_ids.extend(kept)
+            done.speculation.add(round_, len(tokens))
+        done.timings.arrivals.append((now_ns, len(tokens)))
+        done.token_ids.extend(tokens)
         done.text += text
-        accepted = min(round_.accepted, len(kept))
+        accepted = min(round_.accepted, len(tokens))
         if round_.prompt_logprobs is not None:
             done.prompt_logprobs = [None, *self._entries(round_.prompt_logprobs)]
         if done.logprobs is None:
-            return Chunk(text, kept, accepted)
-        assert round_.logprobs is not None, "a target tells what it is asked"
-        entries = self._entries(round_.logprobs, len(kept))
+            return Chunk(text, tokens, accepted)
+        assert round_.logprobs is not None, "a target ranks tokens for requests with logprobs"
+        entries = self._entries(round_.logprobs, len(tokens))
         done.logprobs += entries
-        return Chunk(text, kept, accepted, entries)
+        return Chunk(text, tokens, accepted, entries)
 
     def finish(self) -> Chunk | None:
-        """End a text that no end or stop string ended; return what was held back of it."""
+        """End a text that no end or stop string ended; return the rest of it."""
         done = self._completion
         done.finish_reason = "length"
         rest, _ = self._show(self._detokenizer.finish())
@@ -70,16 +70,16 @@ class OutputProcessor:
             return None
         return Chunk(rest, [], logprobs=None if done.logprobs is None else [])
 
-    def _entries(self, told: Ranked, count: int | None = None) -> list[Entry]:
-        """Return what rows say, the first `count` of them, with the texts of their tokens."""
-        return told.entries(len(told.ranks) if count is None else count, self._piece)
+    def _entries(self, ranks: Ranked, count: int | None = None) -> list[Entry]:
+        """Return the first `count` rows, all when None, with the texts of their tokens."""
+        return ranks.entries(len(ranks.ranks) if count is None else count, self._piece)
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
             self._pieces[token] = self._decode([token])
         return self._pieces[token]
 
-    def _take(self, tokens: list[int]) -> tuple[list[int], str]:
+    def _cut(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens to deliver and the text that became certain."""
         ended = None
         if not self._ends.isdisjoint(tokens):
@@ -113,7 +113,7 @@ class OutputProcessor:
 
 
 AHEAD = 8
-"""Chunks that a completion may be ahead of who fetches them, before it pauses."""
+"""Chunks that wait to be fetched before a request pauses."""
 
 
 @dataclass(eq=False)
@@ -127,31 +127,31 @@ class Request:
     params: SamplingParams
     completion: Completion
     noise: Noise
-    rules: LogitsProcessors | None
-    reader: OutputProcessor
+    processors: LogitsProcessors | None
+    output: OutputProcessor
     caches: list[KVCache]
-    """What the KV buffers of its row hold of its text, the target's first."""
+    """What the KV buffers of its slot hold of its text, the target's first."""
     fresh: bool = False
-    """Whether its whole prompt is to be read, whatever a row holds of it."""
-    patient: bool = False
-    """Whether it never pauses: somebody collects it when it is over."""
+    """Whether its whole prompt is to be read, whatever a slot holds of it."""
+    collected: bool = False
+    """Whether it is read as a whole when it is over: it has no chunks and never pauses."""
     rounds: Rounds | None = None
     """Once it has begun."""
-    drafters: DrafterPool | None = None
-    """Whose policies it uses while it runs."""
+    policies: GammaPolicies | None = None
+    """Borrowed while it runs."""
     chunks: deque[Chunk] = field(default_factory=deque)
     """Delivered, and not fetched yet."""
     error: BaseException | None = None
     done: bool = False
     submitted: bool = False
-    """Whether it waits for a row, or has waited."""
+    """Whether it waits for a slot, or has waited."""
     cancelled: bool = False
-    """Whether nobody wants more of it."""
+    """Whether it was cancelled or dropped."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while it changes, never during a pass; a signal's handler may cancel within it."""
 
     on_update: Callable[[], object] | None = None
-    """Called, in whichever thread, when something came of it."""
+    """Called, in any thread, when a chunk, an error or the end is there."""
 
     @property
     def over(self) -> bool:
@@ -160,27 +160,27 @@ class Request:
 
     @property
     def paused(self) -> bool:
-        """Whether it waits for who fetches its chunks."""
-        return len(self.chunks) >= AHEAD and not self.patient
+        """Whether it waits until its chunks are fetched."""
+        return len(self.chunks) >= AHEAD
 
     @property
     def runnable(self) -> bool:
-        """Whether there is something to run for it."""
+        """Whether it needs a step."""
         return not self.over and not self.paused
 
     def notify(self) -> None:
-        """Tell who waits that something came of it."""
+        """Call `on_update`."""
         on_update = self.on_update
         if on_update is not None:
             on_update()
 
     def deliver(self, round_: Round, now_ns: int) -> None:
-        """Take what a round committed, and end where it ended the text."""
+        """Add what a round committed, and end where it ended the text."""
         with self.lock:
             if self.cancelled:
                 return
-            chunk = self.reader.take(round_, now_ns)
-            if not self.patient:
+            chunk = self.output.take(round_, now_ns)
+            if not self.collected:
                 self.chunks.append(chunk)
             if self.completion.finish_reason:
                 self.done = True
@@ -193,14 +193,14 @@ class Request:
         with self.lock:
             if self.cancelled:
                 return
-            rest = self.reader.finish()
-            if rest is not None and not self.patient:
+            rest = self.output.finish()
+            if rest is not None and not self.collected:
                 self.chunks.append(rest)
             self.done = True
         self.notify()
 
     def cancel(self) -> None:
-        """End before its time, and say so; what it came to stays."""
+        """End before its time, with the finish reason `cancelled`; its text so far stays."""
         with self.lock:
             if self.completion.finish_reason is None:
                 self.completion.finish_reason = "cancelled"
@@ -208,12 +208,12 @@ class Request:
         self.notify()
 
     def drop(self) -> None:
-        """Give it up. Takes no lock and tells nobody: the garbage collector may call."""
+        """End without a finish reason. Takes no lock: the garbage collector may call."""
         self.cancelled = True
 
     def fail(self, error: BaseException) -> None:
-        """End before its time; one that is over stays as it ended."""
-        if not isinstance(error, Exception):  # a library panicked: that ends nobody's program
+        """End with an error; one that is over stays as it ended."""
+        if not isinstance(error, Exception):  # a library panicked: that must not end the program
             error = RequestError(f"the completion failed: {one_line(str(error))}")
         with self.lock:
             if self.over:

@@ -1,4 +1,4 @@
-"""The slots of a pair of engines: what each KV buffer holds, and which one suits a text."""
+"""The slots of a pair of engines: what each holds in its KV buffers, and which one suits a text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specrt.speculation.kv_cache import KVCache
 
 
 class Slot:
-    """One row of text of target and draft.
+    """One row of the KV buffers of target and draft.
 
-    Holds: the KV buffers hold a prefix of `tokens`, as long as each cache says; it stays when a
-    request is over, for the next that begins alike.
+    The buffers hold a prefix of `tokens`, as long as each cache says; it stays when a request is
+    over, for the next that begins alike.
     """
 
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
@@ -25,7 +25,7 @@ class Slot:
         self.used = 0
         """When it was taken last, as a count of requests."""
         self.forgotten = False
-        """Whether nobody else may begin with what it holds of a text that is being written."""
+        """Whether what it holds of its request's text serves no other."""
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return how many of the first tokens the target's buffers hold already."""
@@ -34,13 +34,13 @@ class Slot:
         return min(self.caches[0].length, common(self.tokens, tokens))
 
     def take(self, request: Request, source: Slot, used: int) -> None:
-        """Take up a request, with what `source`, mostly this row, holds of its text."""
+        """Take a request, with what `source`, mostly this slot, holds of its text."""
         most = min(common(source.tokens, request.tokens), len(request.tokens) - 1)
-        lengths = [min(held.length, most) for held in source.caches]
+        lengths = [min(cache.length, most) for cache in source.caches]
         if source is not self:
-            for held, length in zip(self.caches, lengths, strict=True):
-                held.length = 0  # whatever becomes of the copy
-                copy_row(held.engine, source.index, self.index, length)
+            for cache, length in zip(self.caches, lengths, strict=True):
+                cache.length = 0  # even if the copy fails
+                copy_row(cache.engine, source.index, self.index, length)
         for cache, length in zip(request.caches, lengths, strict=True):
             cache.length = length
         self.tokens = request.tokens
@@ -49,7 +49,7 @@ class Slot:
         self.used = used
 
     def release(self) -> None:
-        """Let the request go, and keep what the buffers hold of its text."""
+        """Drop the request; what the buffers hold of its text stays."""
         self.request = None
         self.tokens = list(self.tokens)
         most = 0 if self.forgotten else len(self.tokens)
@@ -57,14 +57,14 @@ class Slot:
         self.caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
 
     def forget(self) -> None:
-        """Take it that the buffers hold nothing, as soon as nobody needs what they hold."""
+        """Reuse nothing of what the buffers hold, now or once the request is over."""
         if self.request is not None:
             self.forgotten = True
         else:
-            self.lose()
+            self.invalidate()
 
-    def lose(self) -> None:
-        """Take note that the buffers were overwritten; who uses the row reads its text again."""
+    def invalidate(self) -> None:
+        """Count the buffers as empty: they were overwritten, and a request reads its text again."""
         for cache in self.caches:
             cache.length = 0
 
@@ -93,51 +93,51 @@ def copy_row(engine: Engine, source: int, to: int, length: int) -> None:
 
 
 WORTH = 16
-"""Tokens that must be saved for a copy from another row, or for waiting until it holds them."""
+"""Fewest saved tokens for which a slot is copied, or a request waits until one holds them."""
 
 
 class SlotTable:
-    """All rows, with `keeps` what their buffers hold of requests that are over."""
+    """All slots; with `prompt_cache` what they hold of earlier requests is reused."""
 
-    def __init__(self, engines: Sequence[Engine], *, keeps: bool) -> None:
-        self._keeps = keeps
+    def __init__(self, engines: Sequence[Engine], *, prompt_cache: bool) -> None:
+        self._prompt_cache = prompt_cache
         self._copies = all(map(copies, engines))
-        self._rows = [Slot(i, engines) for i in range(engines[0].batch)]
+        self._slots = [Slot(i, engines) for i in range(engines[0].batch)]
         self._taken = 0
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self._rows)
+        """Return how many slots there are."""
+        return len(self._slots)
 
     def __iter__(self) -> Iterator[Slot]:
-        """Go through all rows."""
-        return iter(self._rows)
+        """Go through all slots."""
+        return iter(self._slots)
 
     def free(self, request: Request) -> Slot | None:
-        """Return the free row that holds most of a text, else the one that was free longest."""
+        """Return the free slot that holds most of a text, else the one that was free longest."""
 
-        def worth(row: Slot) -> tuple[int, int]:
-            shared = row.shared(request.tokens)
-            return (shared if shared >= WORTH else 0, -row.used)
+        def worth(slot: Slot) -> tuple[int, int]:
+            shared = slot.shared(request.tokens)
+            return (shared if shared >= WORTH else 0, -slot.used)
 
-        return max((r for r in self._rows if r.request is None), key=worth, default=None)
+        return max((s for s in self._slots if s.request is None), key=worth, default=None)
 
     def expected(self, request: Request) -> bool:
-        """Tell whether a row that reads its prompt will hold much more of a text than any does."""
-        if not self._copies or request.fresh or not self._keeps:
+        """Tell whether a slot that runs will soon hold much more of a text than any does now."""
+        if not self._copies or request.fresh or not self._prompt_cache:
             return False
-        have = max(row.shared(request.tokens) for row in self._rows)
-        reading = [r for r in self._rows if r.request and not (r.request.paused or r.forgotten)]
-        return max((common(r.tokens, request.tokens) for r in reading), default=0) >= have + WORTH
+        have = max(slot.shared(request.tokens) for slot in self._slots)
+        reading = [s for s in self._slots if s.request and not (s.request.paused or s.forgotten)]
+        return max((common(s.tokens, request.tokens) for s in reading), default=0) >= have + WORTH
 
-    def take(self, row: Slot, request: Request) -> None:
-        """Let a request have a row, with what this or another one holds of its text."""
-        source = row
-        if request.fresh or not self._keeps:
-            row.forget()
+    def take(self, slot: Slot, request: Request) -> None:
+        """Give a request a slot, with what this or another one holds of its text."""
+        source = slot
+        if request.fresh or not self._prompt_cache:
+            slot.forget()
         elif self._copies:
-            best = max(self._rows, key=lambda r: r.shared(request.tokens))
-            if best.shared(request.tokens) >= row.shared(request.tokens) + WORTH:
+            best = max(self._slots, key=lambda s: s.shared(request.tokens))
+            if best.shared(request.tokens) >= slot.shared(request.tokens) + WORTH:
                 source = best
         self._taken += 1
-        row.take(request, source, self._taken)
+        slot.take(request, source, self._taken)

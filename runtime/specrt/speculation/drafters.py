@@ -1,9 +1,12 @@
-"""Drafters: a draft model, two drafters in turn, and tokens that a grammar forces."""
+"""Drafters: a draft model, two drafters in turn, and tokens that a grammar forces.
+
+`DRAFTERS`, at the end, is the table of them: a new drafter is one entry there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from specrt.engine.protocol import FusedRounds, Output
 from specrt.errors import EngineError, RequestError
@@ -13,16 +16,18 @@ from specrt.sampling.noise import Noise, Purpose
 from specrt.sampling.processors import LogitsProcessors, likeliest
 from specrt.speculation.gamma import DraftDecision, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round
+from specrt.speculation.target import VERIFIERS
 
 T = TypeVar("T")
 
 UNKNOWN = 1.0
-"""The confidence of a drafter that has none to give."""
+"""The confidence of a drafter that estimates none."""
 
 REACH = 7.0
-"""A draft looks at tokens down to exp(-7), a thousandth, of the likeliest: whatever distribution
-it draws from is as lossless, and the whole of a large vocabulary costs more than the draft."""
+"""A draft considers tokens down to exp(-7), a thousandth, of the likeliest: any distribution that
+it draws from is lossless, and the whole of a large vocabulary costs more than the draft."""
 
 OWN = 2
 """Most tokens that the cache lacks after a round of the model's own: its last one, and one more."""
@@ -47,20 +52,18 @@ class ModelDrafter:
     distributions pick the same token (drafter-invariant speculative decoding, arXiv:2408.07978).
     Under `rejection` its draws must be independent of the target's, and of those of rounds before.
 
-    `gamma` says how far to draft, token by token. What it is told of a token, its confidence, is
-    the largest probability of the draft's distribution: known before the token is drawn, so that
-    leaving tokens out on its word is lossless under both rules.
+    `gamma` decides how far to draft, token by token. The confidence of a token is the largest
+    probability of the draft's distribution: known before the token is drawn, so that leaving
+    tokens out because of it is lossless under every verifier.
 
     With `rounds` a greedy round is one launch where it fits: how far to draft is then decided
-    before it, and the target has seen all that was drafted when `propose` returns. The policy is
-    told of no confidence then, which it could not act on, and of one time for the whole round.
-
-    Such a launch needs a target that lacks the last token only; `target` tells, where it may be
-    otherwise.
+    before it, and the target has seen all that was drafted when `propose` returns. The policy gets
+    no confidences then, on which it could not act, and one time for the whole round. Such a launch
+    needs a target that lacks the last token only, as its cache, `target`, shows.
 
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
-    beyond it are never proposed, and once one was committed that the draft does not know, it is
-    silent.
+    beyond it are never proposed, and once one is committed that the draft does not know, the draft
+    proposes nothing.
     """
 
     SOURCE = "model"
@@ -73,40 +76,41 @@ class ModelDrafter:
         gamma: GammaPolicy,
         vocabulary: int | None = None,
         rounds: FusedRounds | None = None,
-        rules: LogitsProcessors | None = None,
+        processors: LogitsProcessors | None = None,
         target: KVCache | None = None,
     ) -> None:
-        self._rules = rules
+        self._processors = processors
         self._target = target
         self._path: list[int] = []
-        self._rounds = rounds if params.greedy and rules is None else None
+        self._rounds = rounds if params.greedy and processors is None else None
         self._cache = cache
         self._vocabulary = vocabulary or cache.engine.geometry.vocab_size
         self._params = params
         self._noise = noise
         self._gamma = gamma
-        self._keeps = params.verifier == "rejection" and not params.greedy
-        self._purpose = Purpose.DRAFT if self._keeps else Purpose.TOKEN
+        verifier = VERIFIERS[params.verifier]
+        self._needs_distributions = verifier.needs_distributions and not params.greedy
+        self._purpose = verifier.draft_noise
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Feed what the cache lacks, then one drafted token at a time.
 
-        After a round in which every token was kept the cache lacks two tokens, else one; after
-        rounds without this drafter it lacks theirs too, and one wider pass makes up for them. The
-        last drafted token is not fed: whether it stays is not known yet.
+        After a round in which every token was accepted the cache lacks two tokens, else one; after
+        rounds without this drafter it lacks theirs too, and one wider pass feeds them. The last
+        drafted token is not fed: whether it is accepted is not known yet.
         """
         most = min(self._gamma.choose(), room)
         pending: Sequence[int] = tokens[self._cache.length :]
         if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
         if self._rounds is not None:
-            whole = self._whole(self._rounds, tokens, pending, most)
-            if whole is not None:
-                return whole
+            fused = self._fused(self._rounds, tokens, pending, most)
+            if fused is not None:
+                return fused
         behind = len(pending) > OWN
         choose = self._likeliest if self._params.greedy else self._draw
-        if self._rules is not None:
-            self._rules.learn(tokens)
+        if self._processors is not None:
+            self._processors.learn(tokens)
         decide = self._gamma.decide
         drafted = self._path = list[int]()
         confidences: list[float] = []
@@ -117,20 +121,20 @@ class ModelDrafter:
             if chosen is None:
                 break
             token, confidence = chosen
-            weight = decide(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
-            if weight is DraftDecision.DISCARD:
+            decision = decide(len(drafted) + 1, confidence if self._rounds is None else UNKNOWN)
+            if decision is DraftDecision.DISCARD:
                 break
             drafted.append(token)
             confidences.append(confidence)
-            if weight is DraftDecision.STOP or len(drafted) == most:
+            if decision is DraftDecision.STOP or len(drafted) == most:
                 break
             pending = (token,)
         if not drafted:
             return NOTHING
-        kept = distributions[: len(drafted)] if self._keeps else None
-        return Proposal(drafted, kept, self.SOURCE, confidences, behind)
+        drawn_from = distributions[: len(drafted)] if self._needs_distributions else None
+        return Proposal(drafted, drawn_from, self.SOURCE, confidences, behind)
 
-    def _whole(
+    def _fused(
         self, rounds: FusedRounds, tokens: Sequence[int], pending: Sequence[int], most: int
     ) -> Proposal | None:
         """Draft and verify in one launch; None where that cannot be."""
@@ -141,26 +145,28 @@ class ModelDrafter:
         drafted, confidences = rounds.run(pending, start, tokens[-1], committed, most)
         self._cache.length = start + len(pending) + most - 1
         if min(drafted) < 0:  # no number to choose by: the target has not seen what came after
-            kept = next(i for i, token in enumerate(drafted) if token < 0)
-            if not kept:
+            valid = next(i for i, token in enumerate(drafted) if token < 0)
+            if not valid:
                 return NOTHING
-            return Proposal(drafted[:kept], None, self.SOURCE, confidences[:kept])
+            return Proposal(drafted[:valid], None, self.SOURCE, confidences[:valid])
         return Proposal(drafted, None, self.SOURCE, confidences, scored=True)
 
-    def _read(self, output: Output, rules: LogitsProcessors, take: Callable[[Row], T]) -> T | None:
+    def _read(
+        self, output: Output, processors: LogitsProcessors, take: Callable[[Row], T]
+    ) -> T | None:
         """Read the scores as the request's processors leave them; None for no numbers."""
         if output.argmax.item() < 0:
             return None
-        return rules.read(output.logits[0, 0, : self._vocabulary], self._path, take)
+        return processors.read(output.logits[0, 0, : self._vocabulary], self._path, take)
 
     def _likeliest(
         self, output: Output, position: int, distributions: list[Distribution]
     ) -> tuple[int, float] | None:
-        if self._rules is not None:
+        if self._processors is not None:
             try:
-                best = self._read(output, self._rules, likeliest)
+                best = self._read(output, self._processors, likeliest)
                 return None if best is None else (best, _certainty(output))
-            except RequestError:  # nothing left; the target will say so where it comes to that
+            except RequestError:  # nothing left: the target raises if the text gets there
                 return None
         best = output.argmax.item()
         if best < 0:  # the scores are no numbers
@@ -175,41 +181,43 @@ class ModelDrafter:
         distribution = self._distribution(output)
         if distribution is None:
             return None
-        if self._keeps:
-            # A token drafted behind a rejection was never judged, and is drawn again in the next
-            # round: with other noise, or whoever saw the first draw would know the second. No two
-            # rounds begin at the same length.
+        if self._purpose is not Purpose.TOKEN:
+            # A token drafted behind a rejection was never verified, and is drawn again in the next
+            # round: with other noise, or the draws would depend on the rejection. No two rounds
+            # begin at the same length.
             place = len(distributions)
             position = (position - place) << 16 | place
-            distributions.append(distribution)
+        distributions.append(distribution)
         token = distribution.draw(self._noise, self._purpose, position)
         return token, float(distribution.probs.max())
 
     def _distribution(self, output: Output) -> Distribution | None:
-        """Return what to draw from; None where there is nothing, which ends no completion."""
+        """Return what to draw from; None where there is nothing, which only ends the draft."""
         try:
-            if self._rules is None:
+            if self._processors is None:
                 return distribution_of(output, 0, self._params, REACH, self._vocabulary)
-            return self._read(output, self._rules, lambda row: process(row, self._params, REACH))
+            return self._read(
+                output, self._processors, lambda row: process(row, self._params, REACH)
+            )
         except (EngineError, RequestError):
             return None
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        """Forget drafted tokens that were not committed, and let the policy learn."""
+        """Drop drafted tokens that were not committed, and let the policy learn."""
         self._cache.length = min(self._cache.length, len(tokens) - 1)
-        self._gamma.observe(round_ if self._rounds is None else _undivided(round_))
+        self._gamma.observe(round_ if self._rounds is None else _as_one_launch(round_))
 
 
 def _certainty(output: Output) -> float:
-    """Return the share of the draft's likeliest token, before any rules."""
-    known = output.confidence
-    return UNKNOWN if known is None else float(known.item())
+    """Return the probability of the draft's likeliest token, before any processors."""
+    confidence = output.confidence
+    return UNKNOWN if confidence is None else float(confidence.item())
 
 
-def _undivided(round_: Round) -> Round:
-    """Return a round with its time in one, as a launch of all of it has.
+def _as_one_launch(round_: Round) -> Round:
+    """Return a round with all of its time as verifying, as a launch of all of it has.
 
-    It is that of verifying, or of drafting where that first caught up: it tells about no other.
+    Where the draft first caught up, which is no measure of other rounds, all counts as drafting.
     """
     if not round_.draft_ns or not round_.drafted:
         return round_
@@ -220,38 +228,38 @@ def _undivided(round_: Round) -> Round:
 
 
 class CascadeDrafter:
-    """Asks one drafter, and another where the first proposes nothing.
+    """Uses one drafter, and another where the first proposes nothing.
 
     Meant for lookup before the draft model: a copy costs next to nothing and runs further, and
     where there is nothing to copy, or its policy chose a plain step or dropped the first token,
     the model drafts.
 
     While lookup drafts, the draft model's cache falls behind the committed tokens, and stays as it
-    is. When its turn comes the model feeds all that it lacks in the one pass that drafts its first
+    is. When the model drafts next it feeds all that it lacks in the one pass that drafts its first
     token, `tokens[length:]` wide (in chunks where that is wider than any pass it was built for),
-    and drafts on from there one token at a time. Passes that nobody would have used are never run.
+    and drafts on from there one token at a time. No pass runs without need.
 
-    Who was asked hears what came of it. To the first drafter a round that the second drafted was a
-    plain step, of one token: its policy learns acceptance from tokens of its own only, and one that
-    has given up still counts the rounds until it tries again, whoever drafts meanwhile. The times
-    are those of the whole round. The second hears nothing of rounds that the first drafted.
+    To the first drafter a round that the second drafted is a plain step, of one token: its policy
+    learns acceptance from tokens of its own only, and one that has given up still counts the rounds
+    until it tries again. The times are those of the whole round. The second drafter observes only
+    rounds of its own.
     """
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._first = first
         self._second = second
-        self._both = False
-        """Whether the second drafter was asked in this round."""
+        self._fell_back = False
+        """Whether this round was left to the second drafter."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Return what the first drafter proposes, else what the second does."""
         proposal = yield from self._first.propose(tokens, room)
-        self._both = not proposal.tokens
-        return (yield from self._second.propose(tokens, room)) if self._both else proposal
+        self._fell_back = not proposal.tokens
+        return (yield from self._second.propose(tokens, room)) if self._fell_back else proposal
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        """Tell the drafters that were asked what came of the round for each."""
-        if not self._both:
+        """Let each drafter learn from its part in the round."""
+        if not self._fell_back:
             self._first.observe(tokens, round_)
             return
         plain = Round(round_.tokens[:1], 0, 0, round_.draft_ns, round_.verify_ns)
@@ -260,13 +268,13 @@ class CascadeDrafter:
 
 
 class ForcedDrafter:
-    """Proposes what must follow, and asks another drafter where nothing must.
+    """Proposes the tokens that must follow, and uses another drafter where there are none.
 
-    `forced(tokens)` names the tokens; they cost nothing to draft and are nearly certain: a target
-    may still spell the same text in other tokens, so they are verified as all drafts are. As many
-    are proposed as the widest pass of `gammas` holds, whatever gamma a policy would choose.
+    `forced(tokens)` returns those tokens; they cost nothing to draft and are nearly certain: a
+    target may still spell the same text in other tokens, so they are verified as all drafts are. As
+    many are proposed as the widest pass of `gammas` holds, whatever gamma a policy would choose.
 
-    The other drafter hears nothing of rounds that it was not asked in, as the second of a cascade.
+    The other drafter observes only rounds of its own, as the second of a cascade does.
     """
 
     SOURCE = "forced"
@@ -280,20 +288,78 @@ class ForcedDrafter:
         self._inner = inner
         self._forced = forced
         self._gammas = sorted(gammas)
-        self._asked = False
-        """Whether the other drafter was asked in this round."""
+        self._fell_back = False
+        """Whether this round was left to the other drafter."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
-        """Return what must follow, in a number that passes were built for, or the other's."""
-        must = self._forced(tokens)
-        most = min(len(must), room)
-        kept = max((gamma for gamma in self._gammas if gamma <= most), default=0)
-        self._asked = kept == 0
-        if self._asked:
+        """Return forced tokens, in a number that passes were built for, or the other's."""
+        forced = self._forced(tokens)
+        most = min(len(forced), room)
+        count = max((gamma for gamma in self._gammas if gamma <= most), default=0)
+        self._fell_back = count == 0
+        if self._fell_back:
             return (yield from self._inner.propose(tokens, room))
-        return Proposal(must[:kept], None, self.SOURCE)
+        return Proposal(forced[:count], None, self.SOURCE)
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        """Tell the other drafter of the rounds that it was asked in."""
-        if self._asked:
+        """Let the other drafter learn from its rounds."""
+        if self._fell_back:
             self._inner.observe(tokens, round_)
+
+
+class DraftContext(Protocol):
+    """What a drafter of one completion is made with."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The options of the completion."""
+
+    @property
+    def noise(self) -> Noise:
+        """The noise of the completion."""
+
+    @property
+    def processors(self) -> LogitsProcessors | None:
+        """The processors of the completion."""
+
+    def model(self) -> ModelDrafter:
+        """Return the draft model with the cache of this completion's row."""
+
+    def policy(self, source: str) -> GammaPolicy:
+        """Return the gamma policy of a source, which outlives the completion."""
+
+
+class DrafterSpec(NamedTuple):
+    """A drafter that a request may name."""
+
+    make: Callable[[DraftContext], Drafter]
+    sources: tuple[str, ...] = ()
+    """Of its proposals: each has a gamma policy of its own. Empty for plain decoding."""
+    needs_model: bool = False
+    """Whether it runs the draft model; only the source `model` pays for draft passes."""
+
+
+def _cascade(context: DraftContext) -> Drafter:
+    return CascadeDrafter(NgramDrafter(context.policy("lookup")), context.model())
+
+
+DRAFTERS: dict[str, DrafterSpec] = {
+    "model": DrafterSpec(lambda context: context.model(), ("model",), needs_model=True),
+    "ngram": DrafterSpec(lambda context: NgramDrafter(context.policy("ngram")), ("ngram",)),
+    "cascade": DrafterSpec(_cascade, ("lookup", "model"), needs_model=True),
+    "none": DrafterSpec(lambda context: NoDrafter()),
+}
+"""By the name that requests, recipes and the command line use; the first that a bundle can run is
+its default."""
+
+PLAIN = "none"
+"""The entry that drafts nothing."""
+
+
+def available_drafters(*, has_model: bool) -> tuple[str, ...]:
+    """Return the names of the drafters that propose something on a bundle."""
+    return tuple(
+        name
+        for name, spec in DRAFTERS.items()
+        if spec.sources and (has_model or not spec.needs_model)
+    )

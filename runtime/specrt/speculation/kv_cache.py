@@ -14,8 +14,8 @@ SCORED = 64
 class KVCache:
     """An engine, and how many of the committed tokens its KV buffers hold.
 
-    Holds: `length` counts a prefix of the committed tokens that never includes the last one once
-    a round is over.
+    `length` counts a prefix of the committed tokens, which never includes the last one once a
+    round is over.
     """
 
     def __init__(self, engine: Engine, length: int = 0) -> None:
@@ -25,7 +25,7 @@ class KVCache:
     def feed(self, tokens: Sequence[int], rows: int) -> Passes[Output]:
         """Append tokens to the cache, in chunks where they are many, and score the last rows.
 
-        The last chunk holds at least `rows` tokens, so every row asked for comes from one pass.
+        The last chunk holds at least `rows` tokens, so that all scored rows come from one pass.
         """
         engine, length = self.engine, self.length
         while len(tokens) > engine.max_width:
@@ -40,10 +40,10 @@ class KVCache:
     def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Passes[None]:
         """Feed a text from its beginning and score every token of it.
 
-        `look` is shown what each pass left behind, the position of its first row, and how many of
-        its rows it was shown before. Passes are as wide as a power of two, all of them alike, and
-        the last begins earlier where the text is no multiple of it: engines keep memory for each
-        width and number of rows.
+        `look` receives the output of each pass, the position of its first row, and how many of
+        its rows it has received before. All passes have one width, a power of two, and the last
+        begins earlier where the text is no multiple of it: engines keep memory for each width and
+        number of rows.
         """
         engine, self.length = self.engine, 0
         most = min(SCORED, len(text), engine.max_width, getattr(engine, "max_rows", SCORED))

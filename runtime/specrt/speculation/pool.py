@@ -8,15 +8,20 @@ from typing import NamedTuple
 
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import AUTO, DRAFTERS, Gamma, SamplingParams
-from specrt.sampling.grammar import GrammarRules
+from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
-from specrt.speculation.drafters import CascadeDrafter, ForcedDrafter, ModelDrafter, NoDrafter
+from specrt.speculation.drafters import (
+    DRAFTERS,
+    PLAIN,
+    ForcedDrafter,
+    ModelDrafter,
+    NoDrafter,
+    available_drafters,
+)
 from specrt.speculation.gamma import AutoGamma, BuiltGamma, FixedGamma, GammaPolicy, LoadAwareGamma
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter
 
 
@@ -29,60 +34,161 @@ class Models:
     gammas: tuple[int, ...]
     """Every gamma a verify pass was built for, 0 included."""
     gamma: Gamma = AUTO
-    """Used when none is asked for."""
+    """The default of requests."""
     drafter: str = ""
-    """Used when none is asked for; the draft model, or lookup without one, when empty."""
+    """The default of requests; the first of `DRAFTERS` that can run, when empty."""
     measure: Callable[[Models], Costs] | None = None
-    """Gives the costs on this machine; called once, when gamma is first left to be chosen."""
+    """Returns the costs on this machine; called once, for the first request with gamma `auto`."""
     absent: str | None = None
     """Why a draft that the bundle has was not opened."""
     rounds: FusedRounds | None = None
     """Runs greedy rounds in one launch, where one device has both engines."""
 
     def timed(self, target: Engine, draft: Engine | None, rounds: FusedRounds | None) -> Models:
-        """Return the same with other engines in place, as a benchmark wraps them."""
+        """Return the same with other engines, as a benchmark wraps them."""
         return replace(self, target=target, draft=draft, rounds=rounds)
 
 
 class DecodingMode(NamedTuple):
-    """How a request chooses tokens: what is accepted differs, and what a round costs."""
+    """How a request chooses tokens: acceptance and the cost of a round depend on it."""
 
     greedy: bool
-    ruled: bool
+    processed: bool
     """Whether the request's own processors edit scores."""
 
     @classmethod
-    def of(cls, params: SamplingParams, rules: LogitsProcessors | None) -> DecodingMode:
-        """Return the manner of a request."""
-        return cls(params.greedy, rules is not None)
+    def of(cls, params: SamplingParams, processors: LogitsProcessors | None) -> DecodingMode:
+        """Return the mode of a request."""
+        return cls(params.greedy, processors is not None)
 
     @property
-    def whole(self) -> bool:
+    def fused(self) -> bool:
         """Whether its rounds can be one launch."""
-        return self.greedy and not self.ruled
+        return self.greedy and not self.processed
+
+
+class CostCache:
+    """What passes cost on this machine, measured once.
+
+    Refers to no drafter: they refer to it, and a circle would keep unused engines open.
+    """
+
+    def __init__(self, models: Models, costs: Costs | None = None) -> None:
+        self._models = models
+        self._costs = costs
+
+    @property
+    def known(self) -> bool:
+        """Whether they were measured."""
+        return self._costs is not None
+
+    def costs(self) -> Costs:
+        """Return the costs of passes; measuring them overwrites all buffers."""
+        if self._costs is None:
+            assert self._models.measure is not None, "models without costs need a way to measure"
+            self._costs = self._models.measure(self._models)
+        return self._costs
+
+
+class GammaPolicies:
+    """The gamma policies of one request at a time, one for each source and mode.
+
+    What they learned stays from one request to the next. `load` returns how many rows share
+    passes, where there may be several.
+    """
+
+    def __init__(
+        self, models: Models, costs: CostCache, load: Callable[[], int] | None = None
+    ) -> None:
+        self._models = models
+        self._costs = costs
+        self._load = load
+        self._adaptive: dict[tuple[str, DecodingMode], AutoGamma] = {}
+
+    def policy(self, drafter: str, source: str, gamma: Gamma, mode: DecodingMode) -> GammaPolicy:
+        """Return the policy of one source of a drafter."""
+        if gamma != AUTO:
+            return FixedGamma(gamma)
+        adaptive, gammas = self.adaptive(drafter, source, mode), self._models.gammas
+        policy: GammaPolicy = adaptive
+        if self._load is not None:
+            policy = LoadAwareGamma(adaptive, self._load)
+        complete = len(gammas) == max(gammas) + 1
+        return policy if complete else BuiltGamma(policy, gammas)
+
+    def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AutoGamma:
+        """Return the policy behind gamma `auto`.
+
+        The rival of a source is the one that the same drafter falls back to.
+        """
+        key = (source, mode)
+        if key not in self._adaptive:
+            costs, most = self._costs.costs(), max(self._models.gammas)
+            if source != ModelDrafter.SOURCE:
+                costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
+            elif mode.fused and self._models.rounds is not None:
+                costs = as_one_launch(costs)
+            sources = DRAFTERS[drafter].sources
+            following = sources[sources.index(source) + 1 :]
+            rival = self.adaptive(drafter, following[0], mode) if following else None
+            self._adaptive[key] = AutoGamma(costs, most, rival)
+        return self._adaptive[key]
+
+    def fallback(self, drafter: str, gamma: Gamma, mode: DecodingMode) -> str | None:
+        """Return why `auto` stopped drafting, None where it drafts."""
+        if gamma != AUTO:
+            return None
+        policies = [self._adaptive.get((source, mode)) for source in DRAFTERS[drafter].sources]
+        reasons = [policy.fallback if policy is not None else None for policy in policies]
+        return "; ".join(r for r in reasons if r) if reasons and all(reasons) else None
+
+
+@dataclass(frozen=True)
+class _Context:
+    """See `DraftContext`."""
+
+    models: Models
+    policies: GammaPolicies
+    drafter: str
+    gamma: Gamma
+    params: SamplingParams
+    noise: Noise
+    processors: LogitsProcessors | None
+    caches: Sequence[KVCache]
+
+    def policy(self, source: str) -> GammaPolicy:
+        mode = DecodingMode.of(self.params, self.processors)
+        return self.policies.policy(self.drafter, source, self.gamma, mode)
+
+    def model(self) -> ModelDrafter:
+        models, draft = self.models, self.models.draft
+        assert draft is not None, "check_drafter refuses a drafter that needs a model without one"
+        shared = min(models.target.geometry.vocab_size, draft.geometry.vocab_size)
+        target, cache = self.caches if self.caches else (None, KVCache(draft))
+        policy = self.policy(ModelDrafter.SOURCE)
+        return ModelDrafter(
+            cache, self.params, self.noise, policy, shared, models.rounds, self.processors, target
+        )
 
 
 class DrafterPool:
-    """Makes the drafter of each completion.
-
-    What the policies behind gamma `auto` learned is kept from one completion to the next, apart
-    for each manner of choosing tokens. `costs` tells what passes cost, `load` how many rows share
-    them, where there may be several.
-    """
+    """Makes the drafters of requests, and lends each the policies of one that is over."""
 
     def __init__(
         self,
         models: Models,
-        costs: Callable[[], Costs] | None = None,
+        costs: Costs | None = None,
         load: Callable[[], int] | None = None,
+        rows: int = 1,
     ) -> None:
         self._models = models
-        self._measured = costs
+        self._costs = CostCache(models, costs)
         self._load = load
-        self._policies: dict[tuple[str, DecodingMode], AutoGamma] = {}
+        self._rows = rows
+        self._unused: list[GammaPolicies] = []
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
-        """Return the gamma to use: the one asked for, or the bundle's default.
+        """Return the gamma to use: the request's, or the bundle's default.
 
         Raises: RequestError for one that no verify pass was built for.
         """
@@ -98,105 +204,68 @@ class DrafterPool:
         )
 
     def check_drafter(self, drafter: str | None) -> str:
-        """Return the drafter to use: the one asked for, or the bundle's default.
+        """Return the drafter to use: the request's, or the bundle's default.
 
         Raises: RequestError for one that is unknown, or needs a draft model that is not there.
         """
         models = self._models
         if drafter is None:
             if models.absent is not None:
-                return "none"
-            return models.drafter or ("model" if models.draft else "ngram")
+                return PLAIN
+            return models.drafter or available_drafters(has_model=models.draft is not None)[0]
         if drafter not in DRAFTERS:
             raise RequestError(
                 f"drafter {drafter!r} is unknown{did_you_mean(drafter, DRAFTERS)}; known: "
                 f"{', '.join(DRAFTERS)}"
             )
-        if drafter in ("model", "cascade") and models.draft is None:
-            why = models.absent or "this bundle has no draft model"
+        if DRAFTERS[drafter].needs_model and models.draft is None:
+            reason = models.absent or "this bundle has no draft model"
+            others = [name for name, spec in DRAFTERS.items() if not spec.needs_model]
             raise RequestError(
-                f"drafter {drafter!r} needs a draft model: {why}; use 'ngram' or 'none'"
+                f"drafter {drafter!r} needs a draft model: {reason}; use "
+                f"{' or '.join(map(repr, others))}"
             )
         return drafter
 
+    def borrow(self) -> GammaPolicies:
+        """Return policies that no other request uses, with what they learned."""
+        if self._unused:
+            return self._unused.pop()
+        return GammaPolicies(self._models, self._costs, self._load)
+
+    def give_back(self, policies: GammaPolicies) -> None:
+        """Keep the policies of a request that is over, for as many as run at once."""
+        if len(self._unused) < self._rows:
+            self._unused.append(policies)
+
+    def clear(self) -> None:
+        """Drop all policies, which refer to the engines."""
+        self._unused.clear()
+
     def make(
-        self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
-        rules: LogitsProcessors | None = None, caches: Sequence[KVCache] = (),
+        self, policies: GammaPolicies, drafter: str, gamma: Gamma, params: SamplingParams,
+        noise: Noise, processors: LogitsProcessors | None = None, caches: Sequence[KVCache] = (),
     ) -> Drafter:  # fmt: skip
         """Return a drafter for one completion; `caches` are its row's, the target's first."""
-        if gamma == 0 or drafter == "none" or len(self._models.gammas) < 2:
+        if gamma == 0 or len(self._models.gammas) < 2:
             return NoDrafter()
-        asked = self._asked(drafter, gamma, params, noise, rules, caches)
-        if isinstance(rules, GrammarRules):
-            return ForcedDrafter(asked, rules.forced, self._models.gammas)
-        return asked
+        made = DRAFTERS[drafter].make(
+            _Context(self._models, policies, drafter, gamma, params, noise, processors, caches)
+        )
+        if isinstance(made, NoDrafter) or processors is None or not processors.forces:
+            return made
+        return ForcedDrafter(made, processors.forced, self._models.gammas)
 
-    def _asked(
-        self, drafter: str, gamma: Gamma, params: SamplingParams, noise: Noise,
-        rules: LogitsProcessors | None, caches: Sequence[KVCache],
-    ) -> Drafter:  # fmt: skip
-        if drafter == "model":
-            return self._model(gamma, params, noise, rules, caches)
-        if drafter == "ngram":
-            return NgramDrafter(self._policy("ngram", gamma, DecodingMode.of(params, rules)))
-        model = self._model(gamma, params, noise, rules, caches)
-        manner = DecodingMode.of(params, rules)
-        return CascadeDrafter(NgramDrafter(self._policy("lookup", gamma, manner)), model)
+    def lacks_costs(self, drafter: str, gamma: Gamma) -> bool:
+        """Tell whether a request needs the costs of passes, and they are not measured."""
+        return gamma == AUTO and bool(DRAFTERS[drafter].sources) and not self._costs.known
 
-    @staticmethod
-    def weighs(drafter: str, gamma: Gamma) -> bool:
-        """Tell whether a policy will ask what passes cost."""
-        return gamma == AUTO and drafter != "none"
-
-    def fallback(self, drafter: str, gamma: Gamma, manner: DecodingMode) -> str | None:
-        """Say why speculation is off, where a limit was crossed that `auto` keeps to."""
-        if gamma != AUTO:
-            return None
-        sources = {"cascade": ("lookup", "model")}.get(drafter, (drafter,))
-        policies = [self._policies.get((source, manner)) for source in sources]
-        reasons = [p.fallback if p is not None else None for p in policies]
-        return "; ".join(r for r in reasons if r) if all(reasons) else None
-
-    def _model(
-        self, gamma: Gamma, params: SamplingParams, noise: Noise, rules: LogitsProcessors | None,
-        caches: Sequence[KVCache],
-    ) -> ModelDrafter:  # fmt: skip
-        draft = self._models.draft
-        assert draft is not None, "check_drafter refuses a model drafter without a draft"
-        both = min(self._models.target.geometry.vocab_size, draft.geometry.vocab_size)
-        manner = DecodingMode.of(params, rules)
-        policy, rounds = self._policy("model", gamma, manner), self._models.rounds
-        target, cache = caches if caches else (None, KVCache(draft))
-        return ModelDrafter(cache, params, noise, policy, both, rounds, rules, target)
-
-    def _policy(self, source: str, gamma: Gamma, manner: DecodingMode) -> GammaPolicy:
-        if gamma != AUTO:
-            return FixedGamma(gamma)
-        adaptive, gammas = self._adaptive(source, manner), self._models.gammas
-        policy: GammaPolicy = adaptive
-        if self._load is not None:
-            policy = LoadAwareGamma(adaptive, self._load)
-        whole = len(gammas) == max(gammas) + 1
-        return policy if whole else BuiltGamma(policy, gammas)
-
-    def _adaptive(self, source: str, manner: DecodingMode) -> AutoGamma:
-        """Return the policy of a source: the model, an n-gram, or lookup before the model."""
-        key = (source, manner)
-        if key not in self._policies:
-            assert self._measured is not None, "nothing was given to tell costs"
-            costs, most = self._measured(), max(self._models.gammas)
-            rival = None
-            if source == "model" and manner.whole and self._models.rounds is not None:
-                costs = undivided(costs)
-            if source != "model":
-                costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
-            if source == "lookup":
-                rival = self._adaptive("model", manner)
-            self._policies[key] = AutoGamma(costs, most, rival)
-        return self._policies[key]
+    def measure(self) -> None:
+        """Measure what passes cost, which overwrites all buffers."""
+        self._costs.costs()
 
 
-def undivided(costs: Costs) -> Costs:
+def as_one_launch(costs: Costs) -> Costs:
     """Return the costs of rounds that draft and verify in one launch: all of it is verifying."""
     both = zip(costs.verify_ns, costs.draft_ns, strict=True)
     free = (0.0,) * len(costs.draft_ns)

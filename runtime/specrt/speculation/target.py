@@ -1,12 +1,12 @@
-"""The target: it scores what was drafted, and a verifier says what to keep."""
+"""The target scores drafted tokens; a verifier, one of `VERIFIERS`, accepts a prefix of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from specrt.engine.protocol import Output
-from specrt.errors import EngineError
+from specrt.errors import EngineError, RequestError, did_you_mean
 from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import (
     Distribution,
@@ -37,7 +37,7 @@ def match_greedy(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
 
 
 def match(drafted: Sequence[int], choose: Callable[[int], int]) -> Verdict:
-    """Accept drafted tokens while they are what the target itself chooses.
+    """Accept drafted tokens while they equal the target's own choice.
 
     `choose(i)` is the target's choice after i drafted tokens: its draw, with noise keyed by
     position. The output is therefore the plain output, token for token.
@@ -70,6 +70,49 @@ def rejection(
     return Verdict(last, target(last).draw(noise, Purpose.CORRECTION, position + last))
 
 
+def match_draws(
+    proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
+) -> Verdict:
+    """Accept drafted tokens while they equal the target's own draws: `match` when sampling."""
+    drafted = proposal.tokens
+    return match(drafted, lambda i: target(i).draw(noise, Purpose.TOKEN, position + i))
+
+
+Accept = Callable[[Proposal, Callable[[int], Distribution], Noise, int], Verdict]
+"""A rule: called with the proposal, the target's distribution after i drafted tokens, the noise of
+the request, and the index of the first drafted token."""
+
+
+class Verifier(NamedTuple):
+    """A lossless rule for sampled tokens. Greedy decoding is `match` under every verifier."""
+
+    accept: Accept
+    needs_distributions: bool = False
+    """Whether it reads what the draft drew each token from."""
+    draft_noise: Purpose = Purpose.TOKEN
+    """The noise a draft draws with: TOKEN is the target's own, DRAFT is independent of it."""
+
+
+VERIFIERS: dict[str, Verifier] = {
+    "match": Verifier(match_draws),
+    "rejection": Verifier(rejection, needs_distributions=True, draft_noise=Purpose.DRAFT),
+}
+"""By the name that `SamplingParams.verifier` has; a new verifier is one entry."""
+
+
+def check_verifier(name: str) -> Verifier:
+    """Return a verifier by its name.
+
+    Raises: RequestError for one that is unknown.
+    """
+    if name not in VERIFIERS:
+        raise RequestError(
+            f"verifier is {name!r}{did_you_mean(name, VERIFIERS)}; expected one of "
+            f"{', '.join(VERIFIERS)}"
+        )
+    return VERIFIERS[name]
+
+
 T = TypeVar("T")
 
 
@@ -81,32 +124,33 @@ class EngineTarget:
         cache: KVCache,
         params: SamplingParams,
         noise: Noise,
-        rules: LogitsProcessors | None = None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
-        self._rules = rules
+        self._processors = processors
         self._cache = cache
         self._params = params
         self._noise = noise
-        self._reads = params.prompt_logprobs is not None
+        self._accept = VERIFIERS[params.verifier].accept
+        self._prompt_pending = params.prompt_logprobs is not None
         """Whether the prompt is still to be scored."""
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
         drafted = proposal.tokens
         cache = self._cache
-        if self._rules is not None:
-            self._rules.learn(tokens)
-        prompt = (yield from self._scored(tokens)) if self._reads else None
+        if self._processors is not None:
+            self._processors.learn(tokens)
+        prompt = (yield from self._score(tokens)) if self._prompt_pending else None
         output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
         verdict = self._verify(proposal, output, len(tokens))
         if self._params.logprobs is not None:
-            kept = [*drafted[: verdict.accepted], verdict.next]
-            found = ranked(output.logits[0, : len(kept)], kept, self._params.logprobs)
-            verdict = verdict._replace(logprobs=found)
+            committed = [*drafted[: verdict.accepted], verdict.next]
+            logprobs = ranked(output.logits[0, : len(committed)], committed, self._params.logprobs)
+            verdict = verdict._replace(logprobs=logprobs)
         cache.length = len(tokens) + verdict.accepted
         return verdict if prompt is None else verdict._replace(prompt_logprobs=prompt)
 
-    def _scored(self, prompt: Sequence[int]) -> Passes[Ranked]:
+    def _score(self, prompt: Sequence[int]) -> Passes[Ranked]:
         """Read a prompt up to its last token, and rank all of its tokens but the first."""
         parts: list[Ranked] = []
         k = self._params.prompt_logprobs or 0
@@ -117,12 +161,12 @@ class EngineTarget:
             parts.append(ranked(rows, prompt[following : following + len(rows)], k))
 
         yield from self._cache.read(prompt[:-1], look)
-        self._reads = False
+        self._prompt_pending = False
         return joined(parts)
 
     def _verify(self, proposal: Proposal, output: Output, position: int) -> Verdict:
         params, noise, drafted = self._params, self._noise, proposal.tokens
-        if params.greedy and self._rules is None:  # the argmax says it all: logits stay in place
+        if params.greedy and self._processors is None:  # the argmax is enough: no logits are read
             best = output.argmax[0].tolist()
             verdict = match_greedy(drafted, best)
             if min(best[: verdict.accepted + 1]) < 0:
@@ -134,19 +178,17 @@ class EngineTarget:
         def distribution(i: int) -> Distribution:
             return self._distribution(output, drafted, i)
 
-        if params.verifier == "rejection":
-            return rejection(proposal, distribution, noise, position)
-        return match(drafted, lambda i: distribution(i).draw(noise, Purpose.TOKEN, position + i))
+        return self._accept(proposal, distribution, noise, position)
 
     def _read(self, output: Output, drafted: Sequence[int], i: int, take: Callable[[Row], T]) -> T:
         """Read a row as the request's processors leave it, behind the tokens drafted before."""
-        assert self._rules is not None
+        assert self._processors is not None
         if output.argmax[0, i] < 0:
             raise not_a_number()
-        return self._rules.read(output.logits[0, i], drafted[:i], take)
+        return self._processors.read(output.logits[0, i], drafted[:i], take)
 
     def _distribution(self, output: Output, drafted: Sequence[int], i: int) -> Distribution:
-        if self._rules is None:
+        if self._processors is None:
             return distribution_of(output, i, self._params)
         return self._read(output, drafted, i, self._processed)
 
@@ -154,5 +196,5 @@ class EngineTarget:
         try:
             return process(scores, self._params)
         except EngineError:
-            likeliest(scores)  # says that nothing is left, where that is the reason
+            likeliest(scores)  # raises where the processors ruled out every token
             raise

@@ -12,6 +12,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.costs import Costs
+from specrt.speculation.drafters import available_drafters
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning.pass_timer import thinned, turned
@@ -134,7 +135,7 @@ def _fitted(effort: SweepPlan, prompts: int) -> SweepPlan:
 
 def _contenders(models: Models, gammas: Sequence[int]) -> tuple[Candidate, ...]:
     drafting = sorted({g for g in gammas if g})
-    drafters = ("model", "ngram", "cascade") if models.draft is not None else ("ngram",)
+    drafters = available_drafters(has_model=models.draft is not None)
     ways: list[Gamma] = [*drafting, AUTO] if drafting else []
     return (PLAIN, *(Candidate(drafter, gamma) for drafter in drafters for gamma in ways))
 

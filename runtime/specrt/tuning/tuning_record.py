@@ -18,9 +18,10 @@ from typing import Annotated, Any
 from specrt.bundle import Bundle
 from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import BundleError, SpecrtError
-from specrt.params import AUTO, DRAFTERS, Gamma
+from specrt.params import AUTO, Gamma
 from specrt.records import Count, Interval, read
 from specrt.speculation.costs import Costs, shared_widths
+from specrt.speculation.drafters import DRAFTERS
 from specrt.system import Machine, this_machine
 
 FORMAT = 2

@@ -82,7 +82,7 @@ static int run(const char* name) {
   found->second();
   const auto& alive = specrt::fake::alive();
   THAT(alive.hosts == 0);
-  THAT(alive.seats == 0);
+  THAT(alive.slots == 0);
   THAT(alive.runs == 0);
   THAT(alive.misuses == 0);
   std::printf("%s: %d wrong\n", name, wrong.load());

@@ -20,7 +20,7 @@ namespace specrt::fake {
 // What is alive, to see that nothing outlives what it came from.
 struct Alive {
   std::atomic<int> hosts{0};
-  std::atomic<int> seats{0};
+  std::atomic<int> slots{0};
   std::atomic<int> runs{0};
   std::atomic<int> blocked{0};  // passes that wait to be cancelled
   std::atomic<int> misuses{0};  // calls that the contract of implementation.hpp rules out

@@ -16,12 +16,12 @@ Alive& alive() {
 
 namespace {
 
-class FakeSeat : public Seat {
+class FakeSlot : public Slot {
  public:
-  FakeSeat() { ++alive().seats; }
-  ~FakeSeat() override {
+  FakeSlot() { ++alive().slots; }
+  ~FakeSlot() override {
     if (runs_ != 0) ++alive().misuses;
-    --alive().seats;
+    --alive().slots;
   }
 
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override {
@@ -38,7 +38,7 @@ class FakeHost : public Host {
  public:
   explicit FakeHost(std::string name) : name_(std::move(name)) { ++alive().hosts; }
   ~FakeHost() override {
-    if (seats_made_ > 0 && alive().seats > 0 && alive().hosts == 1) ++alive().misuses;
+    if (slots_made_ > 0 && alive().slots > 0 && alive().hosts == 1) ++alive().misuses;
     --alive().hosts;
   }
 
@@ -55,9 +55,9 @@ class FakeHost : public Host {
     info.has_tokenizer = name_ != "blind";
     return info;
   }
-  std::unique_ptr<Seat> seat() override {
-    ++seats_made_;
-    return std::make_unique<FakeSeat>();
+  std::unique_ptr<Slot> slot() override {
+    ++slots_made_;
+    return std::make_unique<FakeSlot>();
   }
   std::vector<Token> encode(const std::string& text) override {
     if (name_ == "blind") throw Failure(SPECRT_UNSUPPORTED, "no tokenizer is here");
@@ -71,7 +71,7 @@ class FakeHost : public Host {
 
  private:
   std::string name_;
-  std::atomic<int> seats_made_{0};
+  std::atomic<int> slots_made_{0};
 };
 
 }  // namespace
@@ -86,8 +86,8 @@ std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& op
 }
 
 // No lock is here.
-LetGoOfLock::LetGoOfLock() noexcept = default;
-LetGoOfLock::~LetGoOfLock() = default;
+LockRelease::LockRelease() noexcept = default;
+LockRelease::~LockRelease() = default;
 
 std::string implementation_name() { return "fake"; }
 

@@ -7,10 +7,10 @@
 
 namespace specrt::fake {
 
-FakeRun::FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& seated)
-    : params_(params), seated_(seated) {
+FakeRun::FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& occupied)
+    : params_(params), occupied_(occupied) {
   ++alive().runs;
-  if (++seated_ > 1) ++alive().misuses;  // a seat has one run
+  if (++occupied_ > 1) ++alive().misuses;  // a slot has one run
   if (const auto* ids = std::get_if<std::vector<Token>>(&prompt)) {
     order_ = "count";
     ids_ = *ids;
@@ -25,7 +25,7 @@ FakeRun::FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& s
 }
 
 FakeRun::~FakeRun() {
-  --seated_;
+  --occupied_;
   --alive().runs;
 }
 

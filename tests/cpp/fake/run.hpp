@@ -12,7 +12,7 @@ namespace specrt::fake {
 
 class FakeRun : public Run {
  public:
-  FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& seated);
+  FakeRun(const Prompt& prompt, const Params& params, std::atomic<int>& occupied);
   ~FakeRun() override;
 
   bool next(Chunk& chunk) override;
@@ -31,7 +31,7 @@ class FakeRun : public Run {
   std::size_t chunks_ = 0;  // how many there will be
   std::size_t told_ = 0;
   bool over_ = false;
-  std::atomic<int>& seated_;
+  std::atomic<int>& occupied_;
   std::atomic<bool> inside_{false};
   std::mutex mutex_;
   std::condition_variable changed_;

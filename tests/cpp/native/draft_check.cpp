@@ -3,9 +3,9 @@
 #include <optional>
 
 #include "native/check.hpp"
-#include "native/draft.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
+#include "native/speculation/pool.hpp"
 
 namespace specrt::checks {
 
@@ -124,8 +124,7 @@ static int check_proposal(const std::string& name, const native::Proposal& made,
 }
 
 static int check_step(const std::string& name, native::Drafter& drafter,
-                      const native::CachedTokens& cache, std::vector<Token>& tokens,
-                      const Json& step) {
+                      const native::KVCache& cache, std::vector<Token>& tokens, const Json& step) {
   if (const Json* add = step.find("add")) {  // a round that the drafter has no part in
     for (const Token token : tokens_of(*add)) tokens.push_back(token);
     return 0;
@@ -158,12 +157,12 @@ static int check_fallback(const std::string& name, const std::optional<std::stri
              : differs(name + ": fallback", found.value_or("none"), reason);
 }
 
-static int check_generation(const std::string& name, native::Drafters& drafters,
+static int check_generation(const std::string& name, native::DrafterPool& drafters,
                             native::Drafting drafting, const Json& generation) {
-  native::CachedTokens cache(*drafting.draft);
-  const auto rules = native::rules_of(*drafting.params, nullptr, {}, kTarget);
+  native::KVCache cache(*drafting.draft);
+  const auto rules = native::build_processors(*drafting.params, nullptr, {}, kTarget);
   drafting.draft = &cache;
-  drafting.rules = rules.get();
+  drafting.processors = rules.get();
   const auto drafter = drafters.make(drafting);
   std::vector<Token> tokens = tokens_of(generation.at("prompt"));
   for (const Json& step : generation.at("steps").items()) {
@@ -177,12 +176,12 @@ static int check_generation(const std::string& name, native::Drafters& drafters,
 
 static int check_session(const Json& fields) {
   HashEngine engine(fields.at("engine"));
-  native::CachedTokens empty(engine);
+  native::KVCache empty(engine);
   std::vector<int> gammas;
   for (const Token gamma : tokens_of(fields.at("gammas"))) {
     gammas.push_back(static_cast<int>(gamma));
   }
-  native::Drafters drafters(gammas, [&fields] { return costs_of(fields); });
+  native::DrafterPool drafters(gammas, [&fields] { return costs_of(fields); });
   const Params params = asked(fields.at("params"));
   const auto seed = static_cast<std::uint64_t>(fields.at("seed").integer());
   std::uint64_t number = 0;

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "native/costs.hpp"
-#include "native/json.hpp"
+#include "native/speculation/costs.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::checks {
 

@@ -2,11 +2,12 @@
 #include <cstdio>
 #include <memory>
 
-#include "native/bundle.hpp"
+#include "native/bundle/bundle.hpp"
+#include "native/bundle/sha256.hpp"
 #include "native/check.hpp"
-#include "native/json.hpp"
+#include "native/engine/backends.hpp"
 #include "native/measure.hpp"
-#include "native/sha256.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::checks {
 

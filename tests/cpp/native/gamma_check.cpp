@@ -1,11 +1,11 @@
 #include <memory>
 #include <utility>
 
-#include "native/adaptive.hpp"
 #include "native/check.hpp"
 #include "native/drafting.hpp"
-#include "native/gamma.hpp"
 #include "native/numbers.hpp"
+#include "native/speculation/adaptive.hpp"
+#include "native/speculation/gamma.hpp"
 
 namespace specrt::checks {
 

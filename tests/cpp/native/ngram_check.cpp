@@ -2,8 +2,8 @@
 
 #include "native/check.hpp"
 #include "native/drafting.hpp"
-#include "native/ngram.hpp"
 #include "native/numbers.hpp"
+#include "native/speculation/ngram.hpp"
 
 namespace specrt::checks {
 

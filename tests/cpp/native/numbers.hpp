@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "native/check.hpp"
-#include "native/json.hpp"
-#include "native/noise.hpp"
-#include "native/sampling.hpp"
+#include "native/sampling/distribution.hpp"
+#include "native/sampling/noise.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::checks {
 

@@ -1,7 +1,7 @@
 #include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
-#include "native/plan.hpp"
+#include "native/speculation/plan.hpp"
 
 namespace specrt::checks {
 

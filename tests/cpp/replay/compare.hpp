@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "native/json.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::checks {
 

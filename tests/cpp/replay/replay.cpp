@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "native/json.hpp"
+#include "native/text/json.hpp"
 #include "replay/compare.hpp"
 #include "specrt/specrt.h"
 

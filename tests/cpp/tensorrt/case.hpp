@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "native/json.hpp"
-#include "native/tensorrt.hpp"
+#include "native/engine/backends.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::checks {
 

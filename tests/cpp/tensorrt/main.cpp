@@ -5,8 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "native/tensorrt/fingerprint.hpp"
-#include "native/tensorrt/record.hpp"
+#include "native/engine/tensorrt/record.hpp"
 #include "tensorrt/case.hpp"
 #include "tensorrt/double.hpp"
 

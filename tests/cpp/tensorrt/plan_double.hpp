@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "native/json.hpp"
+#include "native/text/json.hpp"
 #include "tensorrt/double.hpp"
 
 namespace specrt::doubles {

@@ -73,7 +73,7 @@ class Hook {
     std::exception_ptr thrown;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      thrown = std::exchange(thrown_, nullptr);  // told once
+      thrown = std::exchange(thrown_, nullptr);  // thrown once
     }
     if (thrown) std::rethrow_exception(thrown);
   }

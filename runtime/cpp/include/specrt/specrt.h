@@ -59,7 +59,7 @@ enum {
   SPECRT_ENGINE = 5,           /* an engine library is missing, or a pass failed */
   SPECRT_CAPACITY = 6,         /* the prompt is longer than the bundle's context */
   SPECRT_UNSUPPORTED = 7,      /* this implementation cannot do that; the message says which can */
-  SPECRT_CANCELLED = 8,        /* the generation was asked to stop: what came before is delivered */
+  SPECRT_CANCELLED = 8,        /* the generation was stopped: what came before is delivered */
   SPECRT_CALLBACK = 9,         /* a callback threw an exception; its text is the message */
   SPECRT_INTERNAL = 10         /* a bug of ours, or no memory */
 };
@@ -80,7 +80,7 @@ SPECRT_API const char* specrt_status_name(specrt_status status);
 
 /* Close every handle, and end what the library started: hosted, the interpreter if it was started
  * here. Waits for calls that run. Afterwards nothing can be opened in this process.
- * Needed by nobody who leaves the process; SPECRT_BUSY inside a callback. */
+ * Not needed before the process ends; SPECRT_BUSY inside a callback. */
 SPECRT_API specrt_status specrt_shutdown(void);
 
 /* ---- A bundle ---------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ SPECRT_API specrt_status specrt_generate_ids(specrt_session* session, const int6
                                              size_t count, specrt_params* params,
                                              specrt_callback callback, void* user);
 
-/* The same, asked for chunk by chunk: begin, then call `specrt_next` until it sets NULL. One that
+/* The same, chunk by chunk: begin, then call `specrt_next` until it sets NULL. One that
  * was begun and not read to its end makes the session busy, until it is cancelled. Asked again
  * after the end, `specrt_next` tells again how it ended. */
 SPECRT_API specrt_status specrt_begin(specrt_session* session, const char* prompt, size_t bytes,

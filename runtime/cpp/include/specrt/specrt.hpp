@@ -71,7 +71,7 @@ class Stream {
       : session_(std::exchange(other.session_, nullptr)), hooks_(std::move(other.hooks_)) {}
   Stream& operator=(Stream&&) = delete;
 
-  // The next chunk, which the stream keeps until it is asked for another; nullptr at the end.
+  // The next chunk, which is valid until the call after it; nullptr at the end.
   const Chunk* next() { return advance() ? &chunk_ : nullptr; }
 
   Iterator begin() { return Iterator(advance() ? this : nullptr); }
@@ -125,7 +125,7 @@ class Session {
     });
   }
 
-  // The same, asked for chunk by chunk.
+  // The same, chunk by chunk.
   Stream stream(std::string_view prompt, const Params& params = Params()) {
     detail::check(specrt_begin(get(), detail::address(prompt), prompt.size(), params.get()));
     return Stream(get(), params.hooks_);
@@ -182,9 +182,9 @@ class Generator {
   explicit Generator(const std::string& bundle, const OpenOptions& options = {});
 
   Session session() const {
-    Session made;
-    detail::check(specrt_session_create(get(), made.owner_.out()));
-    return made;
+    Session session;
+    detail::check(specrt_session_create(get(), session.owner_.out()));
+    return session;
   }
   Info info() const;
   std::vector<std::int64_t> encode(std::string_view text) const;

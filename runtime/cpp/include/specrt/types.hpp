@@ -25,7 +25,7 @@ class Error : public std::runtime_error {
   specrt_status status_;
 };
 
-// Token ids that belong to somebody else.
+// A view of token ids.
 class Tokens {
  public:
   Tokens() = default;

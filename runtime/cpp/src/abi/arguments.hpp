@@ -1,4 +1,4 @@
-// What is wrong with what the application passes in, said in one way.
+// Errors about arguments, in one wording.
 #pragma once
 
 #include <cstddef>

@@ -34,11 +34,11 @@ thread_local int depth = 0;  // calls of this thread that run, callbacks within 
 constexpr std::size_t kLongestMessage = 2048;
 thread_local char message[kLongestMessage];
 
-specrt_status keep(specrt_status status, std::string_view said) noexcept {
-  const std::size_t length = whole_prefix(said, kLongestMessage - 1);
+specrt_status keep(specrt_status status, std::string_view text) noexcept {
+  const std::size_t length = whole_prefix(text, kLongestMessage - 1);
   for (std::size_t at = 0; at < length; ++at) {
-    const bool space = said[at] == '\n' || said[at] == '\r' || said[at] == '\0';
-    message[at] = space ? ' ' : said[at];
+    const bool space = text[at] == '\n' || text[at] == '\r' || text[at] == '\0';
+    message[at] = space ? ' ' : text[at];
   }
   message[length] = '\0';
   return status == SPECRT_OK ? SPECRT_INTERNAL : status;

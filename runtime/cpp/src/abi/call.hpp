@@ -17,7 +17,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 
  private:
-  const LetGoOfLock lock_;
+  const LockRelease lock_;
 };
 
 // The same thread runs code of the application in the middle of a call.

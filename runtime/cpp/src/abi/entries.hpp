@@ -10,7 +10,7 @@
 
 namespace specrt::abi {
 
-// Parameters behind their handle. The lock is for those who use them while they change.
+// Parameters behind their handle. The lock is held while they are read or changed.
 struct Parameters : Object {
   std::mutex mutex;
   Params values;

@@ -95,9 +95,9 @@ specrt_status specrt_encode(specrt_generator* generator, const char* text, size_
     require(count, "count");
     *count = 0;
     if (capacity > 0) require(ids, "ids");
-    const auto found = opened->host().encode(checked_text("text", text, bytes));
-    std::copy_n(found.begin(), std::min(capacity, found.size()), ids);
-    *count = found.size();
+    const auto result = opened->host().encode(checked_text("text", text, bytes));
+    std::copy_n(result.begin(), std::min(capacity, result.size()), ids);
+    *count = result.size();
   });
 }
 
@@ -110,12 +110,12 @@ specrt_status specrt_decode(specrt_generator* generator, const int64_t* ids, siz
     if (capacity > 0) require(text, "text");
     const auto given = copied_ids(ids, count);
     require_tokens(opened->info(), given);
-    const std::string found = opened->host().decode(given);
+    const std::string result = opened->host().decode(given);
     if (capacity > 0) {
-      const std::size_t fitting = whole_prefix(found, capacity - 1);
-      std::memcpy(text, found.data(), fitting);
+      const std::size_t fitting = whole_prefix(result, capacity - 1);
+      std::memcpy(text, result.data(), fitting);
       text[fitting] = '\0';
     }
-    *bytes = found.size();
+    *bytes = result.size();
   });
 }

@@ -65,36 +65,37 @@ void Handles::check(Kind kind, Handle handle) const {
   const std::string name = name_of(kind);
   if (handle == 0) invalid(name + " is NULL; " + remedy(kind));
   const Handle number = handle >> kKindBits;
-  const auto found = static_cast<Kind>(handle & kKindMask);
+  const auto result = static_cast<Kind>(handle & kKindMask);
   const bool given_out = number >= 1 && number <= last_ && (handle & kKindMask) != 0;
   if (!given_out) invalid(name + " is no handle of this library; " + remedy(kind));
-  if (found != kind) invalid(name + " is the handle of a " + name_of(found) + "; " + remedy(kind));
+  if (result != kind)
+    invalid(name + " is the handle of a " + name_of(result) + "; " + remedy(kind));
 }
 
 std::shared_ptr<Object> Handles::find(Kind kind, Handle handle) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(kind, handle);
-  const auto found = open_.find(handle);
-  if (found == open_.end()) closed(kind);
-  return found->second;
+  const auto entry = open_.find(handle);
+  if (entry == open_.end()) closed(kind);
+  return entry->second;
 }
 
 std::shared_ptr<Object> Handles::take(Kind kind, Handle handle) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(kind, handle);
-  const auto found = open_.find(handle);
-  if (found == open_.end()) closed(kind);
-  std::shared_ptr<Object> object = std::move(found->second);
-  open_.erase(found);
+  const auto entry = open_.find(handle);
+  if (entry == open_.end()) closed(kind);
+  std::shared_ptr<Object> object = std::move(entry->second);
+  open_.erase(entry);
   return object;
 }
 
 std::shared_ptr<Object> Handles::drop(Handle handle) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = open_.find(handle);
-  if (found == open_.end()) return nullptr;
-  std::shared_ptr<Object> object = std::move(found->second);
-  open_.erase(found);
+  const auto entry = open_.find(handle);
+  if (entry == open_.end()) return nullptr;
+  std::shared_ptr<Object> object = std::move(entry->second);
+  open_.erase(entry);
   return object;
 }
 

@@ -31,7 +31,7 @@ class Handles {
   std::shared_ptr<Object> drop(Handle handle) noexcept;
   // Everything that is open, closed from now on.
   std::unordered_map<Handle, std::shared_ptr<Object>> take_all();
-  // What is open, to be told of an end.
+  // What is open, for a shutdown to close.
   std::unordered_map<Handle, std::shared_ptr<Object>> all();
 
  private:

@@ -64,7 +64,7 @@ const char* specrt_status_name(specrt_status status) {
 
 specrt_status specrt_shutdown(void) {
   try {
-    const specrt::LetGoOfLock lock;
+    const specrt::LockRelease lock;
     shut_down_after_calls(close_generators, [] {
       handles().take_all();
       specrt::shut_down();

@@ -1,4 +1,4 @@
-// The options of a generation by name: kind, range, and where each is kept.
+// The options of a generation by name: kind, range, and the field of each.
 #pragma once
 
 #include <string>

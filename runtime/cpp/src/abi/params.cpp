@@ -180,9 +180,9 @@ void add_bias(Params& params, Token token, double bias) {
             "; expected an id of the vocabulary and a number from -10000 to 10000");
   }
   const auto same = [&](const std::pair<Token, double>& pair) { return pair.first == token; };
-  const auto found = std::find_if(params.logit_bias.begin(), params.logit_bias.end(), same);
-  if (found != params.logit_bias.end()) {
-    found->second = bias;
+  const auto entry = std::find_if(params.logit_bias.begin(), params.logit_bias.end(), same);
+  if (entry != params.logit_bias.end()) {
+    entry->second = bias;
   } else {
     params.logit_bias.emplace_back(token, bias);
   }
@@ -194,16 +194,16 @@ void check(const Params& params) {
       {"regex", params.regex.has_value()},
       {"choice", !params.choice.empty()},
       {"grammar", params.grammar.has_value()}};
-  std::string asked;
+  std::string names;
   int count = 0;
   for (const auto& [name, given] : structures) {
     if (!given) continue;
-    asked += (count == 0 ? "" : " and ") + std::string(name);
+    names += (count == 0 ? "" : " and ") + std::string(name);
     ++count;
   }
-  if (count > 1) invalid(asked + " were given; expected one of them");
+  if (count > 1) invalid(names + " were given; expected one of them");
   if (count == 1 && params.ignore_eos) {
-    invalid(asked + " and ignore_eos were given, and a structure ends at its end; leave one out");
+    invalid(names + " and ignore_eos were given, and a structure ends at its end; leave one out");
   }
   if (params.min_tokens > params.max_tokens) {
     invalid("min_tokens is " + std::to_string(params.min_tokens) + "; expected up to max_tokens, " +

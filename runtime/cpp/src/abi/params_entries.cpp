@@ -14,9 +14,9 @@ namespace {
 template <typename Change>
 specrt_status changed(specrt_params* params, Change&& change) noexcept {
   return guarded([&] {
-    const auto found = find(params);
-    const std::lock_guard<std::mutex> lock(found->mutex);
-    change(found->values);
+    const auto entry = find(params);
+    const std::lock_guard<std::mutex> lock(entry->mutex);
+    change(entry->values);
   });
 }
 

@@ -31,7 +31,7 @@ std::int32_t ProcessorGuard::run(void* self, const std::int64_t* ids, std::size_
   const Holding held(guard);
   const std::lock_guard<std::recursive_mutex> lock(guard->mutex_);
   const Processor processor = guard->processor_;
-  if (processor.function == nullptr) return 1;  // nobody waits for the text any more
+  if (processor.function == nullptr) return 1;  // the generation has ended
   const std::int32_t returned = guarded_call("a logits processor", *guard->error_, [&] {
     return processor.function(processor.user, ids, count, scores, vocabulary);
   });

@@ -1,7 +1,7 @@
 // A logits processor of the application, as implementations call it.
 //
 // It may be called on the thread of another session, whose pass runs both, while its own session
-// ends: so whoever calls it can own it too, and its end waits for a call that runs.
+// ends: so a caller can own it too, and its end waits for a call that runs.
 #pragma once
 
 #include <atomic>

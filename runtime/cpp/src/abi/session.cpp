@@ -24,7 +24,7 @@ Session::Turn::Turn(Session& session) : session_(session) {
 }
 
 Session::Session(std::shared_ptr<Generator> generator)
-    : generator_(std::move(generator)), seat_(generator_->host().seat()) {}
+    : generator_(std::move(generator)), slot_(generator_->host().slot()) {}
 
 Session::~Session() = default;
 
@@ -34,7 +34,7 @@ void Session::cancel() {
   cancelled_ = true;
   if (run_ == nullptr) return;  // it is being begun, and will be cancelled then
   // Without the lock: an implementation may wait in there for a pass that calls the application,
-  // which may cancel too. The run stays as long as somebody is counted.
+  // which may cancel too. The run stays as long as its count is above 0.
   Run* const run = run_.get();
   ++cancelling_;
   lock.unlock();
@@ -92,7 +92,7 @@ void Session::begin(const Prompt& prompt, const Params& params) {
       processors_.emplace_back(new ProcessorGuard(processor, thrown_));
       processor = processors_.back()->guarded();
     }
-    start(seat_->begin(prompt, own));
+    start(slot_->begin(prompt, own));
   } catch (...) {
     disarm();
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -40,7 +40,7 @@ class Session : public Object {
   void close();
 
   void begin(const Prompt& prompt, const Params& params);
-  // The chunk that comes next, or nullptr at the end; how it ended is told again and again.
+  // The next chunk, or nullptr at the end; later calls repeat how it ended.
   const specrt_chunk* next();
   // Tell of each chunk, up to the end.
   void read(specrt_callback callback, void* user);
@@ -68,10 +68,10 @@ class Session : public Object {
   [[noreturn]] void fail(specrt_status status, const std::string& message);
   void tell_outcome() const;
 
-  // Declared in this order so that a run goes before its seat, and that before its bundle.
+  // Declared in this order so that a run goes before its slot, and that before its bundle.
   const std::shared_ptr<Generator> generator_;
   std::vector<HeldProcessor> processors_;
-  std::unique_ptr<Seat> seat_;
+  std::unique_ptr<Slot> slot_;
   std::unique_ptr<Run> run_;  // kept after its end, for statistics
 
   std::atomic<bool> busy_{false};
@@ -83,7 +83,7 @@ class Session : public Object {
   bool cancelled_ = false;
   bool closed_ = false;
 
-  // Of the generation, for who has the turn.
+  // Of the generation, for the caller that holds the turn.
   std::shared_ptr<CallbackError> thrown_ = std::make_shared<CallbackError>();
   Outcome outcome_;
   Chunk chunk_;

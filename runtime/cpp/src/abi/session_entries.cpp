@@ -14,21 +14,21 @@ namespace {
 // What the structure of the first version holds.
 constexpr std::size_t kLeastStats = offsetof(specrt_stats, fallback) + sizeof(char*);
 
-// Use a session as the only one who does.
+// Exclusive use of a session.
 template <typename Body>
 specrt_status in_turn(specrt_session* session, Body&& body) noexcept {
   return guarded([&] {
-    const auto found = find(session);
-    const Session::Turn turn(*found);
-    body(*found);
+    const auto entry = find(session);
+    const Session::Turn turn(*entry);
+    body(*entry);
   });
 }
 
 specrt::Params copied(specrt_params* params) {
   if (params == nullptr) return {};
-  const auto found = find(params);
-  const std::lock_guard<std::mutex> lock(found->mutex);
-  return found->values;
+  const auto entry = find(params);
+  const std::lock_guard<std::mutex> lock(entry->mutex);
+  return entry->values;
 }
 
 specrt::Prompt ids_prompt(const int64_t* ids, size_t count) {
@@ -121,9 +121,9 @@ specrt_status specrt_session_json(specrt_session* session, const char** json, si
   return in_turn(session, [&](Session& turn) {
     require(json, "json");
     require(bytes, "bytes");
-    const std::string& found = turn.json();
-    *json = found.c_str();
-    *bytes = found.size();
+    const std::string& result = turn.json();
+    *json = result.c_str();
+    *bytes = result.size();
   });
 }
 

@@ -72,13 +72,13 @@ std::size_t whole_prefix(std::string_view text, std::size_t most) noexcept {
 }
 
 std::string quoted(std::string_view text) {
-  const std::size_t kept = whole_prefix(text, kLongestShown);
+  const std::size_t size = whole_prefix(text, kLongestShown);
   std::string out = "'";
-  for (const char byte : text.substr(0, kept)) {
+  for (const char byte : text.substr(0, size)) {
     const auto value = static_cast<unsigned char>(byte);
     out += value < 0x20 || value == 0x7F ? '?' : byte;
   }
-  return out + (kept < text.size() ? "...'" : "'");
+  return out + (size < text.size() ? "...'" : "'");
 }
 
 std::string shown(double value) {

@@ -15,7 +15,7 @@ namespace {
 
 // States of threads that have ended. Ending takes no lock of Python's: its holder may wait for the
 // thread, or Python may be at its end.
-class Ended {
+class EndedThreads {
  public:
   void add(PyThreadState* state) noexcept {
     try {
@@ -35,25 +35,25 @@ class Ended {
   std::vector<PyThreadState*> states_;
 };
 
-Ended& ended() {
-  static Ended& only = *new Ended;  // threads may outlive what is static
+EndedThreads& ended() {
+  static EndedThreads& only = *new EndedThreads;  // threads may outlive what is static
   return only;
 }
 
 // The state that was made for a thread, as the thread keeps it.
-struct Own {
+struct ThreadRecord {
   PyThreadState* state;
-  bool asked_twice;
+  bool deferred;
 };
 
 pthread_key_t own_key();
 
 // At the end of a thread, behind everything that is thread_local in C++. What others keep in keys
 // may still use Python, so that they go first.
-void thread_ends(void* kept) {
-  auto* const own = static_cast<Own*>(kept);
-  if (!own->asked_twice) {
-    own->asked_twice = true;
+void thread_ends(void* value) {
+  auto* const own = static_cast<ThreadRecord*>(value);
+  if (!own->deferred) {
+    own->deferred = true;
     if (pthread_setspecific(own_key(), own) == 0) return;
   }
   if (Interpreter::get().usable()) ended().add(own->state);
@@ -103,7 +103,7 @@ void import_threading(const PythonApi& api) {
 void introduce(const PythonApi& api) {
   forget_ended(api);
   import_threading(api);
-  auto own = std::make_unique<Own>();
+  auto own = std::make_unique<ThreadRecord>();
   const pthread_key_t key = own_key();
   api.PyGILState_Ensure();  // never taken back, so that the state stays
   own->state = api.PyEval_SaveThread();
@@ -127,7 +127,7 @@ Gil::~Gil() { Interpreter::get().api().PyGILState_Release(before_); }
 namespace specrt {
 
 // A caller may hold Python's lock, such as through ctypes.PyDLL: other threads need it to go on.
-LetGoOfLock::LetGoOfLock() noexcept {
+LockRelease::LockRelease() noexcept {
   using namespace hosted;
   const Interpreter& interpreter = Interpreter::get();
   if (!interpreter.usable()) return;
@@ -136,7 +136,7 @@ LetGoOfLock::LetGoOfLock() noexcept {
   if (own != nullptr && api.current_state() == own) held_ = api.PyEval_SaveThread();
 }
 
-LetGoOfLock::~LetGoOfLock() {
+LockRelease::~LockRelease() {
   if (held_ == nullptr) return;
   const hosted::PythonApi& api = hosted::Interpreter::get().api();
   api.PyEval_RestoreThread(static_cast<hosted::PyThreadState*>(held_));

@@ -12,22 +12,24 @@ namespace specrt {
 namespace hosted {
 namespace {
 
-constexpr std::int64_t kProtocol = 2;  // that of specrt/embedded.py
+// The module of the Python runtime behind this file, and the version of its protocol.
+constexpr char kModule[] = "specrt.c_host";
+constexpr std::int64_t kProtocol = 2;
 
 std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
 }
 
-class HostedSeat : public Seat {
+class HostedSlot : public Slot {
  public:
-  explicit HostedSeat(PyObject* host) : host_(host) {}
+  explicit HostedSlot(PyObject* host) : host_(host) {}
 
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override {
-    const std::string asked = request_json(params);
+    const std::string json = request_json(params);
     const auto* text = std::get_if<std::string>(&prompt);
     Gil gil;
     Object given = bytes_of(text ? std::string_view(*text) : packed(std::get<1>(prompt)));
-    Object is_text = integer_of(text != nullptr), request = bytes_of(asked);
+    Object is_text = integer_of(text != nullptr), request = bytes_of(json);
     const Reply reply = call(host_, "begin", {&given, &is_text, &request});
     return std::make_unique<HostedRun>(reply.object(1));
   }
@@ -66,15 +68,15 @@ class HostedHost : public Host {
     return info;
   }
 
-  std::unique_ptr<Seat> seat() override { return std::make_unique<HostedSeat>(host_.get()); }
+  std::unique_ptr<Slot> slot() override { return std::make_unique<HostedSlot>(host_.get()); }
 
   std::vector<Token> encode(const std::string& text) override {
     Gil gil;
     Object given = bytes_of(text);
     const Reply reply = call(host_.get(), "encode", {&given});
-    const std::string_view found = reply.bytes(1);
-    std::vector<Token> ids(found.size() / sizeof(Token));
-    if (!ids.empty()) std::memcpy(ids.data(), found.data(), found.size());
+    const std::string_view result = reply.bytes(1);
+    std::vector<Token> ids(result.size() / sizeof(Token));
+    if (!ids.empty()) std::memcpy(ids.data(), result.data(), result.size());
     return ids;
   }
 
@@ -85,12 +87,12 @@ class HostedHost : public Host {
   }
 
  private:
-  Kept host_;
+  SharedObject host_;
 };
 
 Object import_runtime() {
   const PythonApi& api = Interpreter::get().api();
-  Object module(api.PyImport_ImportModule("specrt.c_host"));
+  Object module(api.PyImport_ImportModule(kModule));
   if (module.get() == nullptr) {
     throw Failure(SPECRT_ENGINE, "specrt cannot be imported by the Python of this process (" +
                                      raised_text() +

@@ -98,30 +98,30 @@ std::string ask(std::string interpreter) {
                                                "); expected the path of an interpreter");
   }
   pipe.close_writer();
-  std::string said = pipe.read_all();
+  std::string output = pipe.read_all();
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
-  if (said.find('\n') == std::string::npos) {
+  if (output.find('\n') == std::string::npos) {
     throw Failure(SPECRT_ENGINE, "the Python at " + interpreter + " does not start" +
                                      environment() + "; expected an interpreter that runs: `" +
                                      interpreter + " -c pass` says what is wrong");
   }
-  return said.substr(0, said.find('\n'));
+  return output.substr(0, output.find('\n'));
 }
 
 }  // namespace
 
 Python find_python(const std::string& interpreter) {
-  const std::string asked = interpreter.empty() ? kPython : interpreter;
-  Python found{asked, ask(asked)};
-  if (found.library.empty()) {
+  const std::string program = interpreter.empty() ? kPython : interpreter;
+  Python python{program, ask(program)};
+  if (python.library.empty()) {
     throw Failure(SPECRT_ENGINE,
-                  "the Python at " + found.interpreter +
+                  "the Python at " + python.interpreter +
                       " has no shared library to load; name an interpreter that has one (built "
                       "with --enable-shared) as `python` of specrt_open_options, or build this "
                       "library for one with -DSPECRT_PYTHON=PATH");
   }
-  return found;
+  return python;
 }
 
 }  // namespace specrt::hosted

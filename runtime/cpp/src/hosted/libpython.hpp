@@ -10,7 +10,7 @@ struct Python {
   std::string library;
 };
 
-// The interpreter at this path, asked for its library; the configured one where it is empty.
+// The interpreter at this path and its library; the configured one where it is empty.
 // Throws Failure where there is none, where it does not start, or has no shared library.
 Python find_python(const std::string& interpreter);
 

@@ -13,13 +13,13 @@ std::string text_of(PyObject* object) {
   const PythonApi& api = python();
   const Object text(object == nullptr ? nullptr : api.PyObject_Str(object));
   std::ptrdiff_t size = 0;
-  const char* found =
+  const char* result =
       text.get() == nullptr ? nullptr : api.PyUnicode_AsUTF8AndSize(text.get(), &size);
-  if (found == nullptr) {
+  if (result == nullptr) {
     api.PyErr_Clear();
     return "no reason given";
   }
-  return std::string(found, static_cast<std::size_t>(size));
+  return std::string(result, static_cast<std::size_t>(size));
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ PyObject* Object::release() {
   return object;
 }
 
-void Kept::drop() noexcept {
+void SharedObject::drop() noexcept {
   PyObject* object = object_;
   object_ = nullptr;
   // Where the interpreter is gone, so is the object.
@@ -64,9 +64,9 @@ Reply::Reply(Object tuple) : tuple_(std::move(tuple)) {
 }
 
 PyObject* Reply::item(std::size_t index) const {
-  PyObject* found = python().PyTuple_GetItem(tuple_.get(), static_cast<std::ptrdiff_t>(index));
-  if (found == nullptr) throw_raised();
-  return found;
+  PyObject* result = python().PyTuple_GetItem(tuple_.get(), static_cast<std::ptrdiff_t>(index));
+  if (result == nullptr) throw_raised();
+  return result;
 }
 
 std::string_view Reply::bytes(std::size_t index) const {
@@ -89,34 +89,34 @@ double Reply::number(std::size_t index) const {
 }
 
 Object Reply::object(std::size_t index) const {
-  PyObject* found = item(index);
-  python().Py_IncRef(found);
-  return Object(found);
+  PyObject* result = item(index);
+  python().Py_IncRef(result);
+  return Object(result);
 }
 
 Object bytes_of(std::string_view text) {
-  PyObject* made =
+  PyObject* object =
       python().PyBytes_FromStringAndSize(text.data(), static_cast<std::ptrdiff_t>(text.size()));
-  if (made == nullptr) throw_raised();
-  return Object(made);
+  if (object == nullptr) throw_raised();
+  return Object(object);
 }
 
 Object integer_of(std::int64_t value) {
-  PyObject* made = python().PyLong_FromLongLong(value);
-  if (made == nullptr) throw_raised();
-  return Object(made);
+  PyObject* object = python().PyLong_FromLongLong(value);
+  if (object == nullptr) throw_raised();
+  return Object(object);
 }
 
 Object integer_of_unsigned(std::uint64_t value) {
-  PyObject* made = python().PyLong_FromUnsignedLongLong(value);
-  if (made == nullptr) throw_raised();
-  return Object(made);
+  PyObject* object = python().PyLong_FromUnsignedLongLong(value);
+  if (object == nullptr) throw_raised();
+  return Object(object);
 }
 
 Object attribute(PyObject* object, const char* name) {
-  PyObject* found = python().PyObject_GetAttrString(object, name);
-  if (found == nullptr) throw_raised();
-  return Object(found);
+  PyObject* result = python().PyObject_GetAttrString(object, name);
+  if (result == nullptr) throw_raised();
+  return Object(result);
 }
 
 Reply call(PyObject* function, std::initializer_list<Object*> arguments) {

@@ -1,4 +1,5 @@
-// References to Python objects, calls, and what came of them. All but Kept needs the Gil held.
+// References to Python objects, calls, and what came of them. All but SharedObject needs the Gil
+// held.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +28,13 @@ class Object {
 };
 
 // Owns a reference while Python goes on without us; takes the Gil to let go of it.
-class Kept {
+class SharedObject {
  public:
-  Kept() = default;
-  explicit Kept(Object object) : object_(object.release()) {}
-  Kept(Kept&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
-  Kept& operator=(Kept&&) = delete;
-  ~Kept() { drop(); }
+  SharedObject() = default;
+  explicit SharedObject(Object object) : object_(object.release()) {}
+  SharedObject(SharedObject&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
+  SharedObject& operator=(SharedObject&&) = delete;
+  ~SharedObject() { drop(); }
 
   PyObject* get() const { return object_; }
   void drop() noexcept;
@@ -42,7 +43,7 @@ class Kept {
   PyObject* object_ = nullptr;
 };
 
-// What a function of `specrt.embedded` returned: 0 and its results.
+// What a function of the Python module returned: 0 and its results.
 class Reply {
  public:
   // Throws Failure with what the tuple says, where it begins with a status.

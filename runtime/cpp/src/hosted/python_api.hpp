@@ -67,7 +67,8 @@ struct PythonApi {
 #undef SPECRT_MEMBER
   PyObject** PyExc_KeyboardInterrupt = nullptr;
   void (*PyThreadState_DeleteCurrent)() = nullptr;
-  PyThreadState* (*current_state)() = nullptr;  // who holds the lock, if this thread does
+  PyThreadState* (*current_state)() =
+      nullptr;  // the calling thread's state while it holds the lock
 };
 
 // Look everything up in a library that dlopen gave, or RTLD_DEFAULT. Throws Failure for a Python

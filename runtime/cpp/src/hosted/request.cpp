@@ -10,21 +10,21 @@ namespace {
 
 std::string written(const std::string& text) {
   static constexpr char kHex[] = "0123456789abcdef";
-  std::string made = "\"";
+  std::string json = "\"";
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
     if (c == '"' || c == '\\') {
-      made += '\\';
-      made += c;
+      json += '\\';
+      json += c;
     } else if (code < 0x20) {
-      made += "\\u00";
-      made += kHex[code >> 4];
-      made += kHex[code & 15];
+      json += "\\u00";
+      json += kHex[code >> 4];
+      json += kHex[code & 15];
     } else {
-      made += c;
+      json += c;
     }
   }
-  return made + '"';
+  return json + '"';
 }
 
 std::string written(std::int64_t value) { return std::to_string(value); }
@@ -51,21 +51,21 @@ std::string written(const Processor& processor) {
 
 template <typename Value>
 std::string written(const std::vector<Value>& values) {
-  std::string made;
+  std::string json;
   for (const Value& value : values) {
-    if (!made.empty()) made += ',';
-    made += written(value);
+    if (!json.empty()) json += ',';
+    json += written(value);
   }
-  return '[' + made + ']';
+  return '[' + json + ']';
 }
 
 std::string written(const std::vector<std::pair<Token, double>>& bias) {
-  std::string made;
+  std::string json;
   for (const auto& [token, value] : bias) {
-    if (!made.empty()) made += ',';
-    made += '"' + std::to_string(token) + "\":" + written(value);
+    if (!json.empty()) json += ',';
+    json += '"' + std::to_string(token) + "\":" + written(value);
   }
-  return '{' + made + '}';
+  return '{' + json + '}';
 }
 
 class ObjectText {
@@ -93,30 +93,30 @@ class ObjectText {
 };
 
 std::string params_json(const Params& p) {
-  ObjectText made;
-  made.add("max_tokens", p.max_tokens).add("temperature", p.temperature).add("top_k", p.top_k);
-  made.add("top_p", p.top_p).add("min_p", p.min_p).add("typical_p", p.typical_p);
-  made.add("repetition_penalty", p.repetition_penalty);
-  made.add("presence_penalty", p.presence_penalty).add("frequency_penalty", p.frequency_penalty);
-  made.add("no_repeat_ngram_size", p.no_repeat_ngram_size).add("logit_bias", p.logit_bias);
-  made.add("bad_words", p.bad_words).add("allowed_token_ids", p.allowed_token_ids);
-  made.add("min_tokens", p.min_tokens).add("json_schema", p.json_schema).add("regex", p.regex);
-  if (!p.choice.empty()) made.add("choice", p.choice);
-  made.add("grammar", p.grammar).add("logprobs", p.logprobs);
-  made.add("prompt_logprobs", p.prompt_logprobs).add("seed", p.seed).add("stop", p.stop);
-  made.add("stop_token_ids", p.stop_token_ids).add("verifier", p.verifier);
-  made.add_json("ignore_eos", p.ignore_eos ? "true" : "false");
-  return made.text();
+  ObjectText json;
+  json.add("max_tokens", p.max_tokens).add("temperature", p.temperature).add("top_k", p.top_k);
+  json.add("top_p", p.top_p).add("min_p", p.min_p).add("typical_p", p.typical_p);
+  json.add("repetition_penalty", p.repetition_penalty);
+  json.add("presence_penalty", p.presence_penalty).add("frequency_penalty", p.frequency_penalty);
+  json.add("no_repeat_ngram_size", p.no_repeat_ngram_size).add("logit_bias", p.logit_bias);
+  json.add("bad_words", p.bad_words).add("allowed_token_ids", p.allowed_token_ids);
+  json.add("min_tokens", p.min_tokens).add("json_schema", p.json_schema).add("regex", p.regex);
+  if (!p.choice.empty()) json.add("choice", p.choice);
+  json.add("grammar", p.grammar).add("logprobs", p.logprobs);
+  json.add("prompt_logprobs", p.prompt_logprobs).add("seed", p.seed).add("stop", p.stop);
+  json.add("stop_token_ids", p.stop_token_ids).add("verifier", p.verifier);
+  json.add_json("ignore_eos", p.ignore_eos ? "true" : "false");
+  return json.text();
 }
 
 }  // namespace
 
 std::string request_json(const Params& params) {
-  ObjectText made;
-  made.add_json("params", params_json(params)).add("processors", params.processors);
-  if (params.gamma) made.add("gamma", static_cast<std::int64_t>(*params.gamma));
-  if (!params.drafter.empty()) made.add("drafter", params.drafter);
-  return made.text();
+  ObjectText json;
+  json.add_json("params", params_json(params)).add("processors", params.processors);
+  if (params.gamma) json.add("gamma", static_cast<std::int64_t>(*params.gamma));
+  if (!params.drafter.empty()) json.add("drafter", params.drafter);
+  return json.text();
 }
 
 }  // namespace specrt::hosted

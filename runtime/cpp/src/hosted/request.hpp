@@ -1,4 +1,4 @@
-// Parameters as the JSON text that `specrt.embedded` reads.
+// Parameters as the JSON text that the Python module reads.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace specrt::hosted {
 
-// Processors are told by address: [function, user, hold] each.
+// Processors are passed by address: [function, user, hold] each.
 std::string request_json(const Params& params);
 
 }  // namespace specrt::hosted

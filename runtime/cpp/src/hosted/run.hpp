@@ -10,7 +10,7 @@ namespace specrt::hosted {
 
 class HostedRun : public Run {
  public:
-  // With the Gil held; `run` is a `specrt.embedded.Run`.
+  // With the Gil held; `run` is a `Run` of the Python module.
   explicit HostedRun(const Object& run);
   ~HostedRun() override;
 
@@ -20,10 +20,10 @@ class HostedRun : public Run {
   std::string json() override;
 
  private:
-  Kept next_;
-  Kept cancel_;
-  Kept stats_;
-  Kept json_;
+  SharedObject next_;
+  SharedObject cancel_;
+  SharedObject stats_;
+  SharedObject json_;
 };
 
 }  // namespace specrt::hosted

@@ -1,6 +1,13 @@
+// A completion as JSON.
 #include "native/completion.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <locale>
+#include <sstream>
+
+#include "native/text/json.hpp"
+#include "native/text/tokenizer.hpp"
 
 namespace specrt::native {
 
@@ -25,20 +32,20 @@ double median_gap_ms(const std::vector<std::pair<std::int64_t, std::size_t>>& ar
 
 }  // namespace
 
-void Completion::count(const Round& round, std::size_t kept, std::int64_t time_ns) {
+void Completion::count(const Round& round, std::size_t delivered, std::int64_t time_ns) {
   if (!arrivals.empty()) {
     ++rounds;
     drafted += round.drafted;
     evaluated += round.evaluated();
     accepted += round.accepted;
-    emitted += kept;
+    emitted += delivered;
     if (round.drafted > 0) {
       auto& [its_drafted, its_accepted] = sources[round.source];
       its_drafted += round.drafted;
       its_accepted += round.accepted;
     }
   }
-  arrivals.emplace_back(time_ns, kept);
+  arrivals.emplace_back(time_ns, delivered);
 }
 
 Stats Completion::stats() const {
@@ -65,6 +72,108 @@ Stats Completion::stats() const {
     s.tokens_per_second = took > 0 ? static_cast<double>(tokens) / (took / 1e9) : 0.0;
   }
   return s;
+}
+
+namespace {
+
+// What JSON, which knows no infinity, says of a token that the model rules out.
+constexpr double kLeast = -9999.0;
+
+// A number with so many digits behind the point; with all of them that there are to a double where
+// none are given. The application's locale may write numbers with commas.
+std::string number(double value, int digits = 0) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  if (digits > 0) {
+    text.setf(std::ios::fixed);
+    text.precision(digits);
+  } else {
+    text.precision(std::numeric_limits<double>::max_digits10);
+  }
+  text << value;
+  return text.str();
+}
+
+double share(std::uint64_t part, std::uint64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+// Items one after the other, `between` brackets.
+template <typename Items, typename Write>
+std::string listed(const Items& items, const char* brackets, Write write) {
+  std::string text(1, brackets[0]);
+  for (const auto& item : items) {
+    text += (text.size() > 1 ? ", " : "") + write(item);
+  }
+  return text + brackets[1];
+}
+
+std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
+  const auto one = [&](Token token, double logprob, std::size_t rank) {
+    return quoted(std::to_string(token)) + ": {\"logprob\": " + number(std::max(logprob, kLeast)) +
+           ", \"rank\": " + std::to_string(rank) +
+           ", \"decoded_token\": " + quoted(tokenizer.decode({token})) + "}";
+  };
+  std::string text = "{" + one(ranked.token, ranked.logprob, ranked.rank);
+  for (std::size_t i = 0; i < ranked.ids.size(); ++i) {
+    if (ranked.ids[i] != ranked.token) {
+      text += ", " + one(ranked.ids[i], ranked.logprobs[i], i + 1);
+    }
+  }
+  return text + "}";
+}
+
+std::string or_null(const std::string& text) { return text.empty() ? "null" : quoted(text); }
+
+std::string speculation(const Completion& done) {
+  const auto source = [](const auto& item) {
+    return quoted(item.first) + ": {\"drafted\": " + std::to_string(item.second.first) +
+           ", \"accepted\": " + std::to_string(item.second.second) + "}";
+  };
+  return "{\"gamma\": " + (done.gamma == kAuto ? "\"auto\"" : std::to_string(done.gamma)) +
+         ", \"drafter\": " + quoted(done.drafter) + ", \"fallback\": " + or_null(done.fallback) +
+         ", \"rounds\": " + std::to_string(done.rounds) +
+         ", \"drafted\": " + std::to_string(done.drafted) +
+         ", \"evaluated\": " + std::to_string(done.evaluated) +
+         ", \"accepted\": " + std::to_string(done.accepted) +
+         ", \"emitted\": " + std::to_string(done.emitted) +
+         ", \"acceptance_rate\": " + number(share(done.accepted, done.evaluated), 4) +
+         ", \"draft_yield\": " + number(share(done.accepted, done.drafted), 4) +
+         ", \"tokens_per_round\": " + number(share(done.emitted, done.rounds), 4) +
+         ", \"sources\": " + listed(done.sources, "{}", source) + "}";
+}
+
+std::string stop_reason(const Completion& done) {
+  if (done.stop_token) {
+    return std::to_string(*done.stop_token);
+  }
+  return done.stop_string ? quoted(*done.stop_string) : "null";
+}
+
+}  // namespace
+
+std::string Completion::json(const Tokenizer& tokenizer) const {
+  const Stats times = stats();
+  const auto written = [&](const Ranked& ranked) { return entry(ranked, tokenizer); };
+  std::string object =
+      "{\"text\": " + quoted(text) +
+      ", \"token_ids\": " + listed(ids, "[]", [](Token token) { return std::to_string(token); }) +
+      ", \"prompt_tokens\": " + std::to_string(prompt_tokens) +
+      ", \"cached_tokens\": " + std::to_string(cached_tokens) +
+      ", \"finish_reason\": " + or_null(finish_reason) +
+      ", \"stop_reason\": " + stop_reason(*this) + ", \"seed\": " + std::to_string(seed) +
+      ", \"ttft_ms\": " + number(times.ttft_ms, 3) + ", \"itl_ms\": " + number(times.itl_ms, 3) +
+      ", \"tokens_per_second\": " + number(times.tokens_per_second, 2) +
+      ", \"speculation\": " + speculation(*this);
+  if (wants_logprobs) {
+    object += ", \"logprobs\": " + listed(logprobs, "[]", written);
+  }
+  if (prompt_logprobs) {
+    const std::string entries = listed(*prompt_logprobs, "[]", written).substr(1);
+    object += ", \"prompt_logprobs\": [null" +
+              (entries == "]" ? "" : ", " + entries.substr(0, entries.size() - 1)) + "]";
+  }
+  return object + "}";
 }
 
 }  // namespace specrt::native

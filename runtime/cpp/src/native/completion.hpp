@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "implementation.hpp"
-#include "native/logprobs.hpp"
-#include "native/round.hpp"
+#include "native/sampling/distribution.hpp"
+#include "native/speculation/round.hpp"
 
 namespace specrt::native {
 
@@ -45,7 +45,7 @@ struct Completion {
   std::vector<std::pair<std::int64_t, std::size_t>> arrivals;  // time, tokens; the prefill first
 
   // Count a round, of whose tokens `kept` were delivered.
-  void count(const Round& round, std::size_t kept, std::int64_t time_ns);
+  void count(const Round& round, std::size_t delivered, std::int64_t time_ns);
   Stats stats() const;
   // The object that `specrt generate --json` prints.
   std::string json(const Tokenizer& tokenizer) const;

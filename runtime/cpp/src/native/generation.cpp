@@ -3,9 +3,83 @@
 #include <algorithm>
 #include <random>
 
-#include "native/clock.hpp"
+#include "native/speculation/round.hpp"
 
 namespace specrt::native {
+
+OutputProcessor::OutputProcessor(Completion& completion, const Params& params,
+                                 const std::vector<Token>& eos, const Tokenizer& tokenizer)
+    : completion_(completion),
+      ends_(params.stop_token_ids.begin(), params.stop_token_ids.end()),
+      eos_(eos.begin(), eos.end()),
+      detokenizer_(tokenizer.detokenizer()),
+      stops_(params.stop),
+      one_by_one_(!params.stop.empty() || tokenizer.falls_back_to_bytes()) {
+  if (!params.ignore_eos) {
+    ends_.insert(eos.begin(), eos.end());
+  }
+}
+
+Chunk OutputProcessor::take(const Round& round, std::int64_t time_ns) {
+  Chunk chunk;
+  const std::size_t delivered = cut(round.tokens, chunk.text);
+  completion_.count(round, delivered, time_ns);
+  chunk.ids.assign(round.tokens.begin(),
+                   round.tokens.begin() + static_cast<std::ptrdiff_t>(delivered));
+  chunk.accepted = std::min(round.accepted, delivered);
+  completion_.ids.insert(completion_.ids.end(), chunk.ids.begin(), chunk.ids.end());
+  completion_.text += chunk.text;
+  if (completion_.wants_logprobs) {
+    completion_.logprobs.insert(completion_.logprobs.end(), round.logprobs.begin(),
+                                round.logprobs.begin() + static_cast<std::ptrdiff_t>(delivered));
+  }
+  return chunk;
+}
+
+std::optional<Chunk> OutputProcessor::finish() {
+  completion_.finish_reason = "length";
+  Chunk rest;
+  show(detokenizer_->finish(), rest.text);
+  rest.text += stops_.finish();
+  completion_.text += rest.text;
+  return rest.text.empty() ? std::nullopt : std::optional<Chunk>(std::move(rest));
+}
+
+// Return how many tokens to deliver, and add the text that became certain.
+std::size_t OutputProcessor::cut(const std::vector<Token>& tokens, std::string& text) {
+  const auto end = std::find_if(tokens.begin(), tokens.end(),
+                                [this](Token token) { return ends_.count(token) != 0; });
+  const auto body = static_cast<std::size_t>(end - tokens.begin());
+  const std::size_t step = one_by_one_ ? 1 : std::max<std::size_t>(body, 1);
+  for (std::size_t at = 0; at < body; at += step) {
+    if (show(detokenizer_->push(tokens.data() + at, step), text)) {
+      return at + 1;
+    }
+  }
+  if (end == tokens.end()) {
+    return body;
+  }
+  if (!show(detokenizer_->finish(), text)) {
+    text += stops_.finish();
+    completion_.finish_reason = "stop";
+    if (eos_.count(*end) == 0) {
+      completion_.stop_token = *end;
+    }
+  }
+  return body + 1;
+}
+
+// Add what may be shown of a text; return whether a stop string ended it.
+bool OutputProcessor::show(const std::string& text, std::string& shown) {
+  StopStrings::Shown result = stops_.push(text);
+  shown += result.text;
+  if (!result.met) {
+    return false;
+  }
+  completion_.finish_reason = "stop";
+  completion_.stop_string = std::move(result.met);
+  return true;
+}
 
 namespace {
 
@@ -16,10 +90,11 @@ std::int64_t drawn_seed() {
   return static_cast<std::int64_t>(bits & 0xFFFFFFFFFFFFU);
 }
 
-std::unique_ptr<Rules> rules_for(const Params& params, const Opened& opened) {
-  const auto spell = [&](const std::string& word) { return opened.tokenizer.encode(word, false); };
-  return rules_of(params, spell, opened.bundle.manifest.eos_token_ids,
-                  static_cast<std::size_t>(opened.bundle.manifest.target.geometry.vocab_size));
+std::unique_ptr<LogitsProcessors> processors_for(const Params& params, const LoadedBundle& shared) {
+  const auto spell = [&](const std::string& word) { return shared.tokenizer.encode(word, false); };
+  return build_processors(
+      params, spell, shared.bundle.manifest.eos_token_ids,
+      static_cast<std::size_t>(shared.bundle.manifest.target.geometry.vocab_size));
 }
 
 void require_text(const Params& params, const Tokenizer& tokenizer) {
@@ -37,17 +112,17 @@ Generation::Generation(Session& session, std::vector<Token> prompt, const Params
       params_(params),
       tokens_(std::move(prompt)),
       noise_(0),
-      rules_(rules_for(params, *session.opened_)),
-      target_(session.target_, params_, noise_, rules_.get()),
-      reader_(completion_, params_, session.opened_->bundle.manifest.eos_token_ids,
-              session.opened_->tokenizer) {
-  const Opened& opened = *session.opened_;
-  require_text(params_, opened.tokenizer);
+      processors_(processors_for(params, *session.shared_)),
+      target_(session.target_, params_, noise_, processors_.get()),
+      output_(completion_, params_, session.shared_->bundle.manifest.eos_token_ids,
+              session.shared_->tokenizer) {
+  const LoadedBundle& shared = *session.shared_;
+  require_text(params_, shared.tokenizer);
   completion_.began_ns = now_ns();
-  completion_.gamma = opened.gamma_of(params_);
-  completion_.drafter = opened.drafter_of(params_);
+  completion_.gamma = shared.gamma_of(params_);
+  completion_.drafter = shared.drafter_of(params_);
   if (params_.drafter.empty()) {
-    completion_.fallback = opened.models.absent;
+    completion_.fallback = shared.models.absent;
   }
   completion_.seed = params_.seed ? *params_.seed : drawn_seed();
   noise_ = Noise(static_cast<std::uint64_t>(completion_.seed));
@@ -70,7 +145,7 @@ Generation::~Generation() { let_go(true); }
 
 std::string Generation::json() {
   note_cancelled();
-  return completion_.json(session_.opened_->tokenizer);
+  return completion_.json(session_.shared_->tokenizer);
 }
 
 void Generation::note_cancelled() {
@@ -80,21 +155,21 @@ void Generation::note_cancelled() {
 }
 
 std::unique_ptr<Drafter> Generation::drafter() {
-  Drafting asked;
-  asked.drafter = completion_.drafter;
-  asked.gamma = completion_.gamma;
-  asked.params = &params_;
-  asked.noise = &noise_;
-  asked.rules = rules_.get();
-  asked.draft = session_.draft_.get();
+  Drafting drafting;
+  drafting.drafter = completion_.drafter;
+  drafting.gamma = completion_.gamma;
+  drafting.params = &params_;
+  drafting.noise = &noise_;
+  drafting.processors = processors_.get();
+  drafting.draft = session_.draft_.get();
   const auto known = [](const Engine& engine) {
     return static_cast<std::size_t>(engine.geometry().vocab_size);
   };
-  asked.vocabulary = known(*session_.target_engine_);
+  drafting.vocabulary = known(*session_.target_engine_);
   if (session_.draft_engine_) {
-    asked.vocabulary = std::min(asked.vocabulary, known(*session_.draft_engine_));
+    drafting.vocabulary = std::min(drafting.vocabulary, known(*session_.draft_engine_));
   }
-  return session_.drafters_.make(asked);
+  return session_.drafters_.make(drafting);
 }
 
 bool Generation::next(Chunk& chunk) {
@@ -103,7 +178,7 @@ bool Generation::next(Chunk& chunk) {
       session_.target_.check_wanted();
       completion_.cached_tokens = cached_;
       Round round = rounds_->next();
-      session_.target_.check_wanted();  // what a pass brought meanwhile is nobody's
+      session_.target_.check_wanted();  // results of a cancelled pass are dropped
       deliver(std::move(round));
     }
   } catch (const Cancelled&) {
@@ -127,9 +202,9 @@ void Generation::deliver(Round round) {
   if (first && params_.prompt_logprobs) {
     completion_.prompt_logprobs = std::move(round.prompt_logprobs);
   }
-  chunks_.push_back(reader_.take(round, now_ns()));
+  chunks_.push_back(output_.take(round, now_ns()));
   if (completion_.finish_reason.empty() && tokens_.size() >= limit_) {
-    std::optional<Chunk> rest = reader_.finish();
+    std::optional<Chunk> rest = output_.finish();
     if (rest) {
       chunks_.push_back(std::move(*rest));
     }
@@ -157,7 +232,7 @@ void Generation::end(bool sound) {
   if (completion_.fallback.empty()) {
     completion_.fallback =
         session_.drafters_
-            .fallback(completion_.drafter, completion_.gamma, params_, rules_ != nullptr)
+            .fallback(completion_.drafter, completion_.gamma, params_, processors_ != nullptr)
             .value_or("");
   }
 }

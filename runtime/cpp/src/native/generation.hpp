@@ -1,20 +1,47 @@
-// One completion on its way.
+// A completion in progress: rounds, cut at ends and stop strings, delivered as chunks.
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
+#include "implementation.hpp"
 #include "native/completion.hpp"
-#include "native/noise.hpp"
-#include "native/reader.hpp"
-#include "native/rules.hpp"
+#include "native/sampling/noise.hpp"
+#include "native/sampling/processors.hpp"
 #include "native/session.hpp"
-#include "native/speculation.hpp"
-#include "native/target.hpp"
+#include "native/speculation/round.hpp"
+#include "native/speculation/target.hpp"
+#include "native/text/detokenizer.hpp"
+#include "native/text/tokenizer.hpp"
 
 namespace specrt::native {
+
+class OutputProcessor {
+ public:
+  OutputProcessor(Completion& completion, const Params& params, const std::vector<Token>& eos,
+                  const Tokenizer& tokenizer);
+
+  // What a round delivers; the completion's finish reason is set where it ended the text.
+  Chunk take(const Round& round, std::int64_t time_ns);
+  // End a text that no end or stop string ended; what was held back of it, if anything.
+  std::optional<Chunk> finish();
+
+ private:
+  std::size_t cut(const std::vector<Token>& tokens, std::string& text);
+  bool show(const std::string& text, std::string& shown);
+
+  Completion& completion_;
+  std::unordered_set<Token> ends_;
+  std::unordered_set<Token> eos_;
+  std::unique_ptr<Detokenizer> detokenizer_;
+  StopStrings stops_;
+  bool one_by_one_;
+};
 
 class Generation : public Run {
  public:
@@ -41,10 +68,10 @@ class Generation : public Run {
   std::size_t cached_ = 0;     // tokens of the prompt that are not read again
   Completion completion_;
   Noise noise_;
-  std::unique_ptr<Rules> rules_;
+  std::unique_ptr<LogitsProcessors> processors_;
   std::unique_ptr<Drafter> drafter_;
   Target target_;
-  Reader reader_;
+  OutputProcessor output_;
   std::unique_ptr<Speculation> rounds_;  // nullptr once it is over
   std::deque<Chunk> chunks_;
   std::atomic<bool> cancelled_{false};

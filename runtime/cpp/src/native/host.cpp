@@ -1,8 +1,10 @@
 // The native implementation behind the C interface.
 #include <malloc.h>
 
-#include "native/bundle.hpp"
-#include "native/opened.hpp"
+#include "implementation.hpp"
+#include "native/bundle/bundle.hpp"
+#include "native/engine/backends.hpp"
+#include "native/loading.hpp"
 #include "native/session.hpp"
 
 namespace specrt {
@@ -12,32 +14,32 @@ namespace {
 class NativeHost : public Host {
  public:
   NativeHost(const std::string& path, const OpenOptions& options)
-      : opened_(std::make_shared<native::Opened>(path, options)) {}
+      : shared_(std::make_shared<native::LoadedBundle>(path, options)) {}
   ~NativeHost() override {
-    opened_.reset();
+    shared_.reset();
 #ifdef __GLIBC__
-    malloc_trim(0);  // glibc keeps freed memory for the next who allocates
+    malloc_trim(0);  // glibc keeps freed memory for later allocations
 #endif
   }
   NativeHost(const NativeHost&) = delete;
   NativeHost& operator=(const NativeHost&) = delete;
 
-  Info info() override { return opened_->info(); }
-  std::unique_ptr<Seat> seat() override { return std::make_unique<native::Session>(opened_); }
+  Info info() override { return shared_->info(); }
+  std::unique_ptr<Slot> slot() override { return std::make_unique<native::Session>(shared_); }
   std::vector<Token> encode(const std::string& text) override {
-    return opened_->tokenizer.encode(text);
+    return shared_->tokenizer.encode(text);
   }
   std::string decode(const std::vector<Token>& ids) override {
-    if (!opened_->tokenizer.decodes()) {
+    if (!shared_->tokenizer.decodes()) {
       throw Failure(SPECRT_UNSUPPORTED,
                     "this library makes no text of this bundle's tokens: open with the path of a "
                     "tokenizer library");
     }
-    return opened_->tokenizer.decode(ids);
+    return shared_->tokenizer.decode(ids);
   }
 
  private:
-  std::shared_ptr<native::Opened> opened_;
+  std::shared_ptr<native::LoadedBundle> shared_;
 };
 
 }  // namespace
@@ -52,5 +54,13 @@ std::string implementation_name() {
 }
 
 void shut_down() {}
+
+}  // namespace specrt
+
+namespace specrt {
+
+// Here is no lock that an application could hold.
+LockRelease::LockRelease() noexcept = default;
+LockRelease::~LockRelease() = default;
 
 }  // namespace specrt

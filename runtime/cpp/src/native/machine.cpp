@@ -33,25 +33,25 @@ std::string stripped(const std::string& text) {
 
 // One line of printable characters, as a record keeps it.
 std::string plain(const std::string& text) {
-  std::string kept;
+  std::string printable;
   for (const char c : text)
-    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7F) kept += c;
-  return stripped(kept).substr(0, kLongest);
+    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7F) printable += c;
+  return stripped(printable).substr(0, kLongest);
 }
 
 // What the system says of its first processor.
 std::map<std::string, std::string> processor() {
   std::istringstream lines(text_of("/proc/cpuinfo"));
-  std::map<std::string, std::string> found;
+  std::map<std::string, std::string> result;
   for (std::string line; std::getline(lines, line) && !line.empty();) {
     const std::size_t colon = std::min(line.find(':'), line.size());
     const std::string value = colon < line.size() ? line.substr(colon + 1) : "";
-    found[stripped(line.substr(0, colon))] = stripped(value);
+    result[stripped(line.substr(0, colon))] = stripped(value);
   }
-  return found;
+  return result;
 }
 
-// x86 and ARM name their processors in their own ways; what is not told is left out.
+// x86 and ARM name their processors in their own ways; what is missing is left out.
 std::string name_of(const std::map<std::string, std::string>& cpu) {
   std::string name = cpu.count("model name") ? cpu.at("model name") : "";
   for (const auto& [one, two] :
@@ -146,8 +146,8 @@ std::uint64_t entry(const std::string& text, const std::string& word) {
 
 std::optional<std::string> Machine::difference(const Machine& other) const {
   const auto differs = [](const char* what, const std::string& mine, const std::string& its) {
-    const auto told = [](const std::string& text) { return text.empty() ? "none" : text; };
-    return mine == its ? "" : std::string(what) + " " + told(mine) + ", not " + told(its);
+    const auto shown = [](const std::string& text) { return text.empty() ? "none" : text; };
+    return mine == its ? "" : std::string(what) + " " + shown(mine) + ", not " + shown(its);
   };
   for (const std::string& found :
        {differs("cpu", cpu, other.cpu), differs("vector units", vector_units, other.vector_units),

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "native/clock.hpp"
+#include "native/speculation/round.hpp"
 
 namespace specrt::native {
 
@@ -13,7 +13,7 @@ constexpr std::int64_t kBudgetNs = 500'000'000;
 constexpr std::size_t kContext = 200, kRoom = 64;  // positions filled, and kept free
 constexpr int kFewestLaps = 3, kMostLaps = 40;
 
-struct Timed {
+struct RoundTimes {
   int drafted;
   double draft_ns, verify_ns, outside_ns;
 };
@@ -26,9 +26,9 @@ double median(std::vector<double> values) {
 
 // Runs short bursts of rounds from the same place in the KV buffers, over and over. What a pass
 // costs depends on how many positions it reads, not on what they hold.
-class Rehearsal {
+class PassTimer {
  public:
-  Rehearsal(Engine& target, Engine* draft, int most) : target_(target), draft_(draft) {
+  PassTimer(Engine& target, Engine* draft, int most) : target_(target), draft_(draft) {
     vocabulary_ = target.geometry().vocab_size;
     length_ = target.max_length();
     if (draft != nullptr) {
@@ -56,17 +56,17 @@ class Rehearsal {
   }
 
   // Time so many rounds, after one that is not counted. They draft less where there is no room.
-  std::vector<Timed> burst(int most, int rounds) {
+  std::vector<RoundTimes> run_rounds(int most, int rounds) {
     const auto room = static_cast<int>(std::min<std::size_t>(length_ - context_ - 1, 1 << 30));
     const int gamma = std::min(most, room);
     tokens_.assign(1, vocabulary_ / 2);
     held_ = 0;
-    std::vector<Timed> timed;
+    std::vector<RoundTimes> timed;
     std::int64_t before = now_ns();
     for (int i = 0; i <= rounds; ++i) {
       const std::size_t end = context_ + tokens_.size() + static_cast<std::size_t>(gamma);
       if (i > 0 && end > length_) break;
-      Timed round = run(gamma);
+      RoundTimes round = run(gamma);
       const std::int64_t after = now_ns();
       round.outside_ns = static_cast<double>(after - before) - round.draft_ns - round.verify_ns;
       before = after;
@@ -80,21 +80,21 @@ class Rehearsal {
   Token known(Token token) const { return token < 0 || token >= vocabulary_ ? 0 : token; }
 
   std::vector<Token> drafted(int gamma) {
-    std::vector<Token> found;
-    if (draft_ == nullptr) found.assign(static_cast<std::size_t>(gamma), tokens_.back());
-    if (draft_ == nullptr || gamma == 0) return found;
+    std::vector<Token> result;
+    if (draft_ == nullptr) result.assign(static_cast<std::size_t>(gamma), tokens_.back());
+    if (draft_ == nullptr || gamma == 0) return result;
     std::vector<Token> pending(tokens_.begin() + static_cast<std::ptrdiff_t>(held_), tokens_.end());
-    while (static_cast<int>(found.size()) < gamma) {
+    while (static_cast<int>(result.size()) < gamma) {
       const std::size_t start = context_ + held_;
       const Output output = draft_->forward(pending.data(), pending.size(), start, 1);
       held_ += pending.size();
-      found.push_back(known(output.argmax[0]));
-      pending.assign(1, found.back());
+      result.push_back(known(output.argmax[0]));
+      pending.assign(1, result.back());
     }
-    return found;
+    return result;
   }
 
-  Timed run(int gamma) {
+  RoundTimes run(int gamma) {
     const std::int64_t began = now_ns();
     const std::vector<Token> proposed = drafted(gamma);
     const std::int64_t proposed_at = now_ns();
@@ -102,12 +102,12 @@ class Rehearsal {
     fed.insert(fed.end(), proposed.begin(), proposed.end());
     const std::size_t start = context_ + tokens_.size() - 1;
     const Output output = target_.forward(fed.data(), fed.size(), start, fed.size());
-    std::size_t kept = 0;
-    while (kept < proposed.size() && output.argmax[kept] == proposed[kept]) ++kept;
-    const Token next = known(output.argmax[kept]);
+    std::size_t accepted = 0;
+    while (accepted < proposed.size() && output.argmax[accepted] == proposed[accepted]) ++accepted;
+    const Token next = known(output.argmax[accepted]);
     const std::int64_t verified_at = now_ns();
     tokens_.insert(tokens_.end(), proposed.begin(),
-                   proposed.begin() + static_cast<std::ptrdiff_t>(kept));
+                   proposed.begin() + static_cast<std::ptrdiff_t>(accepted));
     tokens_.push_back(next);
     held_ = std::min(held_, tokens_.size() - 1);
     return {gamma, static_cast<double>(proposed_at - began),
@@ -127,7 +127,7 @@ struct Plan {
   std::vector<int> gammas;
   int rounds;
 
-  // A guess: a plain step before each burst, and twice that for a round.
+  // A guess: a plain step before each run_rounds, and twice that for a round.
   double price_ns(double plain_ns) const {
     return static_cast<double>(gammas.size()) * (1 + 2 * rounds) * plain_ns;
   }
@@ -135,10 +135,10 @@ struct Plan {
 
 // 0, the powers of two and the largest: close where costs bend.
 std::vector<int> thinned(const std::vector<int>& gammas) {
-  std::vector<int> found;
+  std::vector<int> result;
   for (const int gamma : gammas)
-    if ((gamma & (gamma - 1)) == 0 || gamma == gammas.back()) found.push_back(gamma);
-  return found;
+    if ((gamma & (gamma - 1)) == 0 || gamma == gammas.back()) result.push_back(gamma);
+  return result;
 }
 
 // The most thorough plan that leaves time for some laps after the warm-up.
@@ -171,10 +171,10 @@ void make_rise(std::vector<std::pair<int, double>>& costs) {
     for (std::size_t i = 0; i < count; ++i) costs[at++].second = mean;
 }
 
-Costs medians(const std::vector<Timed>& timed, int most) {
+Costs medians(const std::vector<RoundTimes>& timed, int most) {
   std::map<int, std::vector<double>> verify, draft;
   std::vector<double> outside;
-  for (const Timed& round : timed) {
+  for (const RoundTimes& round : timed) {
     verify[round.drafted].push_back(round.verify_ns);
     draft[round.drafted].push_back(round.draft_ns);
     outside.push_back(round.outside_ns);
@@ -197,17 +197,18 @@ Costs medians(const std::vector<Timed>& timed, int most) {
 Costs measure_costs(Engine& target, Engine* draft, const Manifest& manifest) {
   const std::int64_t began = now_ns();
   const int most = manifest.gammas.back();
-  Rehearsal rehearsal(target, draft, most);
-  rehearsal.fill(began + kBudgetNs / 4);
+  PassTimer timer(target, draft, most);
+  timer.fill(began + kBudgetNs / 4);
   double plain_ns = 1e18;
-  for (const Timed& round : rehearsal.burst(0, 3)) plain_ns = std::min(plain_ns, round.verify_ns);
+  for (const RoundTimes& round : timer.run_rounds(0, 3))
+    plain_ns = std::min(plain_ns, round.verify_ns);
   Plan plan = plan_of(manifest.gammas, plain_ns);
-  for (const int gamma : plan.gammas) rehearsal.burst(gamma, 1);  // makes bindings
-  std::vector<Timed> timed;
+  for (const int gamma : plan.gammas) timer.run_rounds(gamma, 1);  // makes bindings
+  std::vector<RoundTimes> timed;
   for (int lap = 0; lap < kMostLaps; ++lap) {
     for (const int gamma : plan.gammas) {
-      const std::vector<Timed> found = rehearsal.burst(gamma, plan.rounds);
-      timed.insert(timed.end(), found.begin(), found.end());
+      const std::vector<RoundTimes> result = timer.run_rounds(gamma, plan.rounds);
+      timed.insert(timed.end(), result.begin(), result.end());
     }
     if (now_ns() - began >= kBudgetNs) break;
     // Each lap begins with another, so that a machine that slows down slows all of them.

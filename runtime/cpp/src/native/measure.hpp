@@ -1,14 +1,14 @@
 // What passes cost here, for a bundle that was not tuned.
 #pragma once
 
-#include "native/bundle.hpp"
-#include "native/costs.hpp"
-#include "native/engine.hpp"
+#include "native/bundle/bundle.hpp"
+#include "native/engine/protocol.hpp"
+#include "native/speculation/costs.hpp"
 
 namespace specrt::native {
 
 // Run rounds of every gamma in turn for about half a second, and return the medians of what they
-// took; see specrt.tune.measure_costs. What the KV buffers held is overwritten. Throws
+// took; see specrt.tuning.pass_timer.measure_costs. What the KV buffers held is overwritten. Throws
 // Failure(SPECRT_ENGINE) from a pass.
 Costs measure_costs(Engine& target, Engine* draft, const Manifest& manifest);
 

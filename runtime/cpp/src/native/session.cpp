@@ -7,14 +7,14 @@
 
 namespace specrt::native {
 
-Session::Session(std::shared_ptr<Opened> opened)
-    : opened_(std::move(opened)),
-      target_engine_(opened_->models.target->engine()),
-      draft_engine_(opened_->models.draft ? opened_->models.draft->engine() : nullptr),
+Session::Session(std::shared_ptr<LoadedBundle> shared)
+    : shared_(std::move(shared)),
+      target_engine_(shared_->models.target->engine()),
+      draft_engine_(shared_->models.draft ? shared_->models.draft->engine() : nullptr),
       target_(*target_engine_),
-      draft_(draft_engine_ ? std::make_unique<CachedTokens>(*draft_engine_) : nullptr),
-      drafters_(opened_->bundle.manifest.gammas, [this] {
-        return opened_->costs(*target_engine_, draft_engine_.get(), [this] { held_.clear(); });
+      draft_(draft_engine_ ? std::make_unique<KVCache>(*draft_engine_) : nullptr),
+      drafters_(shared_->bundle.manifest.gammas, [this] {
+        return shared_->costs(*target_engine_, draft_engine_.get(), [this] { held_.clear(); });
       }) {}
 
 std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
@@ -24,7 +24,7 @@ std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) 
 std::vector<Token> Session::prompt_tokens(const Prompt& prompt) const {
   const auto* const text = std::get_if<std::string>(&prompt);
   std::vector<Token> tokens =
-      text != nullptr ? opened_->tokenizer.encode(*text) : std::get<std::vector<Token>>(prompt);
+      text != nullptr ? shared_->tokenizer.encode(*text) : std::get<std::vector<Token>>(prompt);
   const Token vocabulary = target_engine_->geometry().vocab_size;
   if (tokens.empty()) {
     throw Failure(SPECRT_INVALID_ARGUMENT, "the prompt has no tokens; give at least one");
@@ -49,7 +49,7 @@ std::size_t Session::take(const std::vector<Token>& prompt, bool fresh) {
   const auto parted = std::mismatch(held_.begin(), held_.end(), prompt.begin(), prompt.end());
   const auto common = static_cast<std::size_t>(parted.first - held_.begin());
   const std::size_t most =
-      fresh || !opened_->prompt_cache ? 0 : std::min(common, prompt.size() - 1);
+      fresh || !shared_->prompt_cache ? 0 : std::min(common, prompt.size() - 1);
   target_.length = std::min(target_.length, most);
   if (draft_) {
     draft_->length = std::min(draft_->length, most);

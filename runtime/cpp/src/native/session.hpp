@@ -5,15 +5,16 @@
 #include <vector>
 
 #include "implementation.hpp"
-#include "native/draft.hpp"
-#include "native/engine.hpp"
-#include "native/opened.hpp"
+#include "native/engine/protocol.hpp"
+#include "native/loading.hpp"
+#include "native/speculation/kv_cache.hpp"
+#include "native/speculation/pool.hpp"
 
 namespace specrt::native {
 
-class Session : public Seat {
+class Session : public Slot {
  public:
-  explicit Session(std::shared_ptr<Opened> opened);
+  explicit Session(std::shared_ptr<LoadedBundle> shared);
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override;
 
  private:
@@ -25,13 +26,13 @@ class Session : public Seat {
   // Keep what the buffers hold of a text that is over; `sound` where no pass failed.
   void release(std::vector<Token> tokens, bool sound) noexcept;
 
-  std::shared_ptr<Opened> opened_;
+  std::shared_ptr<LoadedBundle> shared_;
   std::unique_ptr<Engine> target_engine_;
   std::unique_ptr<Engine> draft_engine_;
-  CachedTokens target_;
-  std::unique_ptr<CachedTokens> draft_;
+  KVCache target_;
+  std::unique_ptr<KVCache> draft_;
   std::vector<Token> held_;  // the buffers hold a prefix of it, as long as each cache says
-  Drafters drafters_;
+  DrafterPool drafters_;
 };
 
 }  // namespace specrt::native

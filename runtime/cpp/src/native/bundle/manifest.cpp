@@ -1,0 +1,247 @@
+#include "native/bundle/manifest.hpp"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+
+#include "native/bundle/fields.hpp"
+
+namespace specrt::native {
+
+namespace {
+
+bool inside(const std::string& name) {
+  if (name.empty() || name[0] == '/') return false;
+  bool any = false;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (part == "..") return false;
+    any = any || (!part.empty() && part != ".");
+    begin = end + 1;
+  }
+  return any;
+}
+
+void require(bool holds, const std::string& problem) {
+  if (!holds) throw std::runtime_error(problem);
+}
+
+void check_files(const Record& record) {
+  const Manifest& m = record.manifest;
+  std::vector<std::string> listed = {m.target.engine};
+  if (m.draft) listed.push_back(m.draft->engine);
+  listed.push_back("tokenizer.json");
+  for (const std::string& name : listed)
+    require(record.files.count(name) > 0, "files lacks " + shown(name) + "; expected it");
+  for (const auto& [name, file] : record.files)
+    require(inside(name), "files names " + shown(name) + "; expected a place inside the bundle");
+}
+
+void check_shape(const std::string& role, const Geometry& shape,
+                 const std::vector<std::int64_t>& windows) {
+  require(windows.size() == static_cast<std::size_t>(shape.layers),
+          role + ".geometry.windows has " + std::to_string(windows.size()) +
+              " entries; expected one for each of " + std::to_string(shape.layers) + " layers");
+  require(shape.heads % shape.kv_heads == 0,
+          role + ".geometry.kv_heads is " + std::to_string(shape.kv_heads) +
+              "; expected a divisor of heads, " + std::to_string(shape.heads));
+}
+
+}  // namespace
+
+void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas,
+                    const std::map<std::string, std::vector<std::int64_t>>& windows) {
+  const Manifest& m = record.manifest;
+  const auto has = [&](std::int64_t gamma) {
+    return std::find(gammas.begin(), gammas.end(), gamma) != gammas.end();
+  };
+  require(has(0), "gammas is " + shown(gammas) + "; expected 0 among them");
+  if (m.gamma)
+    require(has(*m.gamma),
+            "gamma is " + std::to_string(*m.gamma) + "; expected one of " + shown(gammas));
+  const std::int64_t most = *std::max_element(gammas.begin(), gammas.end());
+  const std::uint64_t width = std::max<std::uint64_t>(static_cast<std::uint64_t>(m.prefill),
+                                                      static_cast<std::uint64_t>(most) + 1);
+  require(width <= static_cast<std::uint64_t>(m.max_length),
+          "prefill or gammas asks for passes of " + std::to_string(width) + "; expected up to " +
+              std::to_string(m.max_length));
+  const std::int64_t vocab = m.target.geometry.vocab_size;
+  for (const Token end : m.eos_token_ids)
+    require(end < vocab, "eos_token_ids is " + shown(m.eos_token_ids) + "; expected ids below " +
+                             std::to_string(vocab));
+  if (m.bos_token_id)
+    require(*m.bos_token_id < vocab, "bos_token_id is " + std::to_string(*m.bos_token_id) +
+                                         "; expected an id below " + std::to_string(vocab));
+  check_files(record);
+  check_shape("target", m.target.geometry, windows.at("target"));
+  if (m.draft) check_shape("draft", m.draft->geometry, windows.at("draft"));
+}
+
+std::size_t Manifest::max_width() const {
+  const int most = gammas.empty() ? 0 : *std::max_element(gammas.begin(), gammas.end());
+  return static_cast<std::size_t>(std::max(prefill, most + 1));
+}
+
+namespace {
+
+constexpr std::int64_t kFormat = 1;
+constexpr std::uint64_t kMostManifestBytes = 64 << 20;
+constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
+
+Geometry read_geometry(const Fields& fields, std::vector<std::int64_t>& windows) {
+  fields.only(
+      {"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
+  Geometry shape;
+  shape.layers = static_cast<int>(fields.whole("layers", 1, 10'000));
+  shape.heads = static_cast<int>(fields.count("heads"));
+  shape.kv_heads = static_cast<int>(fields.count("kv_heads"));
+  shape.head_dim = static_cast<int>(fields.count("head_dim"));
+  shape.vocab_size = static_cast<int>(fields.count("vocab_size"));
+  shape.max_positions = static_cast<int>(fields.count("max_positions"));
+  windows = fields.wholes("windows");
+  return shape;
+}
+
+void check_quality(const Fields& model) {
+  if (!model.has("quality")) return;
+  const auto quality = model.record_or_null("quality");
+  if (!quality) return;
+  quality->only({"kl", "top1", "tokens"});
+  quality->number("kl");
+  const double top1 = quality->number("top1");
+  quality->count("tokens");
+  if (top1 > 1) throw std::runtime_error("quality.top1 is above 1; expected a share");
+}
+
+ModelRecord read_model(const Fields& fields, const std::string& backend,
+                       std::vector<std::int64_t>& windows) {
+  fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
+               "fused", "precision", "embedding", "head", "block", "per_row", "quality",
+               "backend"});
+  ModelRecord model;
+  model.engine = fields.text("engine");
+  model.geometry = read_geometry(fields.record("geometry"), windows);
+  fields.text("model_type");
+  fields.whole("parameters");
+  model.weight_bytes = static_cast<std::uint64_t>(fields.whole("weight_bytes"));
+  model.kv_item_bytes = static_cast<int>(fields.whole("kv_item_bytes", 1, 16));
+  fields.texts("fused");
+  bool half = false;
+  for (const char* part : {"precision", "embedding", "head"}) {
+    const std::string stored = fields.has(part) ? fields.text(part) : "fp32";
+    half = half || stored == "fp16" || stored == "bf16";
+  }
+  model.precision = fields.has("precision") ? fields.text("precision") : "fp32";
+  model.half_stored = half;
+  const std::int64_t block = fields.has("block") ? fields.whole("block") : 0;
+  model.quantized = (fields.has("per_row") && fields.boolean("per_row")) || block > 0;
+  check_quality(fields);
+  if (fields.has("backend")) model.backend = fields.text("backend");
+  if (model.backend.empty()) model.backend = backend;
+  return model;
+}
+
+std::optional<int> narrow(std::optional<std::int64_t> value) {
+  return value ? std::optional<int>(static_cast<int>(*value)) : std::nullopt;
+}
+
+// What fits no int is beyond every limit that is checked, too.
+std::optional<std::int64_t> within(std::optional<std::int64_t> value) {
+  return value ? std::optional(std::min(*value, 2 * kMostCount)) : value;
+}
+
+Record read_record(const Json& json) {
+  const Fields fields(json, "");
+  Record record;
+  Manifest& m = record.manifest;
+  std::map<std::string, std::vector<std::int64_t>> windows;
+  fields.whole("format", 1, kFormat);
+  m.name = fields.text("name");
+  m.backend = fields.text("backend");
+  m.precision = fields.text("precision");
+  m.batch = static_cast<int>(fields.count("batch"));
+  m.max_length = static_cast<int>(fields.count("max_length"));
+  m.prefill = static_cast<int>(fields.count("prefill"));
+  const std::vector<std::int64_t> gammas = fields.wholes("gammas");
+  m.gamma = narrow(within(fields.whole_or_null("gamma")));
+  m.eos_token_ids = fields.wholes("eos_token_ids");
+  m.bos_token_id = fields.whole_or_null("bos_token_id");
+  m.target = read_model(fields.record("target"), m.backend, windows["target"]);
+  if (const auto draft = fields.record_or_null("draft"))
+    m.draft = read_model(*draft, m.backend, windows["draft"]);
+  record.versions = fields.texts("versions");
+  record.device = fields.texts("device");
+  m.source = fields.text("source");
+  for (const auto& [name, file] : fields.named("files")) {
+    file.only({"bytes", "sha256"});
+    record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256")};
+  }
+  check_manifest(record, gammas, windows);
+  m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked
+  std::sort(m.gammas.begin(), m.gammas.end());
+  m.gammas.erase(std::unique(m.gammas.begin(), m.gammas.end()), m.gammas.end());
+  return record;
+}
+
+bool exists(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0;
+}
+
+Json load(const std::string& folder, const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    const char* what =
+        exists(folder) ? " is not a bundle: it has no manifest.json" : " does not exist";
+    throw Failure(SPECRT_BUNDLE,
+                  folder + what + "; build one with `make engines` or `specrt build RECIPE`");
+  }
+  try {
+    Json json = Json::parse(read_text(path, kMostManifestBytes));
+    if (json.kind() != Json::Kind::kObject || json.find("format") == nullptr)
+      throw std::runtime_error("it holds " + shown(json) + "; expected an object with `format`");
+    return json;
+  } catch (const std::runtime_error& error) {
+    throw Failure(SPECRT_BUNDLE, path + " cannot be read (" + error.what() + "); " + kAgain);
+  }
+}
+
+}  // namespace
+
+std::string read_text(const std::string& path, std::uint64_t most) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) throw std::runtime_error(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) throw std::runtime_error("it is no file");  // a pipe would block
+  if (static_cast<std::uint64_t>(info.st_size) > most)
+    throw std::runtime_error("it has more than " + std::to_string(most) + " bytes");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error(std::strerror(errno));
+  std::string text(static_cast<std::size_t>(info.st_size), '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
+  return text;
+}
+
+Record read_manifest(const std::string& folder) {
+  const std::string path = folder + "/manifest.json";
+  const Json json = load(folder, path);
+  const Json& written = json.at("format");
+  if (written.kind() == Json::Kind::kInteger && written.integer() > kFormat)
+    throw Failure(SPECRT_BUNDLE, folder + " has bundle format " + shown(written) +
+                                     ", and this specrt reads up to " + std::to_string(kFormat) +
+                                     "; upgrade specrt, or build the bundle again with this "
+                                     "version");
+  try {
+    return read_record(json);
+  } catch (const std::runtime_error& error) {
+    throw Failure(SPECRT_BUNDLE,
+                  path + " is not a complete manifest (" + error.what() + "); " + kAgain);
+  }
+}
+
+}  // namespace specrt::native

@@ -1,0 +1,82 @@
+#include "native/engine/backends.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "native/engine/ort_library.hpp"
+#include "native/machine.hpp"
+
+namespace specrt::native {
+
+namespace {
+
+// Bytes of main memory that a model takes with full KV buffers, as a double: a manifest may say
+// anything.
+double host_bytes(const Manifest& manifest, const ModelRecord& model) {
+  if (model.backend != "ort-cpu") return 0;
+  const Geometry& g = model.geometry;
+  return static_cast<double>(model.weight_bytes) + 2.0 * g.layers * manifest.batch * g.kv_heads *
+                                                       manifest.max_length * g.head_dim *
+                                                       model.kv_item_bytes;
+}
+
+std::string no_room(const Manifest& manifest, std::uint64_t limit) {
+  const std::uint64_t most = limit > 0 ? limit : available_bytes();
+  if (!manifest.draft || most == 0) return "";
+  const double both = host_bytes(manifest, manifest.target) + host_bytes(manifest, *manifest.draft);
+  if (both <= static_cast<double>(most)) return "";
+  char mebibytes[64];
+  std::snprintf(mebibytes, sizeof mebibytes, "%.0f", both / (1 << 20));
+  return std::string("the draft model is not opened: target and draft take ") + mebibytes +
+         " MiB with their KV buffers full, and " + std::to_string(most >> 20) + " MiB may be used";
+}
+
+std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model,
+                                  const OpenOptions& options, int threads) {
+  if (model.backend == "ort-cpu")
+    return open_ort(bundle, model, OrtLibrary::load(options.onnxruntime), threads);
+  if (model.backend == "tensorrt" || model.backend == "tensorrt-rtx") {
+#ifdef SPECRT_WITH_TENSORRT
+    return open_tensorrt(bundle, model);
+#else
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "the bundle's backend is " + model.backend +
+                      ", and this library was built without TensorRT; build it with "
+                      "-DTENSORRT_ROOT=FOLDER of the SDK, or use the hosted implementation");
+#endif
+  }
+  if (model.backend == "ort-cuda")
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "the bundle's backend is ort-cuda, which this library cannot open; use the "
+                  "hosted implementation (-DSPECRT_IMPLEMENTATION=hosted)");
+  throw Failure(SPECRT_ENGINE, "backend '" + model.backend +
+                                   "' is unknown to this version of specrt; known: ort-cpu, "
+                                   "tensorrt, tensorrt-rtx");
+}
+
+}  // namespace
+
+Models open_models(const Bundle& bundle, const OpenOptions& options, int threads) {
+  const Manifest& manifest = bundle.manifest;
+  Models models;
+  models.absent = no_room(manifest, options.memory_bytes);
+  const bool alone = !manifest.draft || manifest.draft->backend == manifest.target.backend;
+  // The first bundle decides: the library makes one environment for the process.
+  if (options.owns_process && alone && manifest.target.backend == "ort-cpu" && threads > 1)
+    OrtLibrary::load(options.onnxruntime).environment(threads);
+  models.target = open_model(bundle, manifest.target, options, threads);
+  if (manifest.draft && models.absent.empty())
+    models.draft = open_model(bundle, *manifest.draft, options, threads);
+  return models;
+}
+
+std::string engine_library() {
+  if (const OrtLibrary* library = OrtLibrary::loaded()) return "ONNX Runtime " + library->version();
+#ifdef SPECRT_WITH_TENSORRT
+  return tensorrt_library();
+#else
+  return "";
+#endif
+}
+
+}  // namespace specrt::native

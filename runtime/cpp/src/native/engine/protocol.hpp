@@ -1,0 +1,62 @@
+// A compiled model as the rest of the native runtime sees it: one verb over KV buffers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "params.hpp"
+
+namespace specrt::native {
+
+struct Geometry {
+  int layers = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int vocab_size = 0;
+  int max_positions = 0;
+};
+
+// Scores that a pass left on a device: brought to the host, all rows at once, when one is read.
+class DeferredScores {
+ public:
+  virtual ~DeferredScores() = default;
+  virtual float* read() = 0;
+};
+
+// What a forward pass left behind: views that the next pass of the same engine overwrites.
+struct Output {
+  const Token* argmax;      // [rows]; -1 where a logit is NaN or the best one infinite
+  float* logits;            // [rows, vocabulary]; a caller may edit them in place
+  const float* confidence;  // [rows], probability of the likeliest; nullptr where not computed
+  std::size_t rows;
+  std::size_t vocabulary;
+  DeferredScores* late = nullptr;  // where there is one, `logits` is nullptr, and `row` asks it
+
+  float* row(std::size_t i) const { return (late ? late->read() : logits) + i * vocabulary; }
+};
+
+// One compiled model over KV buffers of its own. Stateless about length: going back is feeding
+// again from a smaller start. One thread at a time.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Write keys at start .. start + width, attend to all before and within, and score the last
+  // `rows` positions. Throws Failure(SPECRT_ENGINE) where the pass is too wide or out of bounds.
+  virtual Output forward(const Token* tokens, std::size_t width, std::size_t start,
+                         std::size_t rows) = 0;
+  virtual const Geometry& geometry() const = 0;
+  virtual std::size_t max_length() const = 0;
+  virtual std::size_t max_width() const = 0;
+};
+
+// A compiled model whose weights are loaded once, for any number of engines. Any thread.
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual std::unique_ptr<Engine> engine() = 0;
+};
+
+}  // namespace specrt::native

@@ -1,0 +1,70 @@
+// engine.json: what a plan was built as, and whether that runs on this library and GPU.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "native/engine/tensorrt/cuda.hpp"
+#include "native/engine/tensorrt/library.hpp"
+
+namespace specrt::native::tensorrt {
+
+// The remedy where a plan and its record are not as they were built.
+constexpr const char* kAgain = "build the bundle again with `specrt build RECIPE`";
+
+// The sizes an input may take in a profile, and the one its kernels were chosen for.
+struct Range {
+  std::size_t least, best, most;
+
+  bool fixed() const { return least == most; }
+  bool takes(std::size_t size) const { return least <= size && size <= most; }
+  bool operator==(const Range& other) const {
+    return least == other.least && best == other.best && most == other.most;
+  }
+};
+
+// One optimisation profile: passes of some widths, and of how many scored rows.
+struct Profile {
+  std::string name;  // "prefill", "decode", "catch-up", or "verify G" for gamma G
+  Range width, rows;
+
+  bool fixed() const { return width.fixed() && rows.fixed(); }
+  bool takes(std::size_t its_width, std::size_t its_rows) const {
+    return width.takes(its_width) && rows.takes(its_rows);
+  }
+};
+
+// See specrt.engine.tensorrt.engine_record.EngineRecord.
+struct EngineRecord {
+  std::string backend;
+  std::string version;  // of the library that built it
+  bool native = false;  // KV buffers are updated in place; else each pass writes whole new ones
+  std::string compute;  // what KV buffers hold: "fp16", "bf16" or "fp32"
+  std::vector<Profile> profiles;  // in the order of the plan
+  std::size_t candidates = 0;     // best scores of each row that the plan cuts out
+  bool confidence = false;        // whether it tells the probability of the likeliest token
+  std::string gpu;                // that it was built on, and for; empty where none was needed
+  std::vector<std::string> capabilities;  // of that GPU, or those of the recipe
+  std::string hardware;                   // "ampere+", "same-capability", or "" for this GPU only
+  bool newer_versions = false;            // later versions of the library may run it
+  bool streaming = false;                 // weights stay in host memory where there is no room
+  bool stripped = false;                  // weights are not in the plan
+
+  std::size_t kv_item_bytes() const { return compute == "fp32" ? 4 : 2; }
+  std::size_t most_width() const;
+  std::size_t most_rows() const;
+};
+
+// Throws Failure(SPECRT_BUNDLE) for one that is missing, of a newer format, or no such record.
+EngineRecord read_engine_record(const std::string& path);
+
+// The place of the profile for a pass: the one for just it, else one that takes it. Throws
+// Failure(SPECRT_ENGINE) with the pass and the passes the plan was built for.
+std::size_t choose(const EngineRecord& record, std::size_t width, std::size_t rows);
+
+// What keeps a plan from running here and how to rebuild it; empty where nothing does. The rules
+// are those of specrt.engine.tensorrt.engine_record.difference; the driver does not matter.
+std::string difference(const EngineRecord& built, const Library& here, const Gpu& gpu);
+
+}  // namespace specrt::native::tensorrt

@@ -1,0 +1,45 @@
+// An open bundle: what its sessions share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "implementation.hpp"
+#include "native/bundle/bundle.hpp"
+#include "native/engine/backends.hpp"
+#include "native/text/tokenizer.hpp"
+
+namespace specrt::native {
+
+class LoadedBundle {
+ public:
+  LoadedBundle(const std::string& path, const OpenOptions& options);
+
+  // The gamma and the drafter to use: those of the request, or the bundle's defaults. Throw
+  // Failure(SPECRT_INVALID_ARGUMENT) for what was not built or cannot be had.
+  int gamma_of(const Params& params) const;
+  std::string drafter_of(const Params& params) const;
+
+  // What passes cost here: as tuned, else measured with the engines given, once. `begin` is called
+  // before that, which overwrites their KV buffers.
+  Costs costs(Engine& target, Engine* draft, const std::function<void()>& begin);
+
+  Info info() const;
+
+  const int threads;
+  const bool prompt_cache;
+  const Bundle bundle;
+  const Models models;
+  const Tokenizer tokenizer;
+
+ private:
+  void check_vocabulary() const;
+
+  std::mutex pricing_;
+  std::optional<Costs> costs_;
+};
+
+}  // namespace specrt::native

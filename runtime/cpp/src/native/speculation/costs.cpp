@@ -1,0 +1,70 @@
+#include "native/speculation/costs.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include "failure.hpp"
+
+namespace specrt::native {
+
+// An entry of a table, continued beyond its end along its mean slope.
+static double along(const std::vector<double>& table, int gamma) {
+  const int last = static_cast<int>(table.size()) - 1;
+  if (gamma <= last) return table.at(static_cast<std::size_t>(gamma));
+  const double slope = last > 0 ? std::max(0.0, (table.back() - table.front()) / last) : 0.0;
+  return table.back() + slope * (gamma - last);
+}
+
+static std::string listed(const std::vector<double>& costs) {
+  std::string text = "(";
+  for (const double cost : costs) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%s%.17g", text.size() > 1 ? ", " : "", cost);
+    text += number;
+  }
+  return text + ")";
+}
+
+static bool sound(const std::vector<double>& costs, bool positive) {
+  return std::all_of(costs.begin(), costs.end(), [positive](double cost) {
+    return std::isfinite(cost) && (positive ? cost > 0 : cost >= 0);
+  });
+}
+
+void Costs::check() const {
+  const bool known = !verify_ns.empty() && !draft_ns.empty() && sound(verify_ns, true) &&
+                     sound(draft_ns, false) && sound({outside_ns}, false);
+  if (known && draft_ns[0] == 0) return;
+  throw Failure(SPECRT_BUNDLE,
+                "the costs are verify " + listed(verify_ns) + ", draft " + listed(draft_ns) +
+                    ", outside " + listed({outside_ns}) +
+                    "; expected nanoseconds from gamma 0 on, drafting none of which costs "
+                    "nothing; run `specrt tune` again");
+}
+
+double Costs::verify(int gamma) const { return along(verify_ns, gamma); }
+
+double Costs::draft(int gamma) const { return along(draft_ns, gamma); }
+
+std::vector<double> costs_between(const std::vector<std::pair<int, double>>& measured, int most) {
+  if (measured.empty() || measured[0].first != 0) {
+    throw std::invalid_argument("the first cost measured is that of gamma 0");
+  }
+  std::vector<double> table{measured[0].second};
+  for (std::size_t i = 1; i < measured.size(); ++i) {
+    const auto& [low, before] = measured[i - 1];
+    const auto& [high, after] = measured[i];
+    const double slope = (after - before) / (high - low);
+    for (int g = 1; g < high - low; ++g) table.push_back(before + slope * g);
+    table.push_back(after);
+  }
+  std::vector<double> costs;
+  for (int g = 0; g <= most; ++g) costs.push_back(along(table, g));
+  return costs;
+}
+
+}  // namespace specrt::native

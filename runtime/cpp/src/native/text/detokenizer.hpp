@@ -1,0 +1,102 @@
+// From tokens to text as they come: UTF-8 in pieces, tokenizers without bytes, stop strings.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "params.hpp"
+
+namespace specrt::native {
+
+// Joins bytes and gives out whole characters. What is no UTF-8 becomes U+FFFD, one for each maximal
+// part that could have begun a character. What comes when is as in Python's incremental decoder.
+class Utf8Decoder {
+ public:
+  // Add bytes; return the text that became certain.
+  std::string push(std::string_view bytes);
+  // Return what was held back: half a character becomes U+FFFD.
+  std::string finish();
+
+ private:
+  void take(unsigned char byte, std::string& text);
+  void settle(std::string& text);
+
+  std::string held_;          // of a character that is not whole yet
+  int missing_ = 0;           // bytes that it lacks
+  int late_ = -1;             // a byte that ended a piece, and is not looked at yet
+  unsigned char low_ = 0x80;  // what its next byte may be
+  unsigned char high_ = 0xBF;
+};
+
+// Whether a text is UTF-8 from end to end.
+bool is_utf8(std::string_view text);
+
+class Detokenizer {
+ public:
+  virtual ~Detokenizer() = default;
+  // Add tokens and return the text that became certain.
+  virtual std::string push(const Token* ids, std::size_t count) = 0;
+  // Return what was held back; half a character becomes U+FFFD.
+  virtual std::string finish() = 0;
+};
+
+// Joins the bytes of byte-level tokens: a token is its bytes, whatever stands beside it.
+class ByteDetokenizer : public Detokenizer {
+ public:
+  // `bytes` holds those of each token; one that it lacks, and a special one, has none.
+  explicit ByteDetokenizer(const std::vector<std::string>& bytes) : bytes_(bytes) {}
+  std::string push(const Token* ids, std::size_t count) override;
+  std::string finish() override { return decoder_.finish(); }
+
+ private:
+  const std::vector<std::string>& bytes_;
+  Utf8Decoder decoder_;
+};
+
+// Decodes the last tokens again with each new one; see specrt.text.Detokenizer.
+class RedecodingDetokenizer : public Detokenizer {
+ public:
+  using Decode = std::function<std::string(const std::vector<Token>&)>;
+  explicit RedecodingDetokenizer(Decode decode) : decode_(std::move(decode)) {}
+  std::string push(const Token* ids, std::size_t count) override;
+  std::string finish() override;
+
+ private:
+  std::string give(const std::string& text);
+
+  Decode decode_;
+  std::vector<Token> ids_;
+  std::size_t given_ = 0;
+  std::string given_text_;
+};
+
+// Where no text can be made of tokens.
+class NoDetokenizer : public Detokenizer {
+ public:
+  std::string push(const Token*, std::size_t) override { return ""; }
+  std::string finish() override { return ""; }
+};
+
+// Finds where a text must end, holding back what may be the beginning of a stop string.
+class StopStrings {
+ public:
+  explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  struct Shown {
+    std::string text;                // what may be shown
+    std::optional<std::string> met;  // the stop string that ended it
+  };
+
+  Shown push(const std::string& text);
+  // Return what was held back, when no stop string came.
+  std::string finish();
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+};
+
+}  // namespace specrt::native
