@@ -346,7 +346,10 @@ class Launcher:
             with self._device.capture() as recording:
                 self._put()
         except EngineError as error:
-            self._device.wait()  # fails where the device is lost
+            try:
+                self._device.wait()
+            except EngineError:  # the device is lost
+                raise error from None
             self.refusal = str(error)
         else:
             self._graph = recording.graph
