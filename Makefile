@@ -14,7 +14,11 @@ export PROMPT
 # What building for a backend needs besides.
 EXTRA := $(if $(filter tensorrt-rtx,$(BACKEND)),$(VENV)/.tensorrt-rtx)
 RECIPE := $(if $(filter tensorrt%,$(BACKEND)),tensorrt,recipe).toml
-RECIPES := $(if $(PAIR),engines/$(PAIR)/$(RECIPE),$(wildcard engines/*/$(RECIPE)))
+# Without a PAIR nothing is downloaded: the pairs whose weights are here are built, the others named.
+RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.pairs engines/*/$(RECIPE))
+# A checkpoint without a graph beside it is exported, which takes torch.
+EXPORTER = $(if $(wildcard $(PAIR:%=engines/%/$(RECIPE))),$(shell grep -qs '^graph' engines/$(PAIR)/$(RECIPE) || echo $(VENV)/.export))
+BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16,-gpu))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -49,12 +53,13 @@ setup: $(VENV)/.runtime ## make .venv with what building and running need (no to
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
 
-engines: $(VENV)/.runtime $(EXTRA) ## build every bundle that is missing or stale
-	@for recipe in $(RECIPES); do \
+engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights are here; PAIR=name downloads and builds one
+	@recipes=$$($(RECIPES)) || exit $$?; for recipe in $$recipes; do \
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
 
+generate bench: PAIR := $(or $(PAIR),codelet)
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
-	@$(BIN)/specrt generate engines/build/$(or $(PAIR),codelet)$(if $(EXTRA),-fp16) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
@@ -65,8 +70,8 @@ lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 
 check: lint test ## lint and test
 
-bench: engines ## measure codelet: plain, gamma 2, 4 and auto
-	@$(BIN)/specrt bench --prompts benchmarks/prompts/code.jsonl $(ARGS)
+bench: engines ## measure codelet, or PAIR: plain, gamma 2, 4 and auto
+	@$(BIN)/specrt bench $(BUNDLE) --prompts benchmarks/prompts/code.jsonl $(ARGS)
 
 gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minutes 10"
 	@$(BIN)/python benchmarks/gpu $(ARGS)

@@ -15,7 +15,7 @@ import pytest
 
 import specrt
 from specrt.generator import Generator
-from specrt_export.bundle_builder import build, is_fresh
+from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
 

@@ -13,9 +13,16 @@ if [ ! -d "$venv/$sdist" ]; then
   "$venv/bin/python" -m pip download -q --no-deps --no-binary llama-cpp-python -d "$venv" llama-cpp-python==0.3.36
   tar -xzf "$venv/$sdist.tar.gz" -C "$venv"
 fi
+# A native build by gcc 12 crashes in its AMX kernels: there, the same instructions without AMX.
+arch=(-DGGML_NATIVE=ON)
+version=$("${CXX:-c++}" -dumpfullversion 2>/dev/null || true)
+if [ "${version%%.*}" = 12 ] && grep -qw amx_tile /proc/cpuinfo; then
+  arch=(-DGGML_NATIVE=OFF -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON
+    -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
+fi
 source=$venv/$sdist/vendor/llama.cpp
 "$venv/bin/python" -m pip install -q "$source/gguf-py"
-cmake -S "$source" -B "$venv/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON \
+cmake -S "$source" -B "$venv/build" -DCMAKE_BUILD_TYPE=Release "${arch[@]}" -DGGML_OPENMP=ON \
   -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF \
   -DLLAMA_BUILD_APP=OFF >/dev/null
 cmake --build "$venv/build" -j "$jobs" \

@@ -114,7 +114,33 @@ class Checkpoint:
         folder = _folder(name_or_path, revision, config_only)
         config = _json(folder / "config.json", "a checkpoint folder holds one")
         weights = {} if config_only else _weights(folder)
+        if config.get("model_type") in TEXT_PARTS and isinstance(config.get("text_config"), dict):
+            config, weights = _text_part(config, weights)
         return cls(folder, config, MappingProxyType(weights))
+
+
+TEXT_PARTS = {"gemma3": "gemma3_text"}
+"""Multimodal model types whose text part is a decoder of its own, and the type of that."""
+
+_OF_TEXT = ("model.language_model.", "language_model.model.")
+"""How the names of its weights begin in a checkpoint of the whole: today's, and older ones."""
+
+_OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
+
+
+def _text_part(
+    config: dict[str, Any], weights: dict[str, WeightBytes]
+) -> tuple[dict[str, Any], dict[str, WeightBytes]]:
+    """Return config and weights of the text part, named as if it were a checkpoint of its own."""
+    kept = {key: config[key] for key in _OF_ALL if key in config}
+    text = {**kept, **config["text_config"], "model_type": TEXT_PARTS[config["model_type"]]}
+    named = {
+        "model." + name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        for prefix in _OF_TEXT
+        if name.startswith(prefix)
+    }
+    return text, named
 
 
 def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -> Path:

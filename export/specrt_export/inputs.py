@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -18,13 +15,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
-import specrt
-from specrt import bundle as libraries
-from specrt.engine.tensorrt.library import TENSORRT, open_library
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.lower.ort_lowering import LAYOUT
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -51,7 +44,7 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     Accepted at the end of either: embedding rows without a token, and unused or padding tokens.
     Raises: CheckpointError with the first differing id and both its tokens.
     """
-    ours, theirs = read_tokens(target), read_tokens(draft)
+    ours, theirs = read_tokens(target), read_tokens(draft, drafts=True)
     for index in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(index), theirs.get(index)
         if mine == other or (_filler(mine) and _filler(other)):
@@ -63,9 +56,11 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
         )
 
 
-def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, str]:
     """Return the token of each id of a checkpoint's tokenizer, added tokens included.
 
+    A draft may lack rows for added tokens, as the small Gemma 3 do for that of a picture: it never
+    proposes them, and is silent once its target has one.
     Raises: CheckpointError if it is missing, unreadable, or has ids the model has no row for.
     """
     path = checkpoint.folder / "tokenizer.json"
@@ -75,7 +70,8 @@ def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     try:
-        vocabulary = HubTokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        tokenizer = HubTokenizer.from_file(str(path))
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # The tokenizers library raises bare Exception for whatever it cannot read.
     except Exception as error:
         raise CheckpointError(
@@ -83,7 +79,8 @@ def read_tokens(checkpoint: Checkpoint) -> dict[int, str]:
         ) from error
     tokens = {index: token for token, index in vocabulary.items()}
     size = checkpoint.config.get("vocab_size")
-    last = max(tokens, default=-1)
+    added = tokenizer.get_added_tokens_decoder() if drafts else {}
+    last = max((index for index in tokens if index not in added), default=-1)
     if isinstance(size, int) and last >= size:
         raise CheckpointError(
             f"{path} has token id {last} ({tokens[last]!r}), but the model has vocab_size {size}; "
@@ -137,8 +134,6 @@ def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
 
 
 MIB = 1 << 20
-
-_PLANS = 2.5
 
 
 @dataclass(frozen=True)
@@ -217,12 +212,11 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
     ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
-    taken = sum(
+    size = sum(
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
         for weight in model.checkpoint.weights.values()
     )
-    # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    return int(taken * (_PLANS if recipe.backend_of(model.role) in TENSORRT else 1))
+    return int(size * recipe.spec_of(model.role).disk_factor)
 
 
 def _free(folder: Path) -> int:
@@ -240,46 +234,13 @@ def _free(folder: Path) -> int:
     return free
 
 
-def fingerprint(recipe: Recipe, inputs: list[ModelInputs]) -> str:
-    """Hash what decides the bytes of a bundle.
-
-    Recipe and graphs count by content, weights by size and time, so that asking is free.
-    """
-    digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
-    digest.update(json.dumps(versions(recipe)).encode())
-    if recipe.engine.batch > 1 and "ort-cpu" in map(recipe.backend_of, recipe.sources):
-        digest.update(LAYOUT.encode())
-    if recipe.quality.calibration:
-        with suppress(OSError):  # a build says what is wrong with it
-            digest.update(calibration_path(recipe).read_bytes())
-    for model in inputs:
-        if model.graph is not None:
-            digest.update(model.graph.read_bytes())
-        for path in sorted(model.checkpoint.folder.iterdir()):
-            if path.suffix in (".json", ".safetensors", ".jinja"):
-                facts = path.stat()
-                digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
-    return digest.hexdigest()
-
-
-def versions(recipe: Recipe) -> dict[str, str]:
-    """Return the versions of what writes a bundle.
-
-    Raises: EngineError where TensorRT is asked for and not there.
-    """
-    library = {"onnxruntime": libraries.version(libraries.ONNXRUNTIME) or "unknown"}
-    for backend in sorted(set(map(recipe.backend_of, recipe.sources)).intersection(TENSORRT)):
-        library[backend] = open_library(backend).version
-    return {"specrt": specrt.__version__, **library, "onnx": version("onnx")}
-
-
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the tokens that end a text: none, one or several.
 
     Raises: CheckpointError for what are no token ids of the model.
     """
-    path, found = _setting(checkpoint, "eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    path, value = _setting(checkpoint, "eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         _check_id(checkpoint, path, "eos_token_id", token)
     return tuple(ids)
@@ -290,10 +251,10 @@ def begin_token(checkpoint: Checkpoint) -> int | None:
 
     Raises: CheckpointError for what is no token id of the model.
     """
-    path, found = _setting(checkpoint, "bos_token_id")
-    if found is None:
+    path, value = _setting(checkpoint, "bos_token_id")
+    if value is None:
         return None
-    return _check_id(checkpoint, path, "bos_token_id", found)
+    return _check_id(checkpoint, path, "bos_token_id", value)
 
 
 def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specrt.engine.tensorrt.library import OLDEST, TENSORRT, parse_version
-from specrt.errors import RecipeError, did_you_mean
+from specrt.engine.tensorrt.library import OLDEST, parse_version
+from specrt.errors import RecipeError
 from specrt.params import AUTO, Gamma
+from specrt.records import read
 from specrt.system.doctor import best_backend
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.lower.tensorrt_lowering import CANDIDATES
-from specrt_export.quantize.precision import BLOCKS, PER_ROW, PRECISIONS, Precision
+from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, Precision
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,236 +22,48 @@ else:
     import tomli as tomllib
 
 
-def parse(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
+@dataclass(frozen=True)
+class CompilerSpec:
+    """What a recipe may ask of one backend, and the class that compiles for it."""
 
-    Raises: RecipeError.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise RecipeError(f"{path} does not exist; a recipe is a TOML file") from None
-    except IsADirectoryError:
-        raise RecipeError(
-            f"{path} is a folder; name the recipe in it, {path}/recipe.toml"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
-    # Besides its own errors tomllib passes on those of int() and of deep nesting.
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
-
-
-def table(path: Path, key: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a table.
-
-    Raises: RecipeError for what is none.
-    """
-    if not isinstance(value, dict):
-        raise RecipeError(f"{path}: {key} is {value!r}; expected a table [{key}]")
-    return dict(value)
+    compiler: str
+    """A `specrt_export.compile.Compiler`, as `module:class`; imported when a build begins."""
+    precisions: tuple[str, ...] = PRECISIONS
+    most_rows: int = 64
+    """Rows of text that an engine may hold."""
+    row_scales: bool = False
+    """Whether int8 and fp8 weights share one scale for each row, whatever the block."""
+    pads_tail: bool = False
+    """Whether passes near the length limit are prefill passes, which must then be wide enough."""
+    disk_factor: float = 1.0
+    """Disk space that a build takes, over that of the weights in their new precision."""
+    on_cpu: bool = False
+    """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
+    float_factor: float = 1.0
+    """Floats in an engine over those in the graph it is made of, at most."""
 
 
-def record(path: Path, name: str, kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build a frozen record from the table of a name, checking keys and types.
+_PLANS = CompilerSpec(
+    "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
+    # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
+    disk_factor=2.5, float_factor=1.57,
+)  # fmt: skip
 
-    Raises: RecipeError naming the key, the value and what was expected.
-    """
-    known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
-    for key, value in values.items():
-        if key not in known:
-            shown = key if key.isprintable() else repr(key)
-            raise RecipeError(f"{path}: unknown key {name}.{shown}{did_you_mean(key, known)}")
-        accepts, words = _EXPECTED[str(known[key].type)]
-        if not accepts(value):
-            raise RecipeError(f"{path}: {name}.{key} is {value!r}; expected {words}")
-    for key, field in known.items():
-        if field.default is MISSING and key not in values:
-            raise RecipeError(f"{path}: {name}.{key} is missing")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
-def _is(*kinds: type) -> Callable[[Any], bool]:
-    """Return a test for values of some types; True and False are no numbers."""
-    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
-
-
-_is_int = _is(int)
-
-_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (_is(str), "a string"),
-    "bool": (lambda v: isinstance(v, bool), "true or false"),
-    "int": (_is_int, "a whole number"),
-    "int | None": (_is_int, "a whole number"),
-    "float | None": (_is(int, float), "a number"),
-    "Gamma": (lambda v: v == AUTO or _is_int(v), f"a whole number or {AUTO!r}"),
-    "tuple[int, ...]": (
-        lambda v: isinstance(v, list) and all(map(_is_int, v)),
-        "a list of whole numbers",
+COMPILERS: dict[str, CompilerSpec] = {
+    "ort-cpu": CompilerSpec(
+        "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
+        tuple(p for p in PRECISIONS if p != "fp8"),
+        on_cpu=True,
     ),
-    "tuple[str, ...]": (
-        lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v),
-        "a list of strings",
+    "ort-cuda": CompilerSpec(
+        "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",
+        tuple(p for p in PRECISIONS if p not in ("fp32", "fp8")),
+        most_rows=1,  # its attention takes several tokens at once for one row only
     ),
+    "tensorrt": _PLANS,
+    "tensorrt-rtx": _PLANS,
 }
-"""Per annotation of a field: what accepts its values, and what it is in words."""
-
-
-BACKENDS = {
-    "ort-cpu": tuple(p for p in PRECISIONS if p != "fp8"),
-    "ort-cuda": tuple(p for p in PRECISIONS if p not in ("fp32", "fp8")),
-    "tensorrt": PRECISIONS,
-    "tensorrt-rtx": PRECISIONS,
-}
-"""Each backend, and the precisions it has engines for."""
-
-BATCHES = range(1, 65)
-
-MOST_CANDIDATES = 3840
-"""TensorRT's limit for the best of a row."""
-
-"""The TensorRT that the simplest form of a graph is written for."""
-
-_BLOCKED = ("int8", "int4")
-
-Problems = Iterator[tuple[bool, str]]
-
-
-def problems(recipe: Recipe) -> Problems:
-    """Yield, for each thing that can be wrong, whether it is, and what to say of it."""
-    yield from _engine(recipe)
-    yield from _tensorrt(recipe)
-    yield from _weights(recipe)
-    yield from _quality(recipe)
-
-
-def _engine(recipe: Recipe) -> Problems:
-    name, e = recipe.name, recipe.engine
-    widest = max(e.gammas, default=0) + 1
-    folder = name.isprintable() and "/" not in name and name[:1] not in ("", ".")
-    yield not folder or len(name) > 255, f"name is {name!r}; expected a plain folder name"
-    named = {"engine": e.backend, **{r: s.backend for r, s in recipe.sources.items() if s.backend}}
-    for where, backend in named.items():
-        yield (
-            backend not in BACKENDS,
-            f"{where}.backend is {backend!r}; this version builds {', '.join(BACKENDS)}",
-        )
-    yield (
-        e.batch not in BATCHES,
-        f"engine.batch is {e.batch}; expected {BATCHES[0]} to {BATCHES[-1]}",
-    )
-    yield (
-        e.batch != 1 and "ort-cuda" in map(recipe.backend_of, recipe.sources),
-        f"engine.batch is {e.batch}, and ort-cuda builds batch 1: its attention takes several "
-        "tokens at once for one row only. Build with batch 1, or for ort-cpu",
-    )
-    yield e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"
-    yield (
-        any(g < 0 for g in e.gammas),
-        f"engine.gammas is {list(e.gammas)}; expected 0 or more each",
-    )
-    yield (
-        e.gamma not in (AUTO, 0, *e.gammas),
-        f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
-    )
-    yield (
-        not 1 <= e.prefill <= e.max_length,
-        f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})",
-    )
-    yield (
-        widest > e.max_length,
-        f"engine.gammas reaches {widest - 1}; a pass of {widest} does not fit {e.max_length}",
-    )
-
-
-def _tensorrt(recipe: Recipe) -> Problems:
-    said, engine = recipe.tensorrt, recipe.engine
-    widest = max(engine.gammas, default=0) + 1
-    uses = any(backend in TENSORRT for backend in map(recipe.backend_of, recipe.sources))
-    yield (
-        not 0 <= said.candidates <= MOST_CANDIDATES,
-        f"tensorrt.candidates is {said.candidates}; expected 0 to {MOST_CANDIDATES}",
-    )
-    yield (
-        bool(said.version)
-        and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9.]*)?", said.version) is None,
-        f"tensorrt.version is {said.version!r}; expected one such as '10.3'",
-    )
-    yield (
-        bool(said.version) and parse_version(said.version)[:2] < OLDEST,
-        f"tensorrt.version is {said.version!r}; graphs are written for TensorRT "
-        f"{'.'.join(map(str, OLDEST))} and later",
-    )
-    yield (
-        uses and engine.prefill < max(2, widest),
-        f"engine.prefill is {engine.prefill}; with TensorRT passes near the length limit go "
-        f"through it, so expected {max(2, widest)} or more",
-    )
-
-
-def _weights(recipe: Recipe) -> Problems:
-    for role, source in recipe.sources.items():
-        backend = recipe.backend_of(role)
-        known = BACKENDS.get(backend, ())
-        own = f"{role}.precision" if source.precision else "engine.precision"
-        asked = {own: source.precision or recipe.engine.precision}
-        asked |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
-        for key, value in asked.items():
-            yield (
-                value not in known and (value != "" or key == own),
-                f"{key} is {value!r}; {backend} builds {', '.join(known)}",
-            )
-    common = recipe.engine.precision
-    yield (
-        common not in PRECISIONS,
-        f"engine.precision is {common!r}; expected one of {', '.join(PRECISIONS)}",
-    )
-    for role, precision in recipe.precisions.items():
-        block = recipe.sources[role].block
-        yield (
-            block not in (0, *BLOCKS),
-            f"{role}.block is {block}; expected one of {', '.join(map(str, BLOCKS))}",
-        )
-        yield (
-            block > 0 and not precision.quantizes,
-            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(_BLOCKED)}; "
-            "remove it, or set a precision",
-        )
-        yield (
-            block > 0 and precision.per_row and not precision.block,
-            f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
-            f"of {' and '.join(PER_ROW)}; remove it",
-        )
-
-
-def _quality(recipe: Recipe) -> Problems:
-    q = recipe.quality
-    quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
-    yield (
-        bool(quantized) and not q.calibration,
-        f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "
-        "name a text beside the recipe to measure on, of the kind the models will meet, as "
-        '`[quality]` with `calibration = "calibration.jsonl"`',
-    )
-    limits = [key for key in ("max_kl", "min_top1") if getattr(q, key) is not None]
-    stored = [role for role, precision in recipe.precisions.items() if precision.rewrites]
-    yield (
-        bool(limits and stored) and not q.calibration,
-        f"quality.{' and '.join(limits)} cannot be held to without quality.calibration, and the "
-        f"{' and '.join(stored)} would not be stored as fp32; name a text to measure on as "
-        "`calibration`, or remove the limits",
-    )
-    yield (
-        q.max_kl is not None and not q.max_kl >= 0,
-        f"quality.max_kl is {q.max_kl}; expected 0 or more nats",
-    )
-    yield (
-        q.min_top1 is not None and not 0 <= q.min_top1 <= 1,
-        f"quality.min_top1 is {q.min_top1}; expected a share from 0 to 1",
-    )
-
-
-_TABLES = ("target", "draft", "engine", "tensorrt", "quality")
+"""The backends there are; the first is built for unless a recipe says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +93,7 @@ class ModelSource:
 class EngineOptions:
     """What the engines are built for."""
 
-    backend: str = "ort-cpu"
+    backend: str = next(iter(COMPILERS))
     """What runs the models; `auto` is the fastest that works on the machine that builds."""
     precision: str = "fp32"
     """What the weights of both models are stored as, unless their tables say otherwise."""
@@ -298,12 +109,54 @@ class EngineOptions:
     gamma: Gamma = AUTO
     """The gamma used when none is asked for; `auto` chooses one each round."""
 
+    @property
+    def widest(self) -> int:
+        """Return the tokens of the widest verify pass."""
+        return max(self.gammas, default=0) + 1
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The builder's settings; what is None or empty is left to the library."""
+
+    optimization_level: int | None = None
+    """0 (builds fastest) to 5; not of tensorrt-rtx, whose builder times nothing."""
+    workspace_mib: int | None = None
+    """The most working memory that kernels may ask for."""
+    aux_streams: int | None = None
+    """How many streams beside the main one a pass may use; with 0 nothing runs side by side, which
+    takes less working memory."""
+    hardware_compatible: str = ""
+    """`ampere+` or `same-capability`: which other GPUs the plan shall run on. Not of
+    tensorrt-rtx."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities to build for, such as `8.9`. Only of tensorrt-rtx."""
+    version_compatible: bool = False
+    """Whether later versions of the library shall read the plan. Not of tensorrt-rtx."""
+    weight_streaming: bool = False
+    """Whether weights may stay in host memory and be copied when they are needed."""
+    stripped: bool = False
+    """Whether to leave the weights out, to be put back on the device by refitting."""
+    candidates: int = 0
+    """How many best scores of each row the graph cuts out; the graph is held to it."""
+
+    def settings(self) -> dict[str, str]:
+        """Return what was set, for the record."""
+        return {
+            name: ", ".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in asdict(self).items()
+            if value != _DEFAULTS[name]
+        }
+
+
+_DEFAULTS = asdict(PlanOptions())
+
 
 @dataclass(frozen=True)
 class TensorRtOptions(PlanOptions):
     """What only the TensorRT backends read."""
 
-    candidates: int = CANDIDATES
+    candidates: int = 64
     """Best scores of each row that are cut out on the device for sampling; 0 for none."""
     version: str = ""
     """The TensorRT that will parse the graphs, such as `10.3`: before 10.15 they are written out in
@@ -358,6 +211,10 @@ class Recipe:
         """Return what a model is built for."""
         return self.sources[role].backend or self.engine.backend
 
+    def spec_of(self, role: str) -> CompilerSpec:
+        """Return what a recipe may ask of a model's backend; of an unknown one anything."""
+        return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
+
     @property
     def precisions(self) -> dict[str, Precision]:
         """Return what each model's weights are stored as."""
@@ -367,10 +224,22 @@ class Recipe:
                 source.embedding,
                 source.head,
                 source.block,
-                per_row=self.backend_of(role) in TENSORRT,
+                per_row=self.spec_of(role).row_scales,
             )
             for role, source in self.sources.items()
         }
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A recipe as it is written."""
+
+    target: ModelSource
+    draft: ModelSource | None = None
+    name: str | None = None
+    engine: EngineOptions = EngineOptions()
+    quality: QualityOptions = QualityOptions()
+    tensorrt: TensorRtOptions = TensorRtOptions()
 
 
 def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
@@ -379,49 +248,205 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
     Raises: RecipeError naming the key, the value and what was expected.
     """
     data = parse(path)
-    folder = path.resolve().parent.name
-    named = folder if path.stem == "recipe" else path.stem
-    name = data.pop("name") if "name" in data else named
-    if not isinstance(name, str):
-        raise RecipeError(f"{path}: name is {name!r}; expected a string")
-    tables = {key: table(path, key, data.pop(key, {})) for key in _TABLES}
-    for key in data:
-        raise RecipeError(f"{path}: unknown key {key!r}{did_you_mean(key, ('name', *_TABLES))}")
-    if not tables["target"]:
+    if "target" not in data:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
-    if backend:
-        tables["engine"]["backend"] = backend
-    target = record(path, "target", ModelSource, tables["target"])
-    draft = record(path, "draft", ModelSource, tables["draft"]) if tables["draft"] else None
-    if backend:
-        target, draft = replace(target, backend=""), draft and replace(draft, backend="")
+    try:
+        tables = read(_Tables, data)
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    default = path.resolve().parent.name if path.stem == "recipe" else path.stem
     recipe = Recipe(
         path=path,
-        name=name,
-        target=target,
-        draft=draft,
-        engine=record(path, "engine", EngineOptions, tables["engine"]),
-        quality=record(path, "quality", QualityOptions, tables["quality"]),
-        tensorrt=record(path, "tensorrt", TensorRtOptions, tables["tensorrt"]),
+        name=default if tables.name is None else tables.name,
+        target=tables.target,
+        draft=tables.draft,
+        engine=tables.engine,
+        quality=tables.quality,
+        tensorrt=tables.tensorrt,
     )
+    if backend:
+        recipe = _for_backend(recipe, backend)
     if recipe.engine.backend == AUTO:
-        recipe = replace(recipe, engine=replace(recipe.engine, backend=_best_here(recipe)))
-    _check(recipe)
+        engine = replace(recipe.engine, backend=_best_here(recipe))
+        recipe = replace(recipe, engine=engine)
+    for wrong, message in problems(recipe):
+        if wrong:
+            raise RecipeError(f"{path}: {message}")
     return recipe
 
 
+def _for_backend(recipe: Recipe, backend: str) -> Recipe:
+    """Return a recipe all of whose models are for one backend."""
+    return replace(
+        recipe,
+        target=replace(recipe.target, backend=""),
+        draft=recipe.draft and replace(recipe.draft, backend=""),
+        engine=replace(recipe.engine, backend=backend),
+    )
+
+
 def _best_here(recipe: Recipe) -> str:
-    """Return the fastest backend of this machine that has engines for what the recipe asks."""
+    """Return the fastest backend of this machine that compiles what the recipe names."""
     best = best_backend()
-    asked = {
+    names = {
         n for r, s in recipe.sources.items() if not s.backend for n in recipe.precisions[r].names
     }
-    fits = asked <= set(BACKENDS[best]) and (recipe.engine.batch == 1 or best != "ort-cuda")
-    return best if fits else "ort-cpu"
+    spec = COMPILERS[best]
+    fits = names <= set(spec.precisions) and recipe.engine.batch <= spec.most_rows
+    return best if fits else next(iter(COMPILERS))
 
 
-def _check(recipe: Recipe) -> None:
-    """Refuse values that no engine can be built for."""
-    for wrong, message in problems(recipe):
-        if wrong:
-            raise RecipeError(f"{recipe.path}: {message}")
+def parse(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises: RecipeError.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise RecipeError(f"{path} does not exist; a recipe is a TOML file") from None
+    except IsADirectoryError:
+        raise RecipeError(
+            f"{path} is a folder; name the recipe in it, {path}/recipe.toml"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
+    # Besides its own errors tomllib passes on those of int() and of deep nesting.
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+
+
+MOST_CANDIDATES = 3840
+"""TensorRT's limit for the best of a row."""
+
+
+_BLOCKED = ("int8", "int4")
+
+
+Problems = Iterator[tuple[bool, str]]
+
+
+def problems(recipe: Recipe) -> Problems:
+    """Yield, for each thing that can be wrong, whether it is, and what to say of it."""
+    yield from _engine(recipe)
+    yield from _tensorrt(recipe)
+    yield from _weights(recipe)
+    yield from _quality(recipe)
+
+
+def _engine(recipe: Recipe) -> Problems:
+    name, e = recipe.name, recipe.engine
+    folder = name.isprintable() and "/" not in name and name[:1] not in ("", ".")
+    yield not folder or len(name) > 255, f"name is {name!r}; expected a plain folder name"
+    named = {"engine": e.backend, **{r: s.backend for r, s in recipe.sources.items() if s.backend}}
+    for where, backend in named.items():
+        yield (
+            backend not in COMPILERS,
+            f"{where}.backend is {backend!r}; this version builds {', '.join(COMPILERS)}",
+        )
+    for role in recipe.sources:
+        most = recipe.spec_of(role).most_rows
+        yield (
+            not 1 <= e.batch <= most,
+            f"engine.batch is {e.batch}, and {recipe.backend_of(role)} builds "
+            f"{f'1 to {most}' if most > 1 else 'batch 1'}; change it, or the backend",
+        )
+    yield e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"
+    yield (
+        e.gamma not in (AUTO, 0, *e.gammas),
+        f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
+    )
+    yield (
+        not 1 <= e.prefill <= e.max_length,
+        f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})",
+    )
+    yield (
+        e.widest > e.max_length,
+        f"engine.gammas reaches {e.widest - 1}; a pass of {e.widest} does not fit {e.max_length}",
+    )
+
+
+def _tensorrt(recipe: Recipe) -> Problems:
+    options, engine = recipe.tensorrt, recipe.engine
+    least = max(2, engine.widest)
+    yield (
+        not 0 <= options.candidates <= MOST_CANDIDATES,
+        f"tensorrt.candidates is {options.candidates}; expected 0 to {MOST_CANDIDATES}",
+    )
+    yield (
+        bool(options.version)
+        and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9.]*)?", options.version) is None,
+        f"tensorrt.version is {options.version!r}; expected one such as '10.3'",
+    )
+    yield (
+        bool(options.version) and parse_version(options.version)[:2] < OLDEST,
+        f"tensorrt.version is {options.version!r}; graphs are written for TensorRT "
+        f"{'.'.join(map(str, OLDEST))} and later",
+    )
+    yield (
+        any(recipe.spec_of(role).pads_tail for role in recipe.sources) and engine.prefill < least,
+        f"engine.prefill is {engine.prefill}; with TensorRT passes near the length limit go "
+        f"through it, so expected {least} or more",
+    )
+
+
+def _weights(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        backend = recipe.backend_of(role)
+        known = recipe.spec_of(role).precisions
+        own = f"{role}.precision" if source.precision else "engine.precision"
+        values = {own: source.precision or recipe.engine.precision}
+        values |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
+        for key, value in values.items():
+            yield (
+                value not in known and (value != "" or key == own),
+                f"{key} is {value!r}; {backend} builds {', '.join(known)}",
+            )
+    common = recipe.engine.precision
+    yield (
+        common not in PRECISIONS,
+        f"engine.precision is {common!r}; expected one of {', '.join(PRECISIONS)}",
+    )
+    for role, precision in recipe.precisions.items():
+        block = recipe.sources[role].block
+        yield (
+            block not in (0, *BLOCKS),
+            f"{role}.block is {block}; expected one of {', '.join(map(str, BLOCKS))}",
+        )
+        yield (
+            block > 0 and not precision.quantizes,
+            f"{role}.block is {block}, and nothing of the {role} is {' or '.join(_BLOCKED)}; "
+            "remove it, or set a precision",
+        )
+        yield (
+            block > 0 and precision.per_row and not precision.block,
+            f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
+            f"of {' and '.join(PER_ROW)}; remove it",
+        )
+
+
+def _quality(recipe: Recipe) -> Problems:
+    q = recipe.quality
+    quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
+    yield (
+        bool(quantized) and not q.calibration,
+        f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "
+        "name a text beside the recipe to measure on, of the kind the models will meet, as "
+        '`[quality]` with `calibration = "calibration.jsonl"`',
+    )
+    limits = [key for key in ("max_kl", "min_top1") if getattr(q, key) is not None]
+    stored = [role for role, precision in recipe.precisions.items() if precision.rewrites]
+    yield (
+        bool(limits and stored) and not q.calibration,
+        f"quality.{' and '.join(limits)} cannot be held to without quality.calibration, and the "
+        f"{' and '.join(stored)} would not be stored as fp32; name a text to measure on as "
+        "`calibration`, or remove the limits",
+    )
+    yield (
+        q.max_kl is not None and not q.max_kl >= 0,
+        f"quality.max_kl is {q.max_kl}; expected 0 or more nats",
+    )
+    yield (
+        q.min_top1 is not None and not 0 <= q.min_top1 <= 1,
+        f"quality.min_top1 is {q.min_top1}; expected a share from 0 to 1",
+    )

@@ -24,11 +24,11 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     """Return those of the packages that are installed, and their versions, importing none."""
     from importlib import metadata  # slow to import
 
-    found = {}
+    versions = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def version(names: Iterable[str]) -> str | None:
@@ -149,7 +149,7 @@ class Manifest:
     gammas: tuple[int, ...]
     """Every gamma a verify pass was built for, 0 included."""
     gamma: int | None
-    """The gamma used when none is asked for; None leaves it to be chosen round by round."""
+    """The default gamma of requests; None leaves it to `auto`."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     target: ModelRecord
@@ -238,7 +238,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         (m.gamma is not None and m.gamma not in m.gammas,
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
-         f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
+         f"prefill or gammas needs passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
         (max(ends, default=0) >= vocab,
@@ -315,8 +315,8 @@ class Bundle:
     def _check_files(self) -> None:
         names = self.manifest.files
         with ThreadPoolExecutor(max_workers=4) as pool:
-            found = list(pool.map(lambda name: self._record(name, names[name]), names))
-        for name, record in zip(names, found, strict=True):
+            records = list(pool.map(lambda name: self._record(name, names[name]), names))
+        for name, record in zip(names, records, strict=True):
             if record != names[name]:
                 raise BundleError(
                     f"{self.file(name)} is not the file that was built (sha256 "

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
 from reprlib import repr as short
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from specrt.errors import RequestError
 
@@ -56,12 +55,12 @@ def constraint_of(
     Raises: RequestError for several, and for one that cannot be enforced.
     """
     given = dict(zip(KINDS, (json_schema, regex, choice, grammar), strict=True))
-    asked = [kind for kind in KINDS if given[kind] is not None]
-    if not asked:
+    kinds = [kind for kind in KINDS if given[kind] is not None]
+    if not kinds:
         return None
-    if len(asked) > 1:
-        raise RequestError(f"{' and '.join(asked)} were given; expected one of them")
-    kind = asked[0]
+    if len(kinds) > 1:
+        raise RequestError(f"{' and '.join(kinds)} were given; expected one of them")
+    kind = kinds[0]
     if kind == "json_schema":
         return Constraint(kind, json_schema)
     if kind == "choice":
@@ -116,7 +115,7 @@ def check_choice(given: tuple[str, ...]) -> None:
 
 
 def check_text(name: str, given: Any) -> None:
-    """Refuse what is no text, or half of one.
+    """Refuse another type than text, and half a character.
 
     Raises: RequestError.
     """
@@ -131,7 +130,7 @@ def check_text(name: str, given: Any) -> None:
 
 
 def check_regex(given: Any) -> None:
-    """Refuse what is no text of an expression.
+    """Refuse another type than text, and a text that is too long.
 
     Raises: RequestError.
     """
@@ -145,7 +144,7 @@ def _check_length(name: str, length: int) -> None:
 
 
 def check_grammar(text: Any) -> None:
-    """Refuse what a grammar may say that would be ignored, and more than can be compiled.
+    """Refuse attributes that would be ignored, and more rules than can be compiled.
 
     Raises: RequestError.
     """
@@ -157,9 +156,9 @@ def check_grammar(text: Any) -> None:
             f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
         )
     for head in _HEAD.finditer(text):
-        said = re.sub(_QUOTED, "", head[1])
+        attributes = re.sub(_QUOTED, "", head[1])
         for word, why in _UNENFORCED.items():
-            if re.search(rf"\b{word}\s*=", said):
+            if re.search(rf"\b{word}\s*=", attributes):
                 raise RequestError(f"grammar has {word} in {short(head[0].strip())}, {why}")
     for place in re.finditer(r"%json\b", text):
         try:
@@ -186,7 +185,7 @@ class Bound(NamedTuple):
 
 
 def check_numbers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Refuse numbers that are too large, and open bounds that would admit themselves.
+    """Refuse numbers that would lose digits, and open bounds that would admit themselves.
 
     `parts` are all schemas within a schema, with their places. An open bound that is whole admits
     itself where another bound lies less than 1 away; in the same schema, or where schemas meet.
@@ -207,17 +206,16 @@ def check_numbers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def _check_open(bounds: Sequence[Bound]) -> None:
-    lows = [b for b in bounds if b.word in ("minimum", "exclusiveMinimum")]
-    highs = [b for b in bounds if b.word in ("maximum", "exclusiveMaximum")]
-    pairs = [(low, low.value, high.value) for low in lows for high in highs]
-    pairs += [(high, low.value, high.value) for low in lows for high in highs]
-    for bound, low, high in pairs:
-        whole = bound.word.startswith("exclusive") and bound.value.denominator == 1
-        if whole and low < high and high - low < 1:
-            raise RequestError(
-                f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, which "
-                "cannot be enforced beside a bound less than 1 away; use one that is not whole"
-            )
+    for low in (b for b in bounds if b.word in ("minimum", "exclusiveMinimum")):
+        for high in (b for b in bounds if b.word in ("maximum", "exclusiveMaximum")):
+            for bound in (low, high):
+                whole = bound.word.startswith("exclusive") and bound.value.denominator == 1
+                if whole and 0 < high.value - low.value < 1:
+                    raise RequestError(
+                        f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, "
+                        "which cannot be enforced beside a bound less than 1 away; use one that "
+                        "is not whole"
+                    )
 
 
 def _bounds(place: str, schema: Mapping[str, Any]) -> Iterator[Bound]:
@@ -267,7 +265,7 @@ FORMATS = (
 _KNOWN = frozenset((*SCHEMAS_BY_NAME, *LISTS_OF_SCHEMAS, *SCHEMAS, *CHECKS, *REMARKS))
 
 _MOST_REMAINDERS = 20_000
-"""Numbers are told apart by their remainder; compiling takes the square of how many there are."""
+"""Distinct remainders that a grammar has states for; compiling takes the square of their number."""
 
 _LONGEST_NAME = 60
 
@@ -286,9 +284,10 @@ class SchemaPart(NamedTuple):
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse what would be ignored, what lies elsewhere, and what nothing satisfies.
+    """Refuse what the compiler would ignore or get wrong, and what is too much for it.
 
-    What a keyword may hold is left to the compiler.
+    The compiler refuses what a keyword cannot hold, references that lead nowhere, and most schemas
+    that nothing satisfies.
     Raises: RequestError naming keyword and place.
     """
     if not isinstance(schema, (bool, Mapping)):
@@ -296,9 +295,7 @@ def check_schema(schema: Any) -> None:
     parts = list(_parts(schema, "#"))
     for part in parts:
         _check_keywords(part)
-        _check_texts(part)
         _check_count(part)
-        _check_reference(part, schema)
     draft = str(schema.get("$schema")) if isinstance(schema, Mapping) else ""
     for part in parts:
         if "draft-0" in draft and "prefixItems" in part.schema:
@@ -306,12 +303,10 @@ def check_schema(schema: Any) -> None:
     check_numbers([(part.place, part.schema) for part in parts])
     _check_remainders(parts)
     _check_size(parts)
-    if not admits_anything(schema, {p.schema["$ref"] for p in parts if "$ref" in p.schema}):
-        raise RequestError("json_schema admits nothing: no finite JSON value satisfies it")
 
 
 def check_names(schema: Any) -> None:
-    """Refuse a schema within a grammar that a name spelt otherwise, with escapes, would go past.
+    """Refuse a schema within a grammar that a name spelt with escapes would go past.
 
     Raises: RequestError.
     """
@@ -360,18 +355,6 @@ def _check_keywords(part: SchemaPart) -> None:
         )
 
 
-def _check_texts(part: SchemaPart) -> None:
-    """Refuse characters that JSON can only write as numbers, which are not allowed."""
-    for word in ("const", "enum", "properties", "required"):
-        written = json.dumps(part.schema.get(word))
-        found = re.search(r"\\u00[01][0-9a-f]", written.replace("\\\\", ""))
-        if found:
-            raise RequestError(
-                f"json_schema has the character {found[0]} in {word} at {part.place}, which cannot "
-                "be written"
-            )
-
-
 def _check_count(part: SchemaPart) -> None:
     """Refuse counts that names which come twice would satisfy."""
     least, required = part.schema.get("minProperties"), part.schema.get("required")
@@ -380,19 +363,6 @@ def _check_count(part: SchemaPart) -> None:
         raise RequestError(
             f"json_schema has minProperties {least} at {part.place}; expected at most one more "
             f"than it has required properties, {named + 1}: name them in `required`"
-        )
-
-
-def _check_reference(part: SchemaPart, root: Any) -> None:
-    to = part.schema.get("$ref")
-    if to is None:
-        return
-    if not isinstance(to, str):
-        raise RequestError(f"json_schema has $ref {short(to)} at {part.place}; expected a text")
-    if not to.startswith("#") and "$id" not in root:
-        raise RequestError(
-            f"json_schema has $ref {short(to)} at {part.place}, which lies elsewhere, and nothing "
-            "is fetched; put it under $defs and write '#/$defs/name'"
         )
 
 
@@ -413,7 +383,7 @@ def _check_remainders(parts: list[SchemaPart]) -> None:
 
 def _check_size(parts: list[SchemaPart]) -> None:
     """Refuse what takes the compiler more than a few seconds, or more stack than there is."""
-    references = {p.schema["$ref"] for p in parts if "$ref" in p.schema}
+    references = {str(p.schema["$ref"]) for p in parts if "$ref" in p.schema}
     deepest = max((p.depth for p in parts), default=0)
     own: dict[str, int] = {}
     for part in parts:
@@ -429,10 +399,10 @@ def _check_size(parts: list[SchemaPart]) -> None:
         )
     for part in parts:
         for word, most in _MOST_OF.items():
-            held = part.schema.get(word)
-            if isinstance(held, (list, Mapping)) and len(held) > most:
+            items = part.schema.get(word)
+            if isinstance(items, (list, Mapping)) and len(items) > most:
                 raise RequestError(
-                    f"json_schema has {len(held)} {word} at {part.place}; expected up to {most}"
+                    f"json_schema has {len(items)} {word} at {part.place}; expected up to {most}"
                 )
 
 
@@ -441,86 +411,3 @@ def _unenforced(word: str, place: str) -> RequestError:
         f"json_schema has {word} at {place}, which cannot be enforced; leave it out, or say it "
         "with other keywords"
     )
-
-
-HOLDERS = frozenset({"object", "array"})
-"""Types whose values hold others."""
-
-
-def admits_anything(schema: Any, references: Collection[str]) -> bool:
-    """Tell whether a schema admits a finite value, as far as structure decides that.
-
-    `references` are all that the schema holds. Each is taken for impossible until it is found
-    possible with what was found before: the least fixed point. What bounds of numbers and lengths
-    rule out is not looked at.
-    """
-    found: set[str] = set()
-    while True:
-        more = {r for r in references if r not in found and _target(schema, r, found)}
-        if not more:
-            return _admits(schema, found)
-        found |= more
-
-
-def _target(root: Any, reference: str, found: Collection[str]) -> bool:
-    """Tell whether what a reference points to is possible; one that cannot be followed is."""
-    if reference != "#" and not reference.startswith("#/"):
-        return True
-    at = root
-    for step in reference[1:].split("/")[1:]:
-        key = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and key.isdecimal() and int(key) < len(at):
-            at = at[int(key)]
-        elif isinstance(at, Mapping) and key in at:
-            at = at[key]
-        else:
-            return True
-    return _admits(at, found)
-
-
-def _admits(schema: Any, found: Collection[str]) -> bool:
-    if not isinstance(schema, Mapping):
-        return schema is not False
-    if "$ref" in schema and schema["$ref"] not in found:
-        return False
-    if not all(_admits(inner, found) for inner in _list(schema, "allOf")):
-        return False
-    for word in ("anyOf", "oneOf"):
-        choices = _list(schema, word)
-        if choices and not any(_admits(inner, found) for inner in choices):
-            return False
-    types = _texts(schema.get("type", "null"))
-    if not types:
-        return bool(schema["type"] != [])
-    if "enum" in schema or "const" in schema or not HOLDERS.issuperset(types):
-        return True
-    return ("object" in types and _object(schema, found)) or (
-        "array" in types and _array(schema, found)
-    )
-
-
-def _object(schema: Mapping[str, Any], found: Collection[str]) -> bool:
-    known = schema.get("properties")
-    known = known if isinstance(known, Mapping) else {}
-    return all(_admits(known.get(name), found) for name in _texts(schema.get("required")))
-
-
-def _array(schema: Mapping[str, Any], found: Collection[str]) -> bool:
-    least, items = schema.get("minItems"), schema.get("items")
-    least = least if isinstance(least, int) else 0
-    first = _list(schema, "prefixItems") or _list(schema, "items")
-    rest = schema.get("additionalItems") if isinstance(items, list) else items
-    needed = first[: max(least, 0)]
-    return all(_admits(inner, found) for inner in needed) and (
-        least <= len(first) or _admits(rest, found)
-    )
-
-
-def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
-    held = schema.get(word)
-    return held if isinstance(held, list) else []
-
-
-def _texts(held: Any) -> list[str]:
-    """Return a text, or the texts of a list; what is neither is the compiler's to refuse."""
-    return [item for item in (held if isinstance(held, list) else [held]) if isinstance(item, str)]

@@ -56,7 +56,7 @@ _LONGEST = 200
 def one_line(message: str) -> str:
     """Return what a library's message comes down to, in one line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason given"]
-    found = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
-    found = re.sub(r"^(at )?(\d+)\(\d+\): ", r"line \2: ", found)
-    shown = "".join(c if c.isprintable() else "?" for c in found)
+    reason = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
+    reason = re.sub(r"^(at )?(\d+)\(\d+\): ", r"line \2: ", reason)
+    shown = "".join(c if c.isprintable() else "?" for c in reason)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."

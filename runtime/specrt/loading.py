@@ -22,7 +22,7 @@ from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.system import available_bytes
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning import measure_costs
 from specrt.tuning.tuning_record import Tuning, read_tuning
 
 

@@ -180,8 +180,8 @@ class SamplingParams:
         constraint = self.constraint
         if constraint is not None and self.ignore_eos:
             raise RequestError(
-                f"{constraint.kind} and ignore_eos were given, and a constrained text ends where "
-                "it is complete; leave one out"
+                f"{constraint.kind} and ignore_eos were given, and a structure ends at its end; "
+                "leave one out"
             )
 
     @property
@@ -210,7 +210,7 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
             if name in named:
-                raise RequestError(f"{given} and {name} are one option; leave one out")
+                raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
 

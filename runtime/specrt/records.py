@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from reprlib import repr as short
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from specrt.errors import did_you_mean
+
 T = TypeVar("T")
 
 
@@ -34,8 +36,8 @@ def read(kind: type[T], value: Any, name: str = "") -> T:
     What has a default may be missing: records written before the field came to be.
     Raises: ValueError naming the first field that is missing, unknown or of another type.
     """
-    found: T = _read(kind, value, name)
-    return found
+    record: T = _read(kind, value, name)
+    return record
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -52,8 +54,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return _text(value, name)
     if kind is float:
         return _number(value, name)
-    if origin in (Union, types.UnionType):  # the only union is that with None
-        return None if value is None else _read(inner[0], value, name)
+    if origin in (Union, types.UnionType):
+        return _one_of(inner[0], inner[1:], value, name)
     if origin is tuple:
         items = _held(value, list, name, "a list")
         return tuple(_read(inner[0], item, f"{name}[{at}]") for at, item in enumerate(items))
@@ -67,20 +69,32 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     return _record(kind, _held(value, dict, name, "an object"), name)
 
 
+def _one_of(kind: Any, others: tuple[Any, ...], value: Any, name: str) -> Any:
+    """Read a union of a type with None or with literal strings."""
+    words = [word for other in others for word in get_args(other)]
+    if value in words if isinstance(value, str) else value is None and type(None) in others:
+        return value
+    try:
+        return _read(kind, value, name)
+    except ValueError as error:
+        raise ValueError(" or ".join([str(error), *map(repr, words)])) from error
+
+
 def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     known = {field.name: field.default is MISSING for field in fields(kind)}
     for key in values:
         if key not in known:
-            raise ValueError(f"{name} has an unknown key {short(key)}; known: {', '.join(known)}")
-    found = {}
+            place = f"{name} has an" if name else "there is an"
+            raise ValueError(f"{place} unknown key {short(key)}{did_you_mean(key, known)}")
+    entries = {}
     for key, needed in known.items():
         inside = f"{name}.{key}" if name else key
         if key in values:
-            found[key] = _read(hints[key], values[key], inside)
+            entries[key] = _read(hints[key], values[key], inside)
         elif needed:
             raise ValueError(f"{inside} is missing")
-    return kind(**found)
+    return kind(**entries)
 
 
 def _whole(value: Any, name: str, span: Interval) -> int:

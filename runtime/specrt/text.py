@@ -43,7 +43,7 @@ class Tokenizer:
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a prompt; `special` adds what the tokenizer adds by itself.
+        """Return the ids of a prompt; `special` adds the tokenizer's own special tokens.
 
         An empty prompt is the BOS token alone.
         Raises: RequestError for an empty prompt where there is no BOS token, and for a text that
@@ -222,7 +222,7 @@ class Prompt:
     text: str
     category: str = ""
     place: str = field(default="", compare=False)
-    """File and line it came from, for whoever has to refuse it."""
+    """File and line it came from, for error messages."""
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -255,12 +255,12 @@ def of_categories(prompts: Sequence[Prompt], wanted: Iterable[str]) -> list[Prom
 def first_of_each(prompts: Iterable[Prompt], most: int) -> list[Prompt]:
     """Return the first so many prompts of each category, in the order they came."""
     taken: dict[str, int] = {}
-    kept = []
+    first = []
     for prompt in prompts:
         taken[prompt.category] = taken.get(prompt.category, 0) + 1
         if taken[prompt.category] <= most:
-            kept.append(prompt)
-    return kept
+            first.append(prompt)
+    return first
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import host_bytes
 from specrt.errors import EngineError
-from specrt_export.bundle_builder import build
-from specrt_export.check.equivalence import on_cpu
-from specrt_export.recipe import read_recipe
+from specrt_export.builder import build
+from specrt_export.compile import CompiledModel, LoweredModel, Progress
+from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
+from specrt_export.compile.ort_cuda_compiler import on_cpu
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.recipe import COMPILERS, CompilerSpec, Recipe, read_recipe
 
 
 def test_target_and_draft_may_run_on_different_devices(small: Path, tmp_path: Path) -> None:
@@ -53,3 +58,36 @@ def test_the_same_recipe_builds_for_either_backend(small: Path, tmp_path: Path) 
         found = engine.forward([[5, 6, 7, 8]], [0]).argmax.tolist()
     with specrt.load(tmp_path / "ort-cpu") as generator:
         assert generator.models.target.forward([[5, 6, 7, 8]], [0]).argmax.tolist() == found
+
+
+class ToyCompiler(OrtCpuCompiler):
+    """A backend of its own: what ort-cpu compiles, under another file name."""
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        progress("toy", 0.5)
+        out.mkdir(parents=True)
+        for name in (ENGINE, WEIGHTS):
+            shutil.move(lowered.folder / name, out / f"toy.{name}")
+        return CompiledModel(f"toy.{ENGINE}", 5)
+
+
+def test_a_backend_registered_from_outside_builds(
+    draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMPILERS, "toy", CompilerSpec(f"{__name__}:ToyCompiler", ("fp32",)))
+    recipe = replace(draftless, engine=replace(draftless.engine, backend="toy"))
+    stages: list[str] = []
+    build(recipe, out, lambda stage, done: stages.append(stage))
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    model = manifest["target"]
+    assert (model["backend"], model["engine"], model["weight_bytes"]) == (
+        "toy", f"target/toy.{ENGINE}", 5,
+    )  # fmt: skip
+    assert stages[1:] == [
+        "lower target", "check target", "compile target", "target: toy", "write manifest",
+    ]  # fmt: skip
+    assert sorted(p.name for p in (out / "target").iterdir()) == [
+        f"toy.{WEIGHTS}", f"toy.{ENGINE}",
+    ]  # fmt: skip

@@ -25,7 +25,7 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
 from specrt.params import SamplingParams
-from specrt_export.bundle_builder import atomic_folder, build, is_fresh
+from specrt_export.builder import atomic_folder, build, is_fresh
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -107,7 +107,7 @@ def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, out:
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 def hook(stage, done):

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from specrt.bundle import Bundle
-from specrt_export.bundle_builder import build
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, store_half
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.builder import build
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.precision import Precision
+from specrt_export.quantize import Quantized, quantize
 from specrt_export.recipe import read_recipe
 
 MAX_LENGTH = 64
@@ -61,28 +61,29 @@ def test_weights_take_half_and_come_back_bit_for_bit(
     draft: tuple[Path, Path], tmp_path: Path, kind: str
 ) -> None:
     precision = Precision.of(kind)
-    made = quantize(*draft, tmp_path / "q", precision)
-    compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
-    whole = logits(tmp_path / "engine")
-    before = (tmp_path / "engine" / WEIGHTS).stat().st_size
-    count = store_half(tmp_path / "engine", precision)
-    after = (tmp_path / "engine" / WEIGHTS).stat().st_size
-    assert after < 0.55 * before
-    assert (logits(tmp_path / "engine") == whole).all()
-    found = types(tmp_path / "engine")
-    assert found.count("BFLOAT16" if kind == "bf16" else "FLOAT16") == count > 5
+    whole, half = both(quantize(*draft, tmp_path / "q", precision), tmp_path, precision)
+    assert (half / WEIGHTS).stat().st_size < 0.55 * (whole / WEIGHTS).stat().st_size
+    assert (logits(half) == logits(whole)).all()
+    found = types(half)
+    assert found.count("BFLOAT16" if kind == "bf16" else "FLOAT16") > 5
     # Sines and cosines are no weights of the checkpoint, and need all of their digits.
     assert "FLOAT" in found
-    assert sorted(p.name for p in (tmp_path / "engine").iterdir()) == [WEIGHTS, ENGINE]
+    assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
+
+
+def both(made: Quantized, folder: Path, precision: Precision) -> tuple[Path, Path]:
+    """Compile a graph twice: stored as fp32, and as a precision says."""
+    for name, stored in (("whole", None), ("half", precision)):
+        compile_ort_cpu(made.graph, made.folder, folder / name, MAX_LENGTH, precision=stored)
+    return folder / "whole", folder / "half"
 
 
 def test_slices_do_not_show(
     draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, items in (("whole", 1 << 22), ("sliced", 1000)):
-        monkeypatch.setattr("specrt_export.compile.ort_cpu_compiler.SLICE", items)
-        compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH)
-        store_half(tmp_path / name, Precision.of("bf16"))
+        monkeypatch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", items)
+        compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH, precision=Precision.of("bf16"))
     for file in (ENGINE, WEIGHTS):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "sliced" / file).read_bytes()
 
@@ -91,22 +92,19 @@ def test_whole_numbers_stay_beside_a_table_in_bf16(
     draft: tuple[Path, Path], tmp_path: Path
 ) -> None:
     precision = Precision.of("int4", embedding="bf16")
-    made = quantize(*draft, tmp_path / "q", precision)
-    compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
-    whole = logits(tmp_path / "engine")
-    assert store_half(tmp_path / "engine", precision) >= 1
-    assert (logits(tmp_path / "engine") == whole).all()
-    assert {"BFLOAT16", "UINT8", "FLOAT"} <= set(types(tmp_path / "engine"))
+    whole, half = both(quantize(*draft, tmp_path / "q", precision), tmp_path, precision)
+    assert (logits(half) == logits(whole)).all()
+    assert {"BFLOAT16", "UINT8", "FLOAT"} <= set(types(half))
 
 
 @pytest.mark.parametrize("precision", [Precision.of("fp32"), Precision.of("int8")])
 def test_other_precisions_are_left_alone(
     draft: tuple[Path, Path], tmp_path: Path, precision: Precision
 ) -> None:
-    compile_ort_cpu(*draft, tmp_path, MAX_LENGTH)
-    before = [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)]
-    assert store_half(tmp_path, precision) == 0
-    assert [(tmp_path / name).read_bytes() for name in (ENGINE, WEIGHTS)] == before
+    for name, stored in (("plain", None), ("stored", precision)):
+        compile_ort_cpu(*draft, tmp_path / name, MAX_LENGTH, precision=stored)
+    for name in (ENGINE, WEIGHTS):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "stored" / name).read_bytes()
 
 
 def test_a_bundle_stored_as_bf16_takes_half(small: Path, out: Path) -> None:

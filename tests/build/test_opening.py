@@ -13,11 +13,11 @@ import pytest
 
 import specrt
 from specrt.bundle import Bundle
+from specrt.cli.build import tune_quickly
 from specrt.engine.ort import OrtEngine
 from specrt.engine.ort_packed import settle_padding
-from specrt.tuning.pass_timer import tune_quickly
 from specrt.tuning.tuning_record import write_tuning
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 Store = Callable[..., Path]

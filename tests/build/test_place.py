@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import BuildError, CheckpointError
-from specrt_export import bundle_builder as room
-from specrt_export.bundle_builder import atomic_folder, build
+from specrt_export import builder as room
+from specrt_export.builder import atomic_folder, build
 from specrt_export.recipe import read_recipe
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrt.errors import BuildError, CheckpointError
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import begin_token, check_inputs, end_tokens, find_inputs
 from specrt_export.recipe import Recipe, read_recipe
@@ -92,7 +92,7 @@ def test_a_wrong_token_is_refused_before_anything_is_compiled(
     def never(*_: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("specrt_export.model_builder.compile_ort_cpu", never)
+    monkeypatch.setattr("specrt_export.compile.ort_cpu_compiler.compile_ort_cpu", never)
     path = draftless.folder / "target" / "generation_config.json"
     path.write_text(json.dumps({key: "x"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=f"has {key} 'x'"):

@@ -22,10 +22,10 @@ from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, 
 from specrt.engine.tensorrt.library import open_library
 from specrt.errors import BuildError, SpecrtError
 from specrt.system.gpu import survey
-from specrt_export.bundle_builder import build, is_fresh
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt import tensorrt_compiler as plan
-from specrt_export.model_builder import ModelBuilder
+from specrt_export.builder import build, is_fresh
+from specrt_export.compile import LoweredModel
+from specrt_export.compile import tensorrt_compiler as plan
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
@@ -165,9 +165,9 @@ def test_an_older_version_gets_the_simpler_form(
 
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lowered graphs attend otherwise, behind the back of what holds them."""
-    lower = plan.PlanCompiler.lower
+    lower = plan.TensorRtCompiler.lower
 
-    def spoil(*given: Any) -> plan.LoweredModel:
+    def spoil(*given: Any) -> LoweredModel:
         made = lower(*given)
         graph = onnx.load(made.folder / ENGINE, load_external_data=False)
         for node in graph.graph.node:
@@ -177,14 +177,14 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
         (made.folder / ENGINE).write_bytes(graph.SerializeToString())
         return made
 
-    monkeypatch.setattr(plan.PlanCompiler, "lower", spoil)
+    monkeypatch.setattr(plan.TensorRtCompiler, "lower", spoil)
 
 
 def test_the_gate_measures_the_graph_the_plan_is_made_of(
     read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(read_pair(calibrated, "max_kl = 0.01", precision='"int8"'), draft=None)
-    monkeypatch.setattr(ModelBuilder, "_plan", never)
+    monkeypatch.setattr(plan.TensorRtCompiler, "compile", never)
     with pytest.raises(AssertionError, match="too late"):
         build(recipe, out)  # within the limit: on to the plan
     spoiled(monkeypatch)

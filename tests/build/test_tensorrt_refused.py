@@ -13,9 +13,8 @@ from specrt.cli import run
 from specrt.engine.tensorrt.library import is_installed
 from specrt.errors import BuildError, EngineError, RecipeError
 from specrt.system.gpu import survey
-from specrt_export.bundle_builder import build
-from specrt_export.compile.tensorrt import tensorrt_compiler as plan
-from specrt_export.model_builder import ModelBuilder
+from specrt_export.builder import ModelBuilder, build
+from specrt_export.compile import tensorrt_compiler as plan
 from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")

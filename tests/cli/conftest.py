@@ -1,8 +1,9 @@
-"""A way to run the command line inside the test process."""
+"""The command line inside the test process, prompts, and a verifier that is wrong."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from cli.ran import Ran, Run
 from specrt.cli import run
+from specrt.speculation.round import Verdict
 
 
 @pytest.fixture
@@ -28,6 +30,12 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return command
 
 
+@pytest.fixture(autouse=True)
+def _quiet_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine prints no more lines of progress than a fast one."""
+    monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 1e6)
+
+
 @pytest.fixture
 def two_prompts(tmp_path: Path) -> Path:
     """A small prompt file."""
@@ -37,3 +45,17 @@ def two_prompts(tmp_path: Path) -> Path:
         encoding="utf-8",
     )
     return path
+
+
+@pytest.fixture
+def believe_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break the verifier: whatever was drafted is accepted."""
+
+    def accept(drafted: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+        return Verdict(len(drafted), choose(len(drafted)))
+
+    monkeypatch.setattr("specrt.speculation.target.match", accept)
+    monkeypatch.setattr(
+        "specrt.speculation.target.match_greedy",
+        lambda drafted, best: accept(drafted, best.__getitem__),
+    )

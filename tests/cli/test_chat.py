@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from cli.ran import Run
 from runtime.toy import TableEngine, byte_level, generator, near
-from specrt.cli.terminal import Painter, Typed, next_typed
+from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
@@ -30,7 +30,13 @@ from specrt.text import ChatTemplate, Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
-COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()", "chat"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
+    "from specrt.cli import main; main()",
+    "chat",
+]
 
 
 def answers(generator: Generator, *messages: str, template: ChatTemplate | None = None) -> str:
@@ -43,7 +49,7 @@ def test_each_line_is_a_message_and_answers_go_to_stdout(
 ) -> None:
     ran = cli("chat", codelet, *FEW, stdin=b"import os\r\n\ndef area(width):")
     assert (ran.status, ran.out) == (0, answers(generator, "import os", "", "def area(width):"))
-    assert "it goes on with your text" in ran.err
+    assert "it continues your text" in ran.err
 
 
 def test_a_message_may_have_several_lines(cli: Run, codelet: Path, generator: Generator) -> None:
@@ -96,22 +102,15 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
     assert told == [
         "gamma: 3",
         "drafter: ngram",
-        "taken back: 'import os'",
+        "removed: 'import os'",
         "the system message is set",
-        "the conversation begins anew",
+        "the conversation is empty again",
         "gamma: 3",
     ]
     session = Session(generator, system="# x\\n", params=PARAMS)
     expected = answers(generator, "import os") + session.generate("import os").text + "\n"
     session.reset()
     assert ran.out == expected + session.generate("a").text + "\n"
-
-
-def test_help_names_every_command(cli: Run, codelet: Path) -> None:
-    said = cli("chat", codelet, stdin=b"/help\n").err
-    for name in ("help", "stats", "gamma N|auto", "drafter D", "show-draft", "system TEXT",
-                 "reset", "undo", "save F", "quit"):  # fmt: skip
-        assert f"/{name} " in said
 
 
 @pytest.mark.parametrize(
@@ -123,14 +122,12 @@ def test_help_names_every_command(cli: Run, codelet: Path) -> None:
         (b"/gamma few", "'few' is neither a whole number nor auto"),
         (b"/drafter modle", "drafter 'modle' is unknown; did you mean 'model'?"),
         (b"/undo", "there is nothing to undo"),
-        (b"/undo it", "/undo takes nothing behind it; it was given 'it'"),
-        (b"/stats", "nothing was answered yet"),
+        (b"/undo it", "/undo takes no argument"),
+        (b"/stats", "before the first answer"),
         (b"/save", "/save needs the name of a file"),
         (b"/save /", "/ cannot be written"),
         (b"/save /nowhere/f", "/nowhere/f cannot be written: No such file or directory"),
-        (b"/save ~nobody-here/f", "cannot be written: "),
-        (b"/save a\0b", "cannot be written: "),
-        (b"/show-draft", "standard output is no terminal"),
+        (b"/show-draft", "standard output is not a terminal"),
         (b"\xff", "line 1 of standard input is not UTF-8: byte 0xff at offset 0"),
         (b"x = y\t" * 2000, "tokens, and the context of this bundle is 2048: undo some of it"),
     ],
@@ -149,15 +146,6 @@ def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
         ran = cli("chat", codelet, stdin=typed)
         assert (ran.status, ran.out) == (1, "")
         assert f"the input ended in a message that {what} keeps open" in ran.err
-
-
-def test_options_are_those_of_generate(cli: Run, codelet: Path) -> None:
-    assert "temperature is -1.0" in cli("chat", codelet, "--temperature", -1).refusal
-    assert "gamma 99" in cli("chat", codelet, "--gamma", 99, stdin=b"a\n").err
-    assert "nowhere" in cli("chat", "nowhere").refusal
-    asked = ("--temperature", 1.0, "--seed", 3, "--max-tokens", 9, "--stop", "zzz", "--threads", 1)
-    first = cli("chat", codelet, *asked, stdin=b"import os\n").out
-    assert first == cli("chat", codelet, *asked, stdin=b"import os\n").out
 
 
 def test_a_file_is_never_half_written(
@@ -301,7 +289,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
         assert "this answer: " in told
         seen.until(">>> ")
         seen.type("/undo\n")
-        seen.until("taken back: 'import os'")
+        seen.until("removed: 'import os'")
         seen.until(">>> ")
         assert seen.interrupt_until_it_leaves() == 130
 

@@ -11,7 +11,7 @@ import pytest
 from cli.ran import Run
 from conftest import REPOSITORY
 from specrt.cli import config as compiling
-from specrt.cli.config import Wanted, _definitions
+from specrt.cli.config import LibraryOptions, _definitions
 
 PC = "prefix=${pcfiledir}/../..\nimplementation=native\n\nName: specrt\nVersion: 0.1.0\n"
 PROJECT = """
@@ -57,8 +57,8 @@ def test_a_library_that_is_not_built_is_one_line(cli: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ([], "nothing was asked"),
-        (["--native"], "--native says what to --build"),
+        ([], "no option; expected --cflags"),
+        (["--native"], "--native chooses what to --build"),
         (["--build", "--tokenizer", sys.executable], "belong to --native"),
         (["--build", "--native", "--onnxruntime", "/no/such"], "does not exist"),
     ],
@@ -89,16 +89,16 @@ def test_a_tool_that_is_missing_is_named_with_its_remedy(
 def test_cmake_is_told_what_to_build(tmp_path: Path) -> None:
     library = tmp_path / "libonnxruntime.so"
     library.touch()
-    hosted = _definitions(Wanted(tmp_path))
+    hosted = _definitions(LibraryOptions(tmp_path))
     assert (hosted["SPECRT_IMPLEMENTATION"], hosted["SPECRT_PYTHON"]) == ("hosted", sys.executable)
-    native = _definitions(Wanted(tmp_path, True, library, library))
+    native = _definitions(LibraryOptions(tmp_path, True, library, library))
     assert native["SPECRT_IMPLEMENTATION"] == "native"
     assert native["SPECRT_ONNXRUNTIME_LIBRARY"] == str(library)
     assert native["SPECRT_TOKENIZER_LIBRARY"] == str(library)
-    assert _definitions(Wanted(tmp_path, True, tmp_path))["SPECRT_ONNXRUNTIME_ROOT"] == str(
+    assert _definitions(LibraryOptions(tmp_path, True, tmp_path))["SPECRT_ONNXRUNTIME_ROOT"] == str(
         tmp_path
     )
-    wheel = _definitions(Wanted(tmp_path, True))["SPECRT_ONNXRUNTIME_LIBRARY"]
+    wheel = _definitions(LibraryOptions(tmp_path, True))["SPECRT_ONNXRUNTIME_LIBRARY"]
     assert Path(wheel).name.startswith("libonnxruntime.so")
 
 

@@ -129,38 +129,20 @@ def test_what_cannot_be_asked_is_refused(
     assert told in cli("generate", tmp_path, *options).refusal
 
 
-def test_a_prompt_that_cannot_be_completed_is_named_before_any_work(
+def test_a_prompt_that_cannot_be_completed_stops_no_other(
     cli: Run, toy: Generator, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "x" * 300}), "utf-8")
-    said = cli("generate", tmp_path, "--prompts", path).refusal
-    assert f"{path}:2: the prompt has 300 tokens, and the context of this bundle is 256" in said
-
-
-def test_completions_are_told_as_they_are_complete(toy: Generator) -> None:
-    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (4, 40, 4, 4)]
-    prompts = [[i, 1] for i in range(4)]
-    target: Any = toy.models.target
-    found = toy.generate_each(prompts, params, gamma=0)
-    assert target.passes == []
-    told = [next(found)]
-    assert len(target.passes) == 4
-    told.append(next(found))
-    assert len(target.passes) == 40  # the two short ones ran beside the long one
-    told += found
-    assert len(target.passes) == 40
-    alone = [toy.generate(*asked, gamma=0) for asked in zip(prompts, params, strict=True)]
-    assert [one.token_ids for (one,) in told] == [one.token_ids for one in alone]
-
-
-def test_who_stops_asking_frees_the_rows(toy: Generator) -> None:
-    found = toy.generate_each([[1], [2], [3]], SamplingParams(max_tokens=200), gamma=0)
-    params = SamplingParams(max_tokens=3)
-    quick = toy.generate_each([[1], [2]], [params, SamplingParams(max_tokens=200)], gamma=0)
-    next(quick)
-    del quick, found
-    target: Any = toy.models.target
-    before = len(target.passes)
-    toy.generate([9], params, gamma=0)
-    assert [len(one) for one in target.passes[before:]] == [1] * 3
+    texts = ["a", "x" * 300, "b"]
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts), "utf-8")
+    ran = cli("generate", tmp_path, "--prompts", path, "--max-tokens", 5)
+    first, second, third = [json.loads(line) for line in ran.out.splitlines()]
+    assert ran.status == 1
+    assert ran.err.startswith(f"specrt: {path}:2: the prompt has 300 tokens")
+    assert ran.err.count("\n") == 1
+    assert (second["prompt"], second["finish_reason"]) == (texts[1], "error")
+    assert "context of this bundle is 256" in second["error"]
+    params = SamplingParams(max_tokens=5)
+    for entry, text in ((first, "a"), (third, "b")):
+        assert entry["token_ids"] == toy.generate(text, params).token_ids
+    assert "gamma 99" in cli("generate", tmp_path, "--prompts", path, "--gamma", 99).refusal

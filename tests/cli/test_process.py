@@ -9,7 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from specrt.cli import main; main()"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
+    "from specrt.cli import main; main()",
+]
 
 
 def arguments(codelet: Path, *more: str) -> list[str]:
@@ -32,15 +37,38 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
     assert said.endswith("| interrupted]\n")
 
 
+def test_ctrl_c_while_modules_load_is_one_line() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import runpy\n"
+        "slow = sys.argv.pop()\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == slow:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv.append('inspect')\n"
+        "runpy.run_module('specrt', run_name='__main__')\n"
+    )
+    for module in ("click", "numpy", "specrt.cli.inspect"):
+        process = subprocess.run(
+            [sys.executable, "-c", script, module], capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert (process.returncode, process.stderr) == (130, "specrt: interrupted\n")
+
+
 def test_ctrl_c_with_json_still_prints_the_object(codelet: Path) -> None:
     script = (
         "import signal, os\n"
-        "from specrt.scheduler.request import Reader\n"
-        "real = Reader.take\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from specrt.scheduler.request import OutputProcessor\n"
+        "real = OutputProcessor.take\n"
         "def late(*facts):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    return real(*facts)\n"
-        "Reader.take = late\n"
+        "OutputProcessor.take = late\n"
         "from specrt.cli import main\n"
         "main()\n"
     )

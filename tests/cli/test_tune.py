@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,8 @@ import pytest
 import specrt
 from cli.ran import Run
 from specrt.bundle import Bundle
-from specrt.cli.terminal import bar, chart
+from specrt.cli.build import tune_quickly
 from specrt.params import AUTO
-from specrt.tuning.pass_timer import tune_quickly
 from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
@@ -54,23 +55,8 @@ def without_tuning(bundle: Path) -> None:
 
 def test_costs_alone_are_measured_without_prompts(cli: Run, bundle: Path) -> None:
     ran = cli("tune", bundle, "--threads", 1)
-    assert (ran.status, ran.err) == (0, "")
-    lines = ran.out.splitlines()
-    assert "1 threads, onnxruntime" in lines[0]
-    assert lines[1].split() == [
-        "gamma",
-        "draft",
-        "ms",
-        "verify",
-        "ms",
-        "round",
-        "ms",
-        "plain",
-        "steps",
-    ]
-    assert [line.split()[0] for line in lines[2:11]] == [str(g) for g in range(9)]
-    assert "costs alone" in ran.out
-    assert lines[-1] == f"written to {bundle / FILE_NAME}"
+    assert ran.status == 0
+    assert ran.out.splitlines()[-1] == f"written to {bundle / FILE_NAME}"
     opened = Bundle.open(bundle)
     tuning, notice = read_tuning(opened, 1, pools=2)
     assert notice is None
@@ -81,7 +67,7 @@ def test_costs_alone_are_measured_without_prompts(cli: Run, bundle: Path) -> Non
 
 def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Path) -> None:
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0
     tuning, _ = read_tuning(Bundle.open(bundle), 1)
     assert tuning is not None
     assert [(s.drafter, s.gamma) for s in tuning.settings] == [
@@ -89,7 +75,6 @@ def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Pa
     ]  # fmt: skip
     assert all(s.emitted == 4 * 5 for s in tuning.settings)
     assert f"best: drafter {tuning.drafter}, gamma {tuning.gamma}" in ran.out
-    assert "█" in ran.out
     recipe = Bundle.open(bundle).manifest.gamma
     named = f"the recipe names gamma {recipe}, which stays the default"
     assert (named in ran.out) == (recipe not in (None, tuning.gamma))
@@ -97,7 +82,7 @@ def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Pa
 
 def test_json_is_one_object_and_all_there_is(cli: Run, bundle: Path, four_prompts: Path) -> None:
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--json")
-    assert (ran.status, ran.err, ran.out.count("\n")) == (0, "", 1)
+    assert (ran.status, ran.out.count("\n")) == (0, 1)
     found = json.loads(ran.out)
     assert set(found) == ENTRIES
     assert len(found["verify_ns"]) == len(found["draft_ns"]) == 9
@@ -200,7 +185,7 @@ def test_an_interrupted_tuning_keeps_the_old_one(
 
     monkeypatch.setattr("specrt.cli.tune.sweep", stop)
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
-    assert (ran.status, ran.err) == (130, "specrt: interrupted\n")
+    assert (ran.status, ran.err.splitlines()[-1]) == (130, "specrt: interrupted")
     assert (bundle / FILE_NAME).read_bytes() == before
     assert len(list(bundle.glob(f"*{FILE_NAME}*"))) == 1
 
@@ -221,17 +206,6 @@ def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
     assert read_tuning(Bundle.open(bundle), tuning.threads, pools=1) == (tuning, None)
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    assert bar(1, 4) == "████"
-    assert bar(0.5, 4) == "██"
-    assert bar(9 / 32, 4) == "█▏"
-    assert bar(0, 4) == ""
-    assert bar(7, 4) == "████"
-    drawn = chart([("a", "0", 50.0), ("a", "auto", 100.0), ("long", "1", 0.0)], width=4)
-    assert drawn.splitlines() == ["a        0 ██   50", "      auto ████ 100", "long     1      0"]
-    assert chart([]) == ""
-
-
 def test_costs_alone_leave_the_defaults_that_prompts_showed(
     cli: Run, bundle: Path, four_prompts: Path
 ) -> None:
@@ -246,3 +220,26 @@ def test_costs_alone_leave_the_defaults_that_prompts_showed(
         found.settings, found.drafter, found.gamma,
     )  # fmt: skip
     assert f"best: drafter {found.drafter}" in ran.out
+
+
+def test_tuning_that_fails_is_a_reason_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, reason = tune_quickly(tmp_path / "-none")
+    assert found is None
+    assert reason is not None
+    assert "is not tuned" in reason
+    assert "does not exist" in reason
+    assert "\n" not in reason
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    found, reason = tune_quickly(tmp_path)
+    assert found is None
+    assert reason is not None
+    assert "No such file" in reason
+
+    def hang(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("specrt", 600)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert "timed out" in (tune_quickly(tmp_path)[1] or "")
+    assert not (tmp_path / FILE_NAME).exists()

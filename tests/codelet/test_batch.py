@@ -11,7 +11,7 @@ import pytest
 import specrt
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 ROWS = 3

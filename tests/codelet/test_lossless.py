@@ -229,51 +229,6 @@ def test_a_drafter_that_misstates_its_distribution_is_seen(
     assert chance_that_it_is_the_target(remembered, prompts[1], wrong=True) < 1e-6
 
 
-class Replay:
-    """Drafts four tokens of a known continuation, shifted by `wrong` in the vocabulary."""
-
-    def __init__(self, tokens: list[int], wrong: int = 0) -> None:
-        self._tokens = tokens
-        self._wrong = wrong
-
-    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
-        yield from ()
-        ahead = self._tokens[len(tokens) : len(tokens) + min(4, room)]
-        return Proposal([(t + self._wrong) % 8192 for t in ahead])
-
-    def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        pass
-
-
-def run_drafter(
-    generator: Generator, drafter: Drafter, prompt: list[int], count: int
-) -> tuple[list[int], list[Round]]:
-    params = greedy(count)
-    target = EngineTarget(KVCache(generator.models.target), params, Noise(0))
-    tokens = list(prompt)
-    rounds = list(run_rounds(speculate(target, drafter, tokens, len(prompt) + count)))
-    return tokens[len(prompt) :], rounds
-
-
-def test_a_drafter_that_is_always_right_gives_the_plain_output(
-    generator: Generator, prompts: list[list[int]], plain: list[list[int]]
-) -> None:
-    drafter = Replay(prompts[1] + plain[1])
-    tokens, rounds = run_drafter(generator, drafter, prompts[1], 61)
-    assert tokens == plain[1][:61]
-    assert [r.accepted for r in rounds] == [0] + [4] * 12
-
-
-def test_a_drafter_that_is_always_wrong_gives_the_plain_output(
-    generator: Generator, prompts: list[list[int]], plain: list[list[int]]
-) -> None:
-    drafter = Replay(prompts[1] + plain[1], wrong=1)
-    tokens, rounds = run_drafter(generator, drafter, prompts[1], 40)
-    assert tokens == plain[1][:40]
-    assert {r.accepted for r in rounds} == {0}
-    assert len(rounds) == 40
-
-
 @pytest.mark.parametrize("model", ["target", "draft"])
 def test_stale_keys_do_not_matter(codelet: Path, prompts: list[list[int]], model: str) -> None:
     prompt = prompts[2]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gamma_traces import MACHINES
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.traces import COSTS
 from specrt.bundle import Geometry
 from specrt.engine.protocol import check_bounds
 from specrt.params import SamplingParams
@@ -17,7 +17,7 @@ from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors, build_processors
 from specrt.speculation.costs import Costs
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.pool import DecodingMode, DrafterPool, Models
+from specrt.speculation.pool import DrafterPool, Models
 from specrt.speculation.round import Drafter, Round, run_alone
 
 Vector = dict[str, Any]
@@ -25,11 +25,6 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 TARGET = 29
 """How many ids the target knows."""
-
-
-MACHINES = ("cheap draft, flat verify", "expensive draft", "stairs")
-DEAR = Costs(tuple(1e6 * (1 + 2 * g) for g in range(9)), tuple(2e6 * g for g in range(9)))
-"""Where no acceptance pays."""
 
 
 def mix(x: int) -> int:
@@ -152,17 +147,17 @@ class _Generation:
 
 def _case(
     drafter: str,
-    gamma: int | str,
+    gamma: int,
     gammas: tuple[int, ...],
     asked: Vector,
     engine: Vector,
     seed: int,
 ) -> Vector:
-    """Return a few generations of one session."""
+    """Return a few generations of one session, of fixed gamma: `auto` goes by its own estimates."""
     draw = random.Random(seed)
     made = HashEngine(**engine)
     target = HashEngine(TARGET, 8, sure=True, broken=False)
-    costs = draw.choice((*(COSTS[name] for name in MACHINES), DEAR))
+    costs = MACHINES["expensive draft"]
     drafters = DrafterPool(Models(target, made, gammas), costs)
     policies = drafters.borrow()
     params = _params(asked)
@@ -170,14 +165,13 @@ def _case(
     for number in range(3):
         rules: LogitsProcessors | None = build_processors(params, None, (), TARGET)
         noise, caches = Noise(seed, number), (KVCache(target), KVCache(made))
-        one = drafters.make(policies, drafter, gamma, params, noise, rules, caches)  # type: ignore[arg-type]
+        one = drafters.make(policies, drafter, gamma, params, noise, rules, caches)
         prompt = [draw.randrange(20) for _ in range(draw.choice((1, 2, 5, 30)))]
         playing = _Generation(one, caches[1], [*prompt], draw)
         steps = [playing.step(costs) for _ in range(30)]
-        fallback = policies.fallback(drafter, gamma, DecodingMode.of(params, rules))  # type: ignore[arg-type]
-        generations.append({"prompt": prompt, "steps": steps, "fallback": fallback})
+        generations.append({"prompt": prompt, "steps": steps})
     return {
-        "drafter": drafter, "gamma": -1 if gamma == "auto" else gamma, "gammas": gammas,
+        "drafter": drafter, "gamma": gamma, "gammas": gammas,
         "params": asked, "engine": engine, "seed": seed, "generations": generations,
         "calls": made.calls, "verify": costs.verify_ns, "draft": costs.draft_ns,
         "outside": costs.outside_ns,
@@ -198,8 +192,7 @@ def draft() -> Vector:
                     "vocabulary": draw.choice((23, 29, 37)), "width": draw.choice((2, 8, 64)),
                     "sure": draw.random() < 0.7, "broken": draw.random() < 0.4,
                 }  # fmt: skip
-                gamma: int | str = draw.choice((1, 4, 8, "auto", "auto"))
-                gammas = whole if gamma == "auto" and draw.random() < 0.5 else (*gaps, 1, 4)
+                gamma, gammas = draw.choice((1, 4, 8)), (*gaps, 1, 4)
                 made = _case(
                     drafter, gamma, tuple(sorted(gammas)), {**asked, **rules}, engine, len(cases)
                 )

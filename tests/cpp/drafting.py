@@ -1,174 +1,90 @@
-"""Vectors of drafting: what the Python runtime's policies and drafters do, call by call."""
+"""Vectors of drafting: what the Python runtime's drafters do, and what policies must reach."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from runtime import traces
-from runtime.traces import COSTS, LARGEST, Text, one_round
-from specrt.speculation.costs import Costs, RoundCosts, plan
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, DraftDecision, GammaPolicy
+from gamma_traces import REGRETS, Drafts, Trace, best_fixed, families
+
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import BuiltGamma, DraftDecision
 from specrt.speculation.ngram import NgramDrafter, Suffixes
 from specrt.speculation.round import Round, run_alone
 
 Vector = dict[str, Any]
-CHOSE, WEIGHED, OBSERVED = range(3)
 KINDS = (DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE)
-
-
-class Recorded:
-    """A policy whose every call is written down, with what came of it."""
-
-    def __init__(self, auto: AutoGamma, policy: GammaPolicy, index: int, events: list[Any]) -> None:
-        self._auto, self._policy, self._index, self._events = auto, policy, index, events
-
-    def choose(self) -> int:
-        gamma = self._policy.choose()
-        self._events.append([self._index, CHOSE, gamma])
-        return gamma
-
-    def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        weight = self._policy.decide(drafted, confidence)
-        self._events.append([self._index, WEIGHED, drafted, confidence, KINDS.index(weight)])
-        return weight
-
-    def observe(self, round_: Round) -> None:
-        self._policy.observe(round_)
-        self._events.append(
-            [
-                self._index, OBSERVED, len(round_.tokens), round_.drafted, round_.accepted,
-                round_.draft_ns, round_.verify_ns, int(round_.caught_up), self._auto.rate,
-                self._auto.fallback,
-            ]
-        )  # fmt: skip
-
-
-def policy_of(costs: Costs, rival: int | None = None, gammas: Sequence[int] = ()) -> Vector:
-    return {
-        "verify": costs.verify_ns, "draft": costs.draft_ns, "outside": costs.outside_ns,
-        "most": gammas[-1] if gammas else LARGEST, "rival": rival, "gammas": [*gammas],
-    }  # fmt: skip
-
-
-def _played(costs: Costs, text: Text, seed: int, gammas: Sequence[int] = ()) -> Vector:
-    """Return a policy on a text, on a machine that is busy at times."""
-    events: list[Any] = []
-    most = gammas[-1] if gammas else LARGEST
-    auto = AutoGamma(costs, most)
-    built = BuiltGamma(auto, gammas) if gammas else auto
-    policy = Recorded(auto, built, 0, events)
-    draw = random.Random(seed)
-
-    def clock(ns: float, engine: str, number: int) -> float:
-        slow = 1.8 if number % 700 > 450 else 1.0
-        held_up = 100.0 if draw.random() < 0.002 else 1.0
-        return ns * slow * held_up * draw.uniform(0.9, 1.2) if draw.random() < 0.99 else 0.0
-
-    position = number = 0
-    while position + LARGEST < len(text.chances):
-        room = draw.randint(0, LARGEST) if draw.random() < 0.02 else LARGEST
-        made = one_round(policy, text, costs, position, clock, number, room)
-        if draw.random() < 0.03:
-            made = made._replace(caught_up=True, draft_ns=3 * made.draft_ns)
-        policy.observe(made)
-        position += len(made.tokens)
-        number += 1
-    return {"policies": [policy_of(costs, None, gammas)], "events": events}
-
-
-def _rivals(costs: Costs, copied: Text, modelled: Text, seed: int) -> Vector:
-    """Return lookup before a model, on a text of which stretches can be copied."""
-    events: list[Any] = []
-    free = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
-    model = AutoGamma(costs, LARGEST)
-    lookup = AutoGamma(free, LARGEST, model)
-    second = Recorded(model, model, 0, events)
-    first = Recorded(lookup, lookup, 1, events)
-    draw = random.Random(seed)
-    position = number = 0
-    while position + LARGEST < len(copied.chances):
-        there = draw.random() < 0.7
-        room = LARGEST if there else 0
-        made = one_round(first, copied, free, position, traces.exact, number, room)
-        if made.drafted:
-            first.observe(made)
-        else:
-            made = one_round(second, modelled, costs, position, traces.exact, number, LARGEST)
-            first.observe(Round(made.tokens[:1], 0, 0, made.draft_ns, made.verify_ns))
-            second.observe(made)
-        position += len(made.tokens)
-        number += 1
-    return {"policies": [policy_of(costs), policy_of(free, 0)], "events": events}
-
-
-def _odd(text: Text, seed: int) -> Text:
-    """Return a text whose drafter now and then says what is no probability."""
-    draw = random.Random(seed)
-    assert text.confidences is not None
-    odd = [c if draw.random() < 0.9 else draw.choice((1.5, -0.25, 0.0)) for c in text.confidences]
-    return replace(text, confidences=odd)
+POSITIONS = slice(1500, 4500)
+"""Of each text; a text that recovers does so in between."""
 
 
 def gamma() -> Vector:
-    """Return policies in texts and on machines of many kinds."""
-    texts = {
-        "good": traces.steady(0.9, 1200, 1),
-        "fading": traces.steady(0.85, 900, 2, fade=0.8),
-        "hopeless": traces.steady(0.04, 2500, 3),
-        "changing": traces.alternating(0.95, 0.05, 2000, 4),
-        "telling": traces.telling(1500, 5),
-        "modest": traces.telling(1500, 6, (1.0, 3.0), 0.5),
-        "odd": _odd(traces.telling(1200, 7), 7),
-        "unsure": replace(traces.steady(0.05, 1500, 8), confidences=[0.04] * 1500),
-    }
-    dear = Costs((1e6,) * 9, tuple(5e6 * g for g in range(9)))
-    short = Costs((1e6, 1.1e6, 1.3e6), (0.0, 1e5), 3e4)
-    costs = {**COSTS, "no acceptance pays": dear, "few were measured": short}
-    cases: list[Vector] = []
-    for seed, (text_name, text) in enumerate(texts.items()):
-        for at, (name, cost) in enumerate(costs.items()):
-            if (at + seed) % 2 or text_name in ("hopeless", "telling"):
-                cases.append({"name": f"{text_name}, {name}", **_played(cost, text, seed)})
-        for gammas in ((0, 2, 4, 8), (0, 1, 3, 7), (0, 5)):
-            made = _played(COSTS["cheap draft, flat verify"], text, seed, gammas)
-            cases.append({"name": f"{text_name}, built {gammas}", **made})
-    for at, name in enumerate(("206 M int8", "cheap draft, flat verify", "stairs")):
-        for copied in ("changing", "telling", "hopeless"):
-            made = _rivals(costs[name], texts[copied], traces.telling(3000, 9), at)
-            cases.append({"name": f"lookup on {copied}, {name}", **made})
-    return {"cases": cases}
-
-
-def plans() -> Vector:
-    """Return plans of random prices, stairs among them, and costs between those measured."""
-    draw = random.Random(11)
+    """Return traces with the rate that a policy must reach on each, and gammas to keep one to."""
     cases = []
-    for _ in range(600):
-        most = draw.randint(0, 12)
-        stair = draw.choice((1, 1, 2, 4))
-        verify = [1e6 * (1 + draw.uniform(0, 0.3) * (g // stair)) for g in range(most + 1)]
-        if draw.random() < 0.5:
-            verify.sort()
-        draft = [draw.choice((0.0, 3e4, 4e5)) * g for g in range(most + 1)]
-        outside = draw.choice((0.0, 2e4))
-        prices = RoundCosts.of(verify, draft, outside)
-        chances = [draw.uniform(0.02, 0.98) for _ in range(most)]
-        surest = [draw.uniform(chance, 1.0) for chance in chances]
-        share = draw.uniform(0.3, 1.0)
-        rate = draw.uniform(0.5, 3.0) / prices.total[0]
-        made = plan(prices, chances, surest, share, rate)
-        cases.append(
+    for family, traces in families().items():
+        for trace in [t for t in traces if t.name == "206 M int8" and len(t.loads) == 1][::4]:
+            short = replace(trace, drafts=_cut(trace.drafts))
+            least = (1 - REGRETS[family]) * best_fixed(short)
+            cases.append({"name": f"{family}, {trace.name}", "least": least, **_trace(short)})
+    return {"cases": cases, "built": _built()}
+
+
+def _cut(drafts: Drafts) -> Drafts:
+    return Drafts(drafts.right[POSITIONS], drafts.confidence[POSITIONS])
+
+
+def _trace(trace: Trace) -> Vector:
+    tuned = trace.tuned or trace.costs
+    return {
+        "right": trace.drafts.right, "confidence": trace.drafts.confidence,
+        "jitter": trace.jitter, "costs": _costs(trace.costs), "tuned": _costs(tuned),
+    }  # fmt: skip
+
+
+def _costs(costs: Costs) -> Vector:
+    return {"verify": costs.verify_ns, "draft": costs.draft_ns, "outside": costs.outside_ns}
+
+
+def _built() -> list[Vector]:
+    """Return what becomes of a policy's wishes where few gammas were built."""
+    draw = random.Random(5)
+    wishes = []
+    for _ in range(400):
+        gammas = [0, *sorted(draw.sample(range(1, 9), draw.randint(1, 4)))]
+        chosen, stop = draw.randint(0, 9), draw.randint(1, 8)
+        script = _Script(chosen, stop, draw.choice((DraftDecision.DISCARD, DraftDecision.STOP)))
+        built = BuiltGamma(script, gammas)
+        wishes.append(
             {
-                "verify": verify, "draft": draft, "outside": outside, "total": prices.total,
-                "landings": prices.landings, "chances": chances, "surest": surest, "share": share,
-                "floor": rate, "gamma": made.gamma, "rate": made.rate, "keep": made.keep,
-                "more": made.more,
+                "gammas": gammas, "chosen": chosen, "stop": stop,
+                "discards": int(script.end is DraftDecision.DISCARD), "gamma": built.choose(),
+                "decisions": [KINDS.index(built.decide(k, 0.5)) for k in range(1, 9)],
             }
         )  # fmt: skip
-    return {"cases": cases, "between": [*_between(draw)]}
+    return wishes
+
+
+class _Script:
+    """Chooses one gamma, and ends every draft at one place."""
+
+    def __init__(self, chosen: int, stop: int, end: DraftDecision) -> None:
+        self.chosen, self.stop, self.end = chosen, stop, end
+
+    def choose(self) -> int:
+        return self.chosen
+
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        return self.end if drafted >= self.stop else DraftDecision.CONTINUE
+
+    def observe(self, round_: Round) -> None:
+        pass
+
+
+def between() -> Vector:
+    """Return costs between those measured."""
+    return {"cases": [*_between(random.Random(11))]}
 
 
 def _between(draw: random.Random) -> Iterable[Vector]:

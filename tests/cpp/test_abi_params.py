@@ -11,6 +11,7 @@ import pytest
 from cpp.conftest import BuildLibrary
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
+from specrt.speculation.target import check_verifier
 
 INTEGERS = (
     "max_tokens", "top_k", "no_repeat_ngram_size", "min_tokens", "logprobs", "prompt_logprobs",
@@ -62,7 +63,7 @@ def params(library: ctypes.CDLL) -> Any:
 
 def python_refusal(**options: Any) -> str:
     try:
-        SamplingParams.of(**options)
+        check_verifier(SamplingParams.of(**options).verifier)
     except RequestError as error:
         return str(error).split(", or None")[0]  # C leaves out what is not asked for
     return ""

@@ -20,8 +20,8 @@ from specrt.engine.ort_packed import OrtPackedEngine, RowSlice, pack, settle_pad
 from specrt.engine.protocol import Engine, Feed, PackedEngine
 from specrt.errors import EngineError
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 BATCH, MAX_LENGTH, MAX_WIDTH = 3, 96, 24
 PADDED = {"pad_single_token": True, "pad_to_even": True}

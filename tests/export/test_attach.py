@@ -44,7 +44,7 @@ def test_attaching_later_gives_the_same_bytes(bare: Path, exported: Zoo, tmp_pat
 
 
 def test_a_bare_graph_says_so(bare: Path, exported: Zoo) -> None:
-    from specrt_export.check.parity import check_parity
+    from specrt_export.check.equivalence import check_parity
 
     model = onnx.load(bare, load_external_data=False)
     meta = {entry.key: entry.value for entry in model.metadata_props}

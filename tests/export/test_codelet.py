@@ -18,7 +18,7 @@ CODELET = Path(__file__).parents[2] / "engines" / "codelet"
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_the_committed_graph_is_exported_again(role: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the export extra")
-    from specrt_export.check.parity import check_parity
+    from specrt_export.check.equivalence import check_parity
     from specrt_export.portable.exporter import export_graph, exporter
 
     committed = CODELET / "portable" / f"{role}.onnx"

@@ -56,11 +56,11 @@ def test_config_only_then_attach(exported: Zoo, tmp_path: Path) -> None:
 def test_a_graph_that_fails_its_check_replaces_nothing(
     exported: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrt_export.check import parity
+    from specrt_export.check import equivalence
 
     out = tmp_path / "opt.onnx"
     out.write_text("the last good one")
-    monkeypatch.setattr(parity.check_parity, "__kwdefaults__", {"tolerance": 0.0, "reach": 8})
+    monkeypatch.setattr(equivalence.check_parity, "__kwdefaults__", {"tolerance": 0.0, "reach": 8})
     with pytest.raises(ExportError, match="disagrees with the model at 'prefill'"):
         run(exported("opt").checkpoint.folder, "--out", out, "--check")
     assert out.read_text() == "the last good one"

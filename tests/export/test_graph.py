@@ -36,7 +36,7 @@ def load(path: Path) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
-    from specrt_export.check.parity import check_parity
+    from specrt_export.check.equivalence import check_parity
 
     one = exported(name)
     report = check_parity(one.checkpoint, one.graph.path)
@@ -208,7 +208,7 @@ def set_initializer(model: onnx.ModelProto, name: str, value: np.ndarray) -> Non
 def test_parity_finds_a_broken_graph(
     fault: Callable[[onnx.ModelProto], None], case: str, exported: Zoo, tmp_path: Path
 ) -> None:
-    from specrt_export.check.parity import check_parity
+    from specrt_export.check.equivalence import check_parity
 
     one = exported("mistral")
     model = load(one.graph.path)
@@ -220,7 +220,7 @@ def test_parity_finds_a_broken_graph(
 
 
 def test_a_window_beyond_reach_is_said(exported: Zoo) -> None:
-    from specrt_export.check.parity import check_parity
+    from specrt_export.check.equivalence import check_parity
 
     one = exported("mistral")
     report = check_parity(one.checkpoint, one.graph.path, reach=WINDOW)

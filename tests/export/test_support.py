@@ -37,8 +37,8 @@ torch = pytest.importorskip("torch", reason="needs the export extra")
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         (
-            {"model_type": "phi3", "rope_parameters": {"rope_type": "longrope"}},
-            "rope type 'longrope' changes",
+            {"model_type": "phi3", "rope_parameters": {"rope_type": "su"}},
+            "rope type 'su' changes",
         ),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         (
@@ -87,7 +87,7 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
         sliding_window_causal_mask_function,
     )
 
-    from specrt_export.portable.hook import Hook
+    from specrt_export.portable.trace import Hook
 
     def checked(rule: Callable[..., Any], window: int | None) -> None:
         hook = Hook()
@@ -114,8 +114,7 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
     ],
 )
 def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: str) -> None:
-    from specrt_export.portable.hook import Hook
-    from specrt_export.portable.trace import measure
+    from specrt_export.portable.trace import Hook, measure
 
     hook = Hook()
     hook.windows = dict.fromkeys(shapes, 0)
@@ -130,7 +129,7 @@ def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: 
 
 
 def test_an_attention_with_more_terms_is_refused() -> None:
-    from specrt_export.portable.hook import Hook
+    from specrt_export.portable.trace import Hook
 
     q = torch.zeros(1, 1, 1, 4)
     module = torch.nn.Linear(1, 1)

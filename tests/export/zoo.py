@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.exporter import ExportedGraph, export_graph
+
+if TYPE_CHECKING:
+    from specrt_export.portable.exporter import ExportedGraph
 
 WINDOW = 8
 SIZES: dict[str, Any] = {
@@ -58,7 +62,7 @@ MODELS: dict[str, Model] = {
         {
             "head_dim": 16,
             "sliding_window": WINDOW,
-            "attn_logit_softcapping": 1.0,
+            "attn_logit_softcapping": 0.7,
             "final_logit_softcapping": 2.0,
         },
         {},
@@ -74,6 +78,18 @@ MODELS: dict[str, Model] = {
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
     "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}, {}),
 }
+
+
+OFTEN = ("llama3", "qwen3", "gemma2", "gpt2")
+"""Tied weights; norms of heads; soft caps and windows; a model without gates and RMS norms."""
+
+
+def architectures(*names: str) -> list[Any]:
+    """Return architectures to test with: those of `OFTEN` on every change, the others nightly."""
+    nightly = pytest.mark.nightly
+    return [
+        name if name in OFTEN else pytest.param(name, marks=nightly) for name in names or MODELS
+    ]
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,8 @@ def exporter(root: Path) -> Callable[[str], Exported]:
             folder = root / name
             save_checkpoint(name, folder)
             checkpoint = Checkpoint.open(folder)
+            from specrt_export.portable.exporter import export_graph
+
             done[name] = Exported(checkpoint, export_graph(checkpoint, root / f"{name}.onnx"))
         return done[name]
 

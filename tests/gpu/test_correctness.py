@@ -188,7 +188,7 @@ def test_a_plan_for_this_gpu_whatever_its_number_is(settings: RunSettings) -> No
     from dataclasses import replace
 
     from specrt.system.gpu import Gpu, Survey
-    from specrt_export.compile.tensorrt.builder_config import capability_names
+    from specrt_export.compile.network import capability_names
 
     class Hopper(Workbench):
         def survey(self) -> Survey:

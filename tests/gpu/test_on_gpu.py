@@ -21,10 +21,10 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text import read_prompts
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 from specrt_export.recipe import read_recipe
 
 _LACKS = missing() or unloadable()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engine.tensorrt.library import Library
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.network import profiles
-from specrt_export.compile.tensorrt.plan_builder import PlanReport, build_plan
+from specrt_export.compile.network import profiles
+from specrt_export.compile.plan_builder import PlanReport, build_plan
+from specrt_export.recipe import PlanOptions
 
 PROFILES = profiles("target", 32, (1, 4))
 

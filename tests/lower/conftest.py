@@ -12,7 +12,7 @@ from lower.plans import Model, Planned, make
 from lower.test_tensorrt_builder_decoder import decoder, save
 from specrt.engine.tensorrt.engine_record import FILE_NAME
 from specrt.engine.tensorrt.library import Library, open_library
-from specrt_export.quantize.precision import Precision
+from specrt_export.precision import Precision
 
 Plans = Callable[..., Planned]
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lower.comparing import recipe
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import Library
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.tensorrt_compiler import PlanCompiler, compute_type
+from specrt_export.compile import GraphSource
+from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import geometry_of, read_graph
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+from specrt_export.recipe import TensorRtOptions
 
 MAX_LENGTH, PREFILL, GAMMAS = 128, 32, (1, 4)
 OLD = "10.3"
@@ -64,12 +66,13 @@ def make(
     if precision.rewrites:
         stored = quantize(graph, weights, folder / "stored", precision)
         graph, weights = stored.graph, stored.folder
-    compiler = PlanCompiler(
-        library=library, options=PlanOptions(candidates=16), version=version,
-        max_length=MAX_LENGTH, prefill=PREFILL, gammas=GAMMAS, batch=1,
+    one = recipe(
+        MAX_LENGTH, tensorrt=TensorRtOptions(candidates=16, version=version),
+        prefill=PREFILL, gammas=GAMMAS, precision=precision.layers,
     )  # fmt: skip
-    compute = compute_type(precision.layers)
-    lowered = compiler.lower(model.role, graph, weights, folder / "lowered", compute)
+    pair = replace(one, draft=one.target)
+    compiler = TensorRtCompiler(pair, library.backend, library)
+    lowered = compiler.lower(model.role, GraphSource(graph, weights), folder / "lowered")
     compiler.compile(lowered, folder, folder / "previous", lambda stage, done: None)
     return Planned(folder, model.geometry)
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt_export.lower.lazy_tensor import as_float, stored_weights
-from specrt_export.portable.graph import external_tensors, read_graph
+from specrt_export.portable.external_data import external_tensors
+from specrt_export.portable.graph import read_graph
 
 INT4, INT8 = onnx.TensorProto.INT4, onnx.TensorProto.INT8
 

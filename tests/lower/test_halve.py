@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -14,21 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from export.zoo import Exported, architectures
+from lower.comparing import equal_halved
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import TOLERANCES, check_ort_cuda, on_cpu
+from specrt_export.check.equivalence import TOLERANCES
+from specrt_export.compile import LoweredModel
 from specrt_export.compile import ort_cuda_compiler as ort_cuda
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS
-from specrt_export.compile.ort_cpu_compiler import CompiledModel
-from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda, on_cpu
 from specrt_export.lower.half import TYPES, narrowed
-from specrt_export.lower.lazy_tensor import LazyTensor, held
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, LazyTensor, in_memory
+from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
 MAX_LENGTH = 128
@@ -69,15 +67,13 @@ def source(engines: Path, role: str) -> tuple[Path, Path]:
 
 def halved(
     graph: Path, weights: Path, out: Path, compute: str = "fp16"
-) -> tuple[CompiledModel, onnx.ModelProto]:
+) -> tuple[LoweredModel, onnx.ModelProto]:
     compiled = compile_ort_cuda(graph, weights, out, MAX_LENGTH, compute=compute, captured=CAPTURES)
     return compiled, onnx.load(out / ENGINE, load_external_data=False)
 
 
-def hold(graph: Path, weights: Path, out: Path, compiled: CompiledModel) -> float:
-    error = check_ort_cuda(graph, weights, out, compiled.geometry, MAX_LENGTH, WIDTHS)
-    assert error is not None
-    return error
+def error(graph: Path, weights: Path, compiled: LoweredModel) -> float:
+    return equal_halved((graph, weights), compiled, MAX_LENGTH, WIDTHS)
 
 
 def stays_on_device(model: onnx.ModelProto) -> bool:
@@ -144,9 +140,10 @@ def test_an_engine_is_close_to_its_graph(
 ) -> None:
     graph, weights = source(engines, role)
     compiled, _ = halved(graph, weights, tmp_path, compute)
-    assert 0 < hold(graph, weights, tmp_path, compiled) < TOLERANCES[compute] / 4
+    assert 0 < error(graph, weights, compiled) < TOLERANCES[compute] / 4
     # Two bytes each: the table that embedding and head share is there once.
-    assert 2 * compiled.parameters <= compiled.weight_bytes < 2.2 * compiled.parameters
+    parameters = sum(np.prod(t.dims) for t in external_tensors(read_graph(graph)))
+    assert 2 * parameters <= (tmp_path / WEIGHTS).stat().st_size < 2.2 * parameters
 
 
 @needs_reference
@@ -170,7 +167,7 @@ def test_a_wrong_lowering_is_beyond_the_tolerance(
                 found.CopyFrom(onnx.helper.make_attribute(attribute, value))
     (tmp_path / ENGINE).write_bytes(model.SerializeToString())
     with pytest.raises(BuildError, match="differs from the portable graph by"):
-        hold(graph, weights, tmp_path, compiled)
+        error(graph, weights, compiled)
 
 
 @needs_reference
@@ -185,7 +182,7 @@ def test_whole_number_weights_are_multiplied_with_fp16(
     assert stays_on_device(model)
     assert {n.op_type for n in model.graph.node} >= {"MatMulNBits", "GatherBlockQuantized"}
     assert FLOAT not in {t.data_type for t in model.graph.initializer}
-    assert hold(made.graph, made.folder, out, compiled) < TOLERANCES["fp16"] / 4
+    assert error(made.graph, made.folder, compiled) < TOLERANCES["fp16"] / 4
 
 
 @needs_reference
@@ -198,25 +195,20 @@ def test_ends_of_whole_numbers_are_held_beside_layers_in_bf16(
     made = quantize(graph, weights, tmp_path / "quantized", precision)
     out = tmp_path / "engine"
     compiled, _ = halved(made.graph, made.folder, out, "bf16")
-    assert hold(made.graph, made.folder, out, compiled) < TOLERANCES["bf16"] / 4
+    assert error(made.graph, made.folder, compiled) < TOLERANCES["bf16"] / 4
 
 
 @needs_reference
 def test_buffers_may_be_as_short_as_the_widest_pass(engines: Path, tmp_path: Path) -> None:
     graph, weights = source(engines, "draft")
     compiled = compile_ort_cuda(graph, weights, tmp_path, CAPTURES, captured=CAPTURES)
-    check_ort_cuda(graph, weights, tmp_path, compiled.geometry, CAPTURES, [1, CAPTURES])
+    equal_halved((graph, weights), compiled, CAPTURES, [1, CAPTURES])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])
 
 
-@pytest.mark.export
 @needs_reference
 @pytest.mark.parametrize("compute", ["fp16", "bf16"])
-@pytest.mark.parametrize(
-    "name",
-    ["llama2", "llama3", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3", "gpt2",
-     "gpt_neox", "opt", "smollm3", "starcoder2"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", architectures())
 def test_every_architecture_is_halved(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, compute: str
 ) -> None:
@@ -224,7 +216,7 @@ def test_every_architecture_is_halved(
     graph, weights = found.graph.path, found.checkpoint.folder
     compiled, model = halved(graph, weights, tmp_path, compute)
     assert stays_on_device(model)
-    assert hold(graph, weights, tmp_path, compiled) < TOLERANCES[compute]
+    assert error(graph, weights, compiled) < TOLERANCES[compute]
 
 
 @needs_reference
@@ -273,7 +265,7 @@ def test_heads_that_no_kernel_takes_are_refused(
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
     array = np.array(values, np.float32)
-    found = narrowed(held("w", array), BF16).load().view(ml_dtypes.bfloat16)
+    found = narrowed(in_memory("w", array), BF16).load().view(ml_dtypes.bfloat16)
     wanted = array.astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
@@ -282,7 +274,7 @@ def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
 @given(st.lists(st.floats(-65000, 65000, width=32), min_size=2, max_size=40), st.integers(1, 9))
 def test_weights_are_narrowed_in_any_slices(values: list[float], step: int) -> None:
     array = np.array(values, np.float32)
-    half = narrowed(held("w", array), FP16)
+    half = narrowed(in_memory("w", array), FP16)
     slices = [half.rows(at, min(at + step, len(values))) for at in range(0, len(values), step)]
     assert (half.name, half.onnx_type, half.row_bytes) == ("w/half", FP16, 2)
     np.testing.assert_array_equal(np.concatenate(slices), array.astype(np.float16))
@@ -295,10 +287,5 @@ def test_a_weight_beyond_fp16_is_named() -> None:
     with pytest.raises(BuildError, match=r"layers\.0\.w has weights up to 7e\+04.*precision bf16"):
         narrowed(large, FP16).load()
     assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()
-    endless = held("mask", np.array([-np.inf, 0.0], np.float32))
+    endless = in_memory("mask", np.array([-np.inf, 0.0], np.float32))
     assert narrowed(endless, FP16).load().tolist() == [-np.inf, 0.0]
-
-
-def test_only_the_two_files_are_written(engines: Path, tmp_path: Path) -> None:
-    halved(*source(engines, "draft"), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([ENGINE, WEIGHTS])

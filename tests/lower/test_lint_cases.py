@@ -15,7 +15,7 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from specrt_export.lint import RULES, lint
-from specrt_export.lint.facts import TESTED
+from specrt_export.lint.rules import TESTED
 
 Graph = onnx.ModelProto
 F16, F32, I64 = T.FLOAT16, T.FLOAT, T.INT64

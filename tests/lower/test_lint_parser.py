@@ -15,7 +15,7 @@ import pytest
 from lower.test_lint_cases import CASES, NAMES, Case, Graph, model, node, scatter, simple, value
 from specrt.engine.tensorrt.library import Library, is_installed, open_library
 from specrt_export.lint import lint
-from specrt_export.lint.operator_rules import OWN, UNSUPPORTED
+from specrt_export.lint.rules import OWN, UNSUPPORTED
 
 BACKEND = "tensorrt-rtx"
 pytestmark = pytest.mark.skipif(

@@ -7,27 +7,24 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
 
-from specrt.bundle import Bundle
+from export.zoo import MODELS, Exported, architectures
+from lower.comparing import equal_on_cpu
 from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
-from specrt_export.lower import rotary
+from specrt_export.compile import LoweredModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.lower import attention as rotary
+from specrt_export.lower.attention import Rotary, tabulate
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.ort_lowering import OrtTarget, lower
-from specrt_export.lower.rotary import Rotary, tabulate
 from specrt_export.lower.view import Lowered
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -88,23 +85,6 @@ def test_lowering_leaves_the_portable_graph_as_it_was(draft: tuple[Path, Path]) 
     assert portable.SerializeToString() == before
 
 
-@pytest.mark.parametrize(("role", "layers"), [("target", 8), ("draft", 2)])
-def test_codelets_engines_hold_nothing_newer_than_opset_21(
-    codelet: Path, role: str, layers: int
-) -> None:
-    manifest = Bundle.open(codelet).manifest
-    record = getattr(manifest, role)
-    engine = onnx.load(codelet / record.engine, load_external_data=False)
-    found = operators(engine)
-    assert found["GroupQueryAttention"] == layers
-    assert not found.keys() & {"Attention", "TensorScatter"}
-    assert {o.domain: o.version for o in engine.opset_import}[""] <= 21
-    attended = next(n for n in engine.graph.node if n.op_type == "GroupQueryAttention")
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in attended.attribute}
-    assert attributes["do_rotary"] == 1
-    assert attributes["local_window_size"] == -1
-
-
 @pytest.fixture
 def draft(engines: Path) -> tuple[Path, Path]:
     """The portable graph of codelet's draft, and its checkpoint."""
@@ -112,18 +92,17 @@ def draft(engines: Path) -> tuple[Path, Path]:
     return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
 
 
-def hold_equal(graph: Path, checkpoint: Path, out: Path) -> tuple[CompiledModel, float | None]:
+def compare(graph: Path, checkpoint: Path, out: Path) -> tuple[LoweredModel, float]:
     """Compile a graph, and compare the engine with it at several widths."""
     compiled = compile_ort_cpu(graph, checkpoint, out, MAX_LENGTH)
-    error = check_engine(graph, checkpoint, out, compiled.geometry, MAX_LENGTH, WIDTHS)
+    error = equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, WIDTHS)
     return compiled, error
 
 
 @needs_reference
 def test_an_engine_equals_its_graph(draft: tuple[Path, Path], tmp_path: Path) -> None:
-    compiled, error = hold_equal(*draft, tmp_path)
+    compiled, error = compare(*draft, tmp_path)
     assert compiled.fused["attention"] == "2/2"
-    assert error is not None
     assert error < 1e-5
 
 
@@ -136,7 +115,7 @@ def test_swapped_rotation_tables_are_found(
 
     monkeypatch.setattr(rotary, "tabulate", swapped)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(*draft, tmp_path)
+        compare(*draft, tmp_path)
 
 
 @needs_reference
@@ -152,7 +131,7 @@ def test_an_engine_that_returns_no_numbers_is_found(
 
     monkeypatch.setattr(OrtEngine, "forward", broken)
     with pytest.raises(BuildError, match="differs from the portable graph by nan"):
-        hold_equal(*draft, tmp_path)
+        compare(*draft, tmp_path)
 
 
 def with_windows(graph: Path, windows: tuple[int, ...], copy: Path) -> Path:
@@ -173,7 +152,7 @@ def test_a_window_the_graph_does_not_have_is_found(
 ) -> None:
     graph = with_windows(draft[0], (16, 0), tmp_path / "graph.onnx")
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(graph, draft[1], tmp_path)
+        compare(graph, draft[1], tmp_path)
 
 
 # Architecture: projections, RMS norms, rotated layers, joined q, k, v, and gates, norms after sums.
@@ -229,14 +208,13 @@ def fused(name: str, *, wide: bool) -> dict[str, str]:
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", architectures(*FUSED))
 def test_every_architecture_lowers_to_an_equal_engine(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     one = exported(name)
-    compiled, error = hold_equal(one.graph.path, one.checkpoint.folder, tmp_path)
+    compiled, error = compare(one.graph.path, one.checkpoint.folder, tmp_path)
     assert compiled.fused == fused(name, wide=False)
-    assert error is not None
     assert error < 1e-5
     engine = onnx.load(tmp_path / "engine.onnx", load_external_data=False)
     found = operators(engine)
@@ -246,40 +224,22 @@ def test_every_architecture_lowers_to_an_equal_engine(
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", WIDER)
+@pytest.mark.parametrize("name", architectures(*WIDER))
 def test_wider_heads_rotate_inside_attention(
     name: str,
     exported: Callable[[str], Exported],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from export.zoo import MODELS
-
     config, changes, saving = MODELS[name]
     wider = {**changes, **WIDER[name]}
     monkeypatch.setitem(MODELS, f"{name}_wide", (config, wider, saving))
     one = exported(f"{name}_wide")
-    compiled, error = hold_equal(one.graph.path, one.checkpoint.folder, tmp_path)
+    compiled, error = compare(one.graph.path, one.checkpoint.folder, tmp_path)
     assert compiled.fused == fused(name, wide=True)
-    assert error is not None
     assert error < 1e-5
 
 
 @pytest.mark.export
 def test_every_architecture_of_the_zoo_is_lowered(exported: Callable[[str], Exported]) -> None:
-    from export.zoo import MODELS
-
     assert set(FUSED) == set(MODELS)
-
-
-@needs_reference
-@pytest.mark.export
-@pytest.mark.parametrize("off", [-1, 1])
-def test_a_window_off_by_one_is_found(
-    off: int, exported: Callable[[str], Exported], tmp_path: Path
-) -> None:
-    one = exported("mistral")
-    windows = tuple(w + off for w in one.graph.geometry.windows)
-    graph = with_windows(one.graph.path, windows, tmp_path / "graph.onnx")
-    with pytest.raises(BuildError, match="differs from the portable graph"):
-        hold_equal(graph, one.checkpoint.folder, tmp_path)

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from specrt_export.portable.graph import external_tensors, read_graph
+from specrt_export.portable.external_data import external_tensors
+from specrt_export.portable.graph import read_graph
 
 MIB = 1 << 20
 VOCABULARY = 600_000
@@ -18,7 +19,7 @@ VOCABULARY = 600_000
 MEASURED = r"""
 import re, sys
 from pathlib import Path
-from specrt_export.compile import engine_file
+from specrt_export.lower import lazy_tensor as engine_file
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 
 def peak():

@@ -6,18 +6,18 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import pytest
 
+from export.zoo import Exported, architectures
+from lower.comparing import equal_on_cpu
 from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
 from specrt.engine.ort_packed import Packing, RowSlice, pack
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.attention import FusedAttention, fuse_attention
 from specrt_export.lower.lazy_tensor import stored_weights
@@ -25,17 +25,10 @@ from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph, runs_here
 
-if TYPE_CHECKING:
-    from export.zoo import Exported
-
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
 )
 MAX_LENGTH = 64
-NAMES = (
-    "llama2", "llama3", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3", "gpt2", "gpt_neox",
-    "opt", "smollm3", "starcoder2",
-)  # fmt: skip
 OUTSIDE = {"llama3": 2, "smollm3": 1, "mistral": 2, "gpt_neox": 2}
 """Layers whose heads of 8 are rotated outside attention, of some."""
 _FUSE = "specrt_export.lower.ort_lowering.fuse_attention"
@@ -74,7 +67,7 @@ def feeds_of(texts: Sequence[Sequence[int]], passes: int) -> list[list[tuple[int
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", architectures())
 def test_rows_of_any_widths_are_equal_to_rows_alone(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
@@ -86,7 +79,7 @@ def test_rows_of_any_widths_are_equal_to_rows_alone(
     wanted, best = reference(texts, [0] * batch, range(MAX_LENGTH))
     engine = built(one, tmp_path, batch)
     worst = []
-    for spans in feeds_of(texts.tolist(), 60):
+    for spans in feeds_of(texts.tolist(), 24):
         feeds = [Feed(row, texts[row, a:b].tolist(), a, b - a) for row, a, b in spans]
         made = engine.forward_rows(feeds)
         for (row, a, b), output in zip(spans, made, strict=True):
@@ -99,7 +92,7 @@ def test_rows_of_any_widths_are_equal_to_rows_alone(
 
 @pytest.mark.export
 @pytest.mark.parametrize("batch", [2, 5])
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "gpt2", "smollm3"])
+@pytest.mark.parametrize("name", architectures("llama3", "qwen3", "gpt2", "smollm3"))
 def test_attention_alone_is_taken_apart(
     name: str, batch: int, exported: Callable[[str], Exported]
 ) -> None:
@@ -124,17 +117,14 @@ def test_attention_alone_is_taken_apart(
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", ["mistral", "gpt2"])
+@pytest.mark.parametrize("name", architectures("mistral", "gpt2"))
 def test_a_build_holds_rows_of_all_widths_to_the_graph(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     one = exported(name)
     graph, checkpoint = one.graph.path, one.checkpoint.folder
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=4)
-    arguments = graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 4
-    error = check_engine(*arguments)
-    assert error is not None
-    assert error < 1e-5
+    assert equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 4) < 1e-5
 
 
 def _tokens_of_the_neighbour(made: Packing) -> Packing:
@@ -162,7 +152,7 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=2)
     monkeypatch.setattr(ort_packed, "pack", misled)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 2)
+        equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 2)
 
 
 @needs_reference
@@ -182,7 +172,7 @@ def test_a_build_finds_rows_that_only_work_when_all_are_fed(
     compiled = compile_ort_cpu(graph, checkpoint, tmp_path, MAX_LENGTH, batch=3)
     monkeypatch.setattr(ort_packed, "pack", without_the_idle)
     with pytest.raises(BuildError, match="differs from the portable graph"):
-        check_engine(graph, checkpoint, tmp_path, compiled.geometry, MAX_LENGTH, [1, 5], 3)
+        equal_on_cpu((graph, checkpoint), compiled, MAX_LENGTH, [1, 5], 3)
 
 
 def draft(engines: Path) -> tuple[onnx.ModelProto, Path]:
@@ -224,7 +214,7 @@ def test_positions_that_are_not_recognised_are_refused(
 
 @needs_reference
 @pytest.mark.export
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", architectures("mistral", "qwen3", "gpt2"))
 def test_rows_side_by_side_may_be_longer_than_the_context(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:

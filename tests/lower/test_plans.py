@@ -13,12 +13,12 @@ import pytest
 from lower.plans import GAMMAS, OLD, Model, Planned, layers, make, parsed
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import WEIGHTS
-from specrt_export.compile.tensorrt import tensorrt_compiler as plan
+from specrt_export.compile import tensorrt_compiler as plan
+from specrt_export.lower import tensorrt_lowering as products
 from specrt_export.lower import tensorrt_lowering as tensorrt
-from specrt_export.lower import tensorrt_matmul as products
+from specrt_export.lower.lazy_tensor import WEIGHTS
 from specrt_export.portable.graph import runs_here
-from specrt_export.quantize.precision import Precision
+from specrt_export.precision import Precision
 
 Plans = Callable[..., Planned]
 Case = tuple[str, str, int]

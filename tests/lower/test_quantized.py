@@ -6,21 +6,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import pytest
 
+from export.zoo import MODELS, Exported, architectures
+from lower.comparing import equal_on_cpu
 from lower.quantized import quantize
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import check_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel, compile_ort_cpu
+from specrt_export.compile import LoweredModel
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import projections as matrix
 from specrt_export.lower.lazy_tensor import LazyTensor, unsigned
 from specrt_export.portable.graph import runs_here
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 pytestmark = [
     pytest.mark.export,
@@ -36,7 +34,7 @@ EXACT = 0
 class Made:
     """A compiled engine, and how far it is from the graph it stands for."""
 
-    compiled: CompiledModel
+    compiled: LoweredModel
     engine: onnx.ModelProto
     error: float
 
@@ -66,8 +64,7 @@ def make(exported: Callable[[str], Exported], tmp_path: Path) -> Make:
         graph, exact = quantize(one.graph.path, one.checkpoint.folder, tmp_path, bits, block)
         out = tmp_path / "engine"
         compiled = compile_ort_cpu(graph, tmp_path, out, MAX_LENGTH, accuracy_level=level)
-        error = check_engine(exact, tmp_path, out, compiled.geometry, MAX_LENGTH, WIDTHS)
-        assert error is not None
+        error = equal_on_cpu((exact, tmp_path), compiled, MAX_LENGTH, WIDTHS)
         engine = onnx.load(out / "engine.onnx", load_external_data=False)
         return Made(compiled, engine, error)
 
@@ -93,7 +90,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", architectures(*QUANTIZED))
 def test_every_architecture_stays_quantized_and_equal(name: str, bits: int, make: Make) -> None:
     made = make(name, lambda weight: bits)
     assert made.error < 1e-5
@@ -107,8 +104,6 @@ def test_every_architecture_stays_quantized_and_equal(name: str, bits: int, make
 
 
 def test_every_architecture_of_the_zoo_is_quantized() -> None:
-    from export.zoo import MODELS
-
     assert set(QUANTIZED) == set(MODELS)
 
 

@@ -15,7 +15,8 @@ from onnx import helper, numpy_helper
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
-from specrt_export.portable.graph import geometry_of, map_weights, read_graph, runs_here
+from specrt_export.portable.external_data import map_weights
+from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 
 if TYPE_CHECKING:
     from export.zoo import Exported

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lower.quantized import pack
-from specrt_export.compile import engine_file
-from specrt_export.compile.engine_file import ALIGNMENT, WEIGHTS, write_engine
+from specrt_export.lower import lazy_tensor as engine_file
 from specrt_export.lower.lazy_tensor import (
+    WEIGHTS,
     LazyTensor,
     as_float,
     computed,
     dequantized,
-    held,
+    in_memory,
     joined,
     reshaped,
     stored_weights,
     taken,
     transposed,
     unsigned,
+    write_engine,
 )
 from specrt_export.lower.projections import WeightMatrix, blocks, join_matrices
+from specrt_export.portable.external_data import ALIGNMENT
 from specrt_export.portable.graph import read_graph
 
 BFLOAT16, INT4, INT8 = (
@@ -51,14 +53,14 @@ def stored(
 
 FOUR = stored("four", INT4, (6, 32), pack(CODES))
 EIGHT = stored("eight", INT8, (6, 32), BYTES)
-SCALE, FLOAT = held("scale", SCALES), held("float", FLOATS)
+SCALE, FLOAT = in_memory("scale", SCALES), in_memory("float", FLOATS)
 HALF = stored("half", BFLOAT16, (6, 32), (FLOATS.view(np.uint32) >> 16).astype(np.uint16))
 SPREAD = np.repeat(SCALES, 16, axis=1)
 
 MADE: dict[str, tuple[LazyTensor, NDArray[np.generic]]] = {
     "bf16": (as_float(HALF), (FLOATS.view(np.uint32) >> 16 << 16).view(np.float32)),
     "fp16": (
-        as_float(held("fp16", FLOATS.astype(np.float16))),
+        as_float(in_memory("fp16", FLOATS.astype(np.float16))),
         FLOATS.astype(np.float16).astype(np.float32),
     ),
     "transposed": (transposed(FLOAT), FLOATS.T),
@@ -140,7 +142,7 @@ def test_weights_are_written_in_slices_each_from_a_page_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ) -> None:
     monkeypatch.setattr(engine_file, "SLICE_BYTES", slice_bytes)
-    monkeypatch.setattr(engine_file, "_INLINE_BYTES", 100)
+    monkeypatch.setattr(engine_file, "INLINE_BYTES", 100)
     weights = {name: one for name, (one, _) in MADE.items()}
     model = written(weights, tmp_path)
     data = (tmp_path / WEIGHTS).read_bytes()
@@ -161,7 +163,7 @@ def test_small_weights_lie_in_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_checkpoints_weights_are_found_where_they_are(engines: Path, role: str) -> None:
-    from specrt_export.portable.graph import map_weights
+    from specrt_export.portable.external_data import map_weights
 
     folder = engines / "codelet" / "checkpoint" / role
     portable = read_graph(engines / "codelet" / "portable" / f"{role}.onnx")

@@ -13,9 +13,9 @@ from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
 from specrt.engine.tensorrt.engine_record import BuildSetting, Compiled, read_engine_record, summary
 from specrt.engine.tensorrt.library import Library
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.network import profiles
-from specrt_export.compile.tensorrt.plan_builder import PlanReport, build_plan
+from specrt_export.compile.network import profiles
+from specrt_export.compile.plan_builder import PlanReport, build_plan
+from specrt_export.recipe import PlanOptions
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 

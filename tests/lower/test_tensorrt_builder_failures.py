@@ -14,9 +14,9 @@ from lower.builds import PROFILES, left, make, nothing
 from lower.test_tensorrt_builder_decoder import decoder, save
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import PlanOptions, Room
-from specrt_export.compile.tensorrt.monitor import CancelledError
-from specrt_export.compile.tensorrt.plan_builder import build_plan
+from specrt_export.compile.monitor import CancelledError
+from specrt_export.compile.plan_builder import Room, build_plan
+from specrt_export.recipe import PlanOptions
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 
@@ -51,20 +51,17 @@ def test_a_disk_that_is_full_leaves_what_was_there(
     assert out.read_bytes().startswith(b"vtrt")
 
 
-def test_a_place_that_is_none_is_refused(graph: Path, library: Library, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(BuildError, match="cannot be written"):
-        make(graph, library, tmp_path / "file" / "model.plan")
-
-
-def test_too_little_memory_is_refused_before_anything(
+def test_too_little_memory_is_told_and_built_all_the_same(
     graph: Path, library: Library, tmp_path: Path
 ) -> None:
-    with pytest.raises(BuildError, match=r"takes about 4.. MiB of memory, and 64 MiB is free"):
-        build_plan(
-            graph, tmp_path / "p", library, PROFILES, PlanOptions(), nothing, room=Room(64 << 20)
-        )
-    assert left(tmp_path) == []
+    stages: list[str] = []
+    build_plan(
+        graph, tmp_path / "p", library, PROFILES[1:2], PlanOptions(),
+        lambda stage, done: stages.append(stage), room=Room(64 << 20),
+    )  # fmt: skip
+    assert "warning: building this plan may take 4" in stages[0]
+    assert "of memory, and 64 MiB is free" in stages[0]
+    assert (tmp_path / "p").is_file()
 
 
 def test_a_cancelled_build_ends_in_any_thread(
@@ -89,14 +86,4 @@ def test_a_cancelled_build_ends_in_any_thread(
     thread.start()
     thread.join(60)
     assert [type(error) for error in found] == [CancelledError]
-    assert left(tmp_path) == []
-
-
-def test_what_progress_raises_comes_out(graph: Path, library: Library, tmp_path: Path) -> None:
-    def progress(stage: str, done: float) -> None:
-        if stage.startswith("profile decode"):
-            raise ZeroDivisionError("of the caller")
-
-    with pytest.raises(ZeroDivisionError, match="of the caller"):
-        build_plan(graph, tmp_path / "p", library, PROFILES, PlanOptions(), progress)
     assert left(tmp_path) == []

@@ -11,8 +11,8 @@ import pytest
 
 from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import atomic_file
-from specrt_export.compile.tensorrt.plan_builder import TimingCache
+from specrt_export.compile.plan_builder import TimingCache
+from specrt_export.portable.external_data import atomic_file
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import (
-    PlanOptions,
-    Room,
-    Weights,
-    check_memory,
-    need,
-    weights_of,
-)
-from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.network import profiles
+from specrt_export.compile.plan_builder import Room, Weights, memory_warning, need, weights_of
+from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 
@@ -63,28 +56,21 @@ def test_weights_are_added_up_by_type() -> None:
     assert weights_of(tensors) == Weights(60, 15, 4)
 
 
-def test_a_refusal_says_what_would_fit() -> None:
+def test_too_little_memory_is_a_warning_with_a_remedy() -> None:
     weights, made = Weights(14 << 30, 0, 0), profiles("target", 128, (4,))
     needed = need(weights, made, PlanOptions(), RTX)
-    with pytest.raises(BuildError) as caught:
-        check_memory(needed, weights, made, RTX, Room(20 << 30))
-    text = str(caught.value)
+    text = memory_warning(needed, Room(20 << 30), RTX)
     assert "GiB of memory, and 20.0 GiB is free" in text
-    assert "precision int8 or int4 would fit" in text
     assert "tensorrt-rtx needs no GPU to build" in text
-    with pytest.raises(BuildError) as caught:
-        check_memory(needed, weights, made, RTX, Room(1 << 30))
-    assert "would fit" not in str(caught.value)
-    check_memory(needed, weights, made, RTX, Room(needed.host_bytes))
-    check_memory(needed, weights, made, RTX, Room(None))
+    for room in (Room(needed.host_bytes), Room(None)):
+        assert memory_warning(needed, room, RTX) == ""
 
 
-def test_a_gpu_that_is_too_small_is_refused_and_shared_memory_counts_once() -> None:
+def test_a_gpu_counts_alone_and_shared_memory_once() -> None:
     weights, made = Weights(1 << 30, 0, 0), profiles("target", 128, ())
     needed = need(weights, made, PlanOptions(), ENTERPRISE)
-    with pytest.raises(BuildError, match="of GPU memory, and 512 MiB is free"):
-        check_memory(needed, weights, made, ENTERPRISE, Room(None, 512 * MIB))
+    alone = memory_warning(needed, Room(None, 512 * MIB), ENTERPRISE)
+    assert "of GPU memory, and 512 MiB is free" in alone
     both = needed.host_bytes + needed.device_bytes
-    check_memory(needed, weights, made, ENTERPRISE, Room(both, both, shared=True))
-    with pytest.raises(BuildError, match="of memory, and"):
-        check_memory(needed, weights, made, ENTERPRISE, Room(both - 1, both, shared=True))
+    assert memory_warning(needed, Room(both, both, shared=True), ENTERPRISE) == ""
+    assert "of memory, and" in memory_warning(needed, Room(both - 1, both, shared=True), ENTERPRISE)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specrt.engine.tensorrt.engine_record import Range
 from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.errors import BuildError
-from specrt_export.compile.tensorrt.builder_config import PlanOptions, check_options, configure
-from specrt_export.compile.tensorrt.network import add_profiles, profiles
+from specrt_export.compile.network import add_profiles, check_options, configure, profiles
+from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 
@@ -94,6 +94,7 @@ class Flags:
 
     class BuilderFlag:
         VERSION_COMPATIBLE, WEIGHT_STREAMING, STRIP_PLAN = "version", "streaming", "strip"
+        REQUIRE_USER_ALLOCATION = "own memory"
 
     class MemoryPoolType:
         WORKSPACE = "workspace"
@@ -138,7 +139,7 @@ def test_every_option_reaches_the_builder() -> None:
     )
     check_options(options, library(ENTERPRISE), gpu=True)
     configure(config, Flags, options)
-    assert config.flags == ["version", "streaming", "strip"]
+    assert config.flags == ["version", "streaming", "strip", "own memory"]
     assert config.pools == {"workspace": 7 << 20}
     assert config.hardware_compatibility_level == "ampere"
     assert (config.builder_optimization_level, config.max_aux_streams) == (0, 0)
@@ -153,7 +154,7 @@ def test_every_option_reaches_the_builder() -> None:
     }
     plain = Flags()
     configure(plain, Flags, PlanOptions())
-    assert (plain.flags, plain.pools, plain.capabilities) == ([], {}, {})
+    assert (plain.flags, plain.pools, plain.capabilities) == (["own memory"], {}, {})
     assert plain.max_aux_streams == 9
     configure(plain, Flags, PlanOptions(capabilities=("12.0", "8.9", "12.0")))
     assert plain.capabilities == {0: Flags.ComputeCapability.SM120, 1: Flags.ComputeCapability.SM89}

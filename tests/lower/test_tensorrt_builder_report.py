@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from specrt.engine.tensorrt.engine_record import (
-    EngineRecord,
-    Profile,
-    Range,
-    read_engine_record,
-    summary,
     writes_weight,
 )
 from specrt.engine.tensorrt.library import Message
-from specrt_export.compile.tensorrt.monitor import compiled, highlights, read_header
-from specrt_export.compile.tensorrt.network import profiles
+from specrt_export.compile.monitor import compiled, highlights, read_header
+from specrt_export.compile.network import profiles
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 
@@ -102,21 +95,3 @@ def test_warnings_are_kept_once_and_fit_a_record() -> None:
     assert len(kept) == 1
     assert kept[0].isprintable()
     assert len(kept[0]) <= 255
-
-
-def test_records_from_before_are_read_and_shown(tmp_path: Path) -> None:
-    record = EngineRecord(1, RTX, "1.7", "native", "fp16", profiles("target", 8, (2,)))
-    short = record.to_json().split(' "plan_bytes"')[0].rstrip().rstrip(",") + "}"
-    (tmp_path / "engine.json").write_text(short)
-    found = read_engine_record(tmp_path / "engine.json")
-    assert found == record
-    assert dict(summary(found))["profile prefill"] == "width 1 to 8, best 4"
-    assert "plan" not in dict(summary(found))
-
-
-def test_profiles_take_part_in_the_order_of_the_plan() -> None:
-    made = [
-        Profile("a", Range(1, 1, 1), Range(1, 1, 1)),
-        Profile("b", Range(2, 2, 2), Range(1, 1, 1)),
-    ]
-    assert [one.profile for one in compiled(LISTED, made)] == ["a", "b"]

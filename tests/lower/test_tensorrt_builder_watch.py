@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt_export.compile.tensorrt.monitor import CancelledError, Watch, interruptible
+from specrt_export.compile.monitor import CancelledError, Watch, interruptible
 
 
 def nothing(stage: str, done: float) -> None:

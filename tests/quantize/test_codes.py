@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt_export.portable.graph import map_weights, read_graph
-from specrt_export.quantize.codes import decode, encode, pack, unpack, widen
+from specrt_export.portable.external_data import map_weights, widen
+from specrt_export.portable.graph import read_graph
+from specrt_export.quantize.codes import decode, encode, pack, unpack
 
 Floats = NDArray[np.float32]
 FORMS = [("int8", 32), ("int8", 128), ("int4", 16), ("int4", 32), ("int4", 128)]

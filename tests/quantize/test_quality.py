@@ -21,8 +21,8 @@ from specrt.text import Tokenizer
 from specrt_export.check.quality import GraphScorer, divergences, measure, sensitivities
 from specrt_export.inputs import FEWEST, MOST, PIECE, read_calibration
 from specrt_export.portable.graph import GraphRun, Logits, Tokens, runs_here
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from quantize.graphs import normal, to_bf16, write
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt_export.portable.graph import (
-    PRECISION,
-    STORAGE,
-    GraphRun,
-    external_tensors,
-    facts_of,
-    map_weights,
-    read_graph,
-    runs_here,
+from specrt_export.portable.external_data import STORAGE, external_tensors, map_weights, widen
+from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
+from specrt_export.precision import Precision
+from specrt_export.quantize import (
+    GRAPH,
+    WEIGHTS,
+    Choice,
+    Quantized,
+    Store,
+    choose,
+    fitting_block,
+    quantize,
 )
-from specrt_export.quantize.codes import decode, encode, unpack, widen
-from specrt_export.quantize.precision import Choice, Precision, choose, fitting_block
-from specrt_export.quantize.quantize import GRAPH, WEIGHTS, Quantized, quantize
-from specrt_export.quantize.store import Store
+from specrt_export.quantize.codes import decode, encode, unpack
 
 if TYPE_CHECKING:
     from export.zoo import Exported
@@ -180,7 +180,7 @@ def test_slices_do_not_show(engines: Path, tmp_path: Path, monkeypatch: pytest.M
     folder = engines / "codelet" / "checkpoint" / "draft"
     precision = Precision.of("int4")
     whole = quantize(graph, folder, tmp_path / "whole", precision)
-    monkeypatch.setattr("specrt_export.quantize.store.SLICE", 1000)
+    monkeypatch.setattr("specrt_export.quantize.SLICE", 1000)
     sliced = quantize(graph, folder, tmp_path / "sliced", precision)
     for name in (GRAPH, WEIGHTS):
         assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()

@@ -19,10 +19,10 @@ LARGEST_BYTES = 4 * VOCAB * WIDTH
 MEASURE = r"""
 import json, os, re, sys
 from pathlib import Path
-from specrt_export.quantize import store
 from specrt_export.quantize.codes import encode
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.quantize import quantize
+from specrt_export.precision import Precision
+import specrt_export.quantize as store
+from specrt_export.quantize import quantize
 import numpy as np
 
 def peak():

@@ -10,14 +10,13 @@ import pytest
 from engine.tensorrt_double import GAMMAS, NumpyPlan
 from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
-from specrt.bench.measure import TimedEngine, TimedRounds, measure
-from specrt.bench.samples import Configuration
+from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.pool import DecodingMode, DrafterPool, Models, undivided
+from specrt.speculation.pool import DecodingMode, DrafterPool, Models, as_one_launch
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import PassTimer, measure_costs
+from specrt.tuning import PassTimer, measure_costs
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""
@@ -97,7 +96,7 @@ def test_costs_of_whole_rounds_are_told_apart(clock: Clock, prices: Prices) -> N
         assert costs.verify(gamma) == pytest.approx(verify[gamma], abs=1)
         assert costs.draft(gamma) == pytest.approx(drafts[gamma], abs=1)
         # To who drafts and verifies in one launch it is one thing, with one wait in it.
-        both = undivided(costs)
+        both = as_one_launch(costs)
         assert both.draft(gamma) == 0
         assert both.verify(gamma) == pytest.approx(verify[gamma] + drafts[gamma], abs=2)
     assert list(costs.verify_ns) == sorted(costs.verify_ns)
@@ -111,12 +110,15 @@ def test_a_pair_without_whole_rounds_is_measured_pass_by_pass(clock: Clock) -> N
     assert costs.draft(4) == pytest.approx(4 * (SYNC + CHEAP.draft(1)), abs=1)
 
 
-def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
+def test_each_policy_has_the_costs_of_its_own_rounds(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = timed_pair(clock, CHEAP, 0.0)
     models = models_of(pair, clock)
     assert models.measure is not None
     costs = models.measure(models)
-    drafters = DrafterPool(models, lambda: costs)
+    policies = DrafterPool(models, costs).borrow()
+    monkeypatch.setattr("specrt.speculation.pool.AutoGamma", lambda costs, *_: costs)
     verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
     draft = [g * CHEAP.draft(1) for g in range(9)]
     free = [0.0] * 9
@@ -129,9 +131,10 @@ def test_each_policy_has_the_costs_of_its_own_rounds(clock: Clock) -> None:
         ("lookup", True): (verify, free),
     }
     for (source, greedy), (verifying, drafting) in expected.items():
-        prices = drafters._adaptive(source, DecodingMode(greedy, ruled=False))._drift.prices
-        assert list(prices.verify) == pytest.approx(verifying, abs=3)
-        assert list(prices.draft) == pytest.approx(drafting, abs=3)
+        drafter = "cascade" if source == "lookup" else source
+        own: Any = policies.adaptive(drafter, source, DecodingMode(greedy, processed=False))
+        assert list(own.verify_ns) == pytest.approx(verifying, abs=3)
+        assert list(own.draft_ns) == pytest.approx(drafting, abs=3)
 
 
 def spent(

@@ -87,7 +87,10 @@ def written() -> torch.Tensor:
     return torch.tensor([tokens])
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize(
+    "growth",
+    ["all", *(pytest.param(g, marks=pytest.mark.nightly) for g in GROWTHS if g != "all")],
+)
 def test_codelet_keeps_its_logits_and_its_text(
     growth: str, written: torch.Tensor, tmp_path: Path
 ) -> None:

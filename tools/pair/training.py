@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaForCausalLM
@@ -153,17 +152,17 @@ class Run:
 
 def train(run: Run, state: Path) -> None:
     """Train until the clock is done, saving to `state` now and then, and at the end."""
-    console, saved = Console(), time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(run.name, total=1.0)
-        run.clock.last = time.monotonic()
-        while run.clock.done() < 1.0:
-            run.step()
-            bar.update(task, completed=run.clock.done(), description=run.line())
-            if not console.is_terminal and run.clock.steps % REPORT_EVERY == 0:
-                click.echo(run.line())
-            if time.monotonic() - saved > run.o.save_every:
-                run.save(state)
-                saved = time.monotonic()
+    terminal, saved = sys.stdout.isatty(), time.monotonic()
+    run.clock.last = saved
+    while run.clock.done() < 1.0:
+        run.step()
+        if terminal:
+            click.echo(f"\r{run.line()}\x1b[K", nl=False)
+        elif run.clock.steps % REPORT_EVERY == 0:
+            click.echo(run.line())
+        if time.monotonic() - saved > run.o.save_every:
+            run.save(state)
+            saved = time.monotonic()
+    if terminal:
+        click.echo()
     run.save(state)

@@ -14,14 +14,13 @@ from gpucheck.evidence import CheckError, Evidence, Facts, NotRunError
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Built, Workbench
 from specrt.bench.lossless import compare_outputs, plain_margin
-from specrt.bench.measure import measure
+from specrt.bench.measure import configurations, measure
 from specrt.bench.report import report
-from specrt.bench.samples import configurations
 from specrt.engine.protocol import Engine
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
 from specrt.text import read_prompts
-from specrt.tuning.pass_timer import turned
+from specrt.tuning import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")

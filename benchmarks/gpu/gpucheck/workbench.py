@@ -46,20 +46,18 @@ from specrt.generator import Generator
 from specrt.loading import load
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import measure_costs
-from specrt_export.bundle_builder import build, is_fresh
+from specrt.tuning import measure_costs
+from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS, write_engine
+from specrt_export.compile.network import profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
-from specrt_export.compile.tensorrt.builder_config import PlanOptions
-from specrt_export.compile.tensorrt.network import profiles
-from specrt_export.compile.tensorrt.plan_builder import build_plan
-from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.compile.plan_builder import build_plan
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
 from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
-from specrt_export.quantize.precision import SCALED, Precision
-from specrt_export.quantize.quantize import quantize
-from specrt_export.recipe import read_recipe
+from specrt_export.precision import SCALED, Precision
+from specrt_export.quantize import quantize
+from specrt_export.recipe import PlanOptions, read_recipe
 
 FACTS = "built.json"
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from specrt.bench.samples import repeated_tokens
+from specrt.bench.report import repeated_tokens
 
 from peerbench.measure import Row
 from peerbench.protocol import PLAIN

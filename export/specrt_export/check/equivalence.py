@@ -1,143 +1,77 @@
-"""Compares an engine, or a lowered graph, with the portable graph it was made from."""
+"""Equivalence: a portable graph computes what its model does, and an engine what its graph does."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.backends import open_engine
-from specrt.engine.ort_cuda import OrtCudaEngine
-from specrt.engine.protocol import (
-    Candidates,
-    Confidence,
-    Engine,
-    Feed,
-    Logits,
-    Output,
-    PackedEngine,
-    Tokens,
-    check_bounds,
-)
-from specrt.errors import BuildError
-from specrt_export.compile.engine_file import ENGINE, write_engine
-from specrt_export.lower.lazy_tensor import LazyTensor, as_float, stored_weights
-from specrt_export.lower.logits import CANDIDATES
-from specrt_export.portable.graph import PASS_BYTES, GraphRun, repeated, runs_here
-
-_FLOAT, _BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
+from specrt.engine.protocol import Engine, Feed, Output, PackedEngine
+from specrt.errors import BuildError, ExportError
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile import KV_BYTES
+from specrt_export.compile.tensorrt_compiler import LoweredEngine
+from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
-"""Largest error of a logit over the spread of its row. fp32 only sums in another order; fp16 rounds
-by up to 5e-4, bf16 by up to 4e-3; a pass rounds a few times a layer, in all directions. Seen: 8e-4
-and 1e-3 on codelet's eight layers, 2e-3 and 1.4e-2 on random models whose scores hang on every bit.
-A wrong rotation, length or scale moves logits by a tenth of the spread and more."""
+"""Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
+another order, which gives 1e-6; fp16 rounds by up to 5e-4, bf16 by up to 4e-3; a pass rounds a few
+times a layer, in all directions. Seen: 8e-4 and 1e-3 on codelet's eight layers, 2e-3 and 1.4e-2 on
+random models whose scores hang on every bit. A wrong rotation, length or scale moves logits by a
+tenth of the spread and more."""
+
+FAR_BYTES = 1 << 30
+"""Most memory that the portable graph's KV buffers take for passes at the end of the context."""
+
+_RAGGED = 4
+"""Lengths that rows of a batch have."""
+
+_RAGGED_PASSES = 6
+"""Passes of some of the rows."""
+
+_SHARE_ERROR = 1e-3
 
 
-def check_ort_cuda(
-    graph: Path, weights: Path, engine: Path, geometry: Geometry, max_length: int,
-    widths: Sequence[int],
-) -> float | None:  # fmt: skip
-    """Run engine and portable graph on the same tokens; return the largest relative error.
-
-    The CPU provider runs an fp16 engine as it is, computing in fp32 where it has no kernel, and a
-    bf16 one with its weights widened. Returns None where the ONNX Runtime installed is too old to
-    run the portable graph.
-    Raises: BuildError above the tolerance.
-    """
-    if not runs_here():
-        return None
-    plan = passes(geometry, max_length, widths)
-    widest = max(width for _, width in plan)
-    with on_cpu(engine, geometry, max_length, widest) as halved:
-        return _hold(GraphRun(graph, weights), halved, plan, compute_type_of(engine))
-
-
-def _hold(
-    reference: GraphRun, engine: Engine, plan: Sequence[tuple[int, int]], compute: str
+def check_engine(
+    reference: GraphRun, engine: Engine, widths: Sequence[int], compute: str, name: str
 ) -> float:
-    """Run engine and portable graph through (start, width) passes; return the largest error.
+    """Run an engine and its portable graph on the same tokens; return the largest relative error.
 
-    Raises: BuildError above the tolerance of what the engine computes in.
+    A prefill that reaches past every sliding window of up to 512 positions, then each width twice,
+    the second time over stale keys. A lowered graph goes on at the end of the context, over copies
+    of the keys written so far. Rows of a batch are at lengths of their own; an engine that packs
+    them also runs passes of some rows, each as wide as it is.
+    Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
+    are not those of the logits beside them.
     """
-    reach = max(start + width for start, width in plan)
-    reference.reset(batch=1, length=reach)
-    tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, reach))
-    tolerance, worst = TOLERANCES[compute], 0.0
-    for start, width in plan:
-        piece = tokens[:, start : start + width]
-        expected = reference(piece, [start], range(width))[0]
-        found = engine.forward(piece, start).logits
-        error = float(np.abs(found - expected).max()) / (float(np.ptp(expected)) or 1.0)
-        if not error <= tolerance:  # also when either is not a number
-            raise BuildError(
-                f"the ort-cuda engine differs from the portable graph by {error:.1e} of the "
-                f"spread of the logits at position {start}, width {width}; expected below "
-                f"{tolerance:.0e}. In fp16 the model may overflow: build with precision bf16"
-            )
-        worst = max(worst, error)
-    return worst
+    comparison = _Comparison(reference, engine, compute, name)
+    near = passes(engine.geometry, engine.max_length, widths)
+    reach = max(start + width for start, width in near)
+    if isinstance(engine, LoweredEngine):
+        reach = _reach(engine, reach)
+    reference.reset(engine.batch, reach)
+    shape = engine.batch, reach
+    tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
+    errors = [comparison.run(tokens, at) for at in near]
+    if isinstance(engine, PackedEngine):
+        errors += comparison.run_ragged(engine, reach, max(widths))
+    if isinstance(engine, LoweredEngine):
+        filled = near[0][1]
+        reference.repeat(filled)
+        engine.repeat(filled)
+        errors += [comparison.run(tokens, (reach - width, width)) for width in widths]
+    return max(errors)
 
 
-@contextmanager
-def on_cpu(engine: Path, geometry: Geometry, max_length: int, max_width: int) -> Iterator[Engine]:
-    """Open the ort-cuda engine of a folder on the CPU provider."""
-    with tempfile.TemporaryDirectory(dir=engine.parent) as scratch:
-        folder = runnable(engine, Path(scratch))
-        opened = OrtCudaEngine(
-            folder / ENGINE, geometry, batch=1, max_length=max_length, max_width=max_width,
-            device="cpu",
-        )  # fmt: skip
-        try:
-            yield opened
-        finally:
-            opened.close()
-
-
-def runnable(engine: Path, scratch: Path) -> Path:
-    """Return the engine's folder, or one with a copy in fp32: bf16 has no CPU kernels."""
-    if compute_type_of(engine) != "bf16":
-        return engine
-    model = onnx.load(engine / ENGINE, load_external_data=False)
-    widened = {
-        name: as_float(weight) if weight.onnx_type == _BF16 else weight
-        for name, weight in stored_weights(model, engine).items()
-    }
-    write_engine(_widened(model, widened), widened, scratch)
-    return scratch
-
-
-def compute_type_of(engine: Path) -> str:
-    """Return what the engine of a folder computes in: the type of its KV buffers."""
-    model = onnx.load(engine / ENGINE, load_external_data=False)
-    kinds = {i.type.tensor_type.elem_type for i in model.graph.input if i.name.startswith("key.")}
-    return {_BF16: "bf16", _FLOAT: "fp32"}.get(kinds.pop(), "fp16")
-
-
-def _widened(model: onnx.ModelProto, weights: dict[str, LazyTensor]) -> onnx.ModelProto:
-    for value in [*model.graph.input, *model.graph.output]:
-        if value.type.tensor_type.elem_type == _BF16:
-            value.type.tensor_type.elem_type = _FLOAT
-    for tensor in model.graph.initializer:
-        if tensor.data_type == _BF16 and tensor.name not in weights:
-            upper = np.frombuffer(tensor.raw_data, np.uint16).astype(np.uint32)
-            tensor.raw_data = (upper << 16).tobytes()
-        if tensor.data_type == _BF16:
-            tensor.data_type = _FLOAT
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i == _BF16:
-                attribute.i = _FLOAT
-    return model
+def max_width(geometry: Geometry, max_length: int, widths: Sequence[int]) -> int:
+    """Return the width of the widest pass that `check_engine` runs."""
+    return max(width for _, width in passes(geometry, max_length, widths))
 
 
 def passes(geometry: Geometry, max_length: int, widths: Sequence[int]) -> list[tuple[int, int]]:
@@ -151,136 +85,6 @@ def passes(geometry: Geometry, max_length: int, widths: Sequence[int]) -> list[t
     return [(0, prefill), *passes]
 
 
-TOLERANCE = 2e-4
-"""Largest error of a logit over the spread of its row; fp32 sums in another order give 1e-6."""
-
-_RAGGED = 4
-"""Lengths that rows of a batch have."""
-
-_RAGGED_PASSES = 6
-"""Passes of some of the rows."""
-
-_FP32 = 1
-"""MatMulNBits' `accuracy_level` of sums and activations in fp32; 4 has int8 activations."""
-
-
-def check_engine(
-    graph: Path, checkpoint: Path, engine: Path, geometry: Geometry, max_length: int,
-    widths: list[int], batch: int = 1,
-) -> float | None:  # fmt: skip
-    """Run engine and portable graph on the same tokens; return the largest relative error.
-
-    A prefill that reaches past every sliding window of up to 512 positions, then a pass of each
-    width, then the same positions again over stale keys. Rows of a batch are at lengths of their
-    own, and then take part in some passes and not in others, each as wide as it is. Products of
-    quantized weights are computed in fp32 here: the engine itself rounds activations too, which
-    would hide a defect of the lowering. Returns None where the ONNX Runtime installed is too old to
-    run the portable graph.
-    Raises: BuildError above the tolerance.
-    """
-    if not runs_here():
-        return None
-    plan = _plan(geometry, max_length, widths)
-    reach = max(start + width for start, width in plan)
-    reference = GraphRun(graph, checkpoint)
-    reference.reset(batch, reach)
-    tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, (batch, reach))
-    with exact(engine / ENGINE) as path:
-        compiled = open_engine(
-            "ort-cpu", path, geometry, batch=batch, max_length=max_length,
-            max_width=max(width for _, width in plan), threads=1,
-        )  # fmt: skip
-        try:
-            errors = [
-                _compare_engine(reference, compiled, tokens, start, width) for start, width in plan
-            ]
-            if isinstance(compiled, PackedEngine):
-                errors += _compare_ragged(reference, compiled, tokens, max(widths))
-        finally:
-            compiled.close()
-    return max(errors)
-
-
-def _compare_engine(
-    reference: GraphRun, compiled: Engine, tokens: Tokens, start: int, width: int
-) -> float:
-    """Run one pass with both; return the error, unless it is above the tolerance."""
-    starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
-    piece = np.stack([t[at : at + width] for t, at in zip(tokens, starts, strict=True)])
-    scored = min(width, _most(compiled))
-    expected = reference(piece, starts, range(width - scored, width))[0]
-    return _error(expected, compiled.forward(piece, starts, scored).logits, start, width)
-
-
-def _compare_ragged(
-    reference: GraphRun, compiled: PackedEngine, tokens: Tokens, widest: int
-) -> list[float]:
-    """Run passes of some rows, of different widths, from where each of them is rolled back to.
-
-    The reference runs all rows equally wide: what it writes beyond a row is overwritten before it
-    is read, as each row goes on where its own tokens end.
-    """
-    rng, errors = np.random.default_rng(1), []
-    batch, reach = tokens.shape
-    widest = min(widest, _most(compiled), reach)
-    lengths = rng.integers(0, reach - widest + 1, batch)
-    for _ in range(_RAGGED_PASSES):
-        fed = np.flatnonzero(rng.random(batch) < 0.7).tolist() or [0]
-        piece = rng.integers(0, compiled.geometry.vocab_size, (batch, widest))
-        feeds = []
-        for row in rng.permutation(fed).tolist():
-            width = int(rng.integers(1, widest + 1))
-            feeds.append(Feed(row, piece[row, :width].tolist(), int(lengths[row]), width))
-        expected = reference(piece, lengths.tolist(), range(widest))[0]
-        for feed, made in zip(feeds, compiled.forward_rows(feeds), strict=True):
-            wanted = expected[feed.row, : feed.rows]
-            errors.append(_error(wanted, made.logits[0], feed.start, feed.rows))
-            lengths[feed.row] = min(feed.start + feed.rows, reach - widest)
-    return errors
-
-
-def _most(compiled: Engine) -> int:
-    """Return how many positions of every row are scored in a pass."""
-    return max(1, PASS_BYTES // (4 * compiled.batch * compiled.geometry.vocab_size))
-
-
-def _error(expected: Logits, found: Logits, start: int, width: int) -> float:
-    """Return how far logits are from what was expected of them.
-
-    Raises: BuildError above the tolerance.
-    """
-    spread = float(expected.max() - expected.min()) or 1.0
-    error = float(np.abs(found - expected).max()) / spread
-    if not error <= TOLERANCE:  # also when either is not a number
-        raise BuildError(
-            f"the compiled engine differs from the portable graph by {error:.1e} of the spread of "
-            f"the logits at position {start}, width {width}; expected below {TOLERANCE:.0e}. This "
-            "is a defect of the lowering: please report the architecture"
-        )
-    return error
-
-
-@contextmanager
-def exact(engine: Path) -> Iterator[Path]:
-    """Give a copy of an engine that computes products of quantized weights in fp32.
-
-    The copy reads the engine's own weights, and is gone afterwards.
-    """
-    model = onnx.load(engine, load_external_data=False)
-    levels = [a for node in model.graph.node for a in node.attribute if a.name == "accuracy_level"]
-    if not levels:
-        yield engine
-        return
-    for level in levels:
-        level.i = _FP32
-    copy = engine.with_name("exact.onnx")
-    copy.write_bytes(model.SerializeToString())
-    try:
-        yield copy
-    finally:
-        copy.unlink()
-
-
 def past_windows(geometry: Geometry) -> int:
     """Return how many positions lie past every sliding window of up to 512.
 
@@ -289,206 +93,91 @@ def past_windows(geometry: Geometry) -> int:
     return max((w for w in geometry.windows if w <= 512), default=0) + 24
 
 
-def _plan(geometry: Geometry, max_length: int, widths: list[int]) -> list[tuple[int, int]]:
-    """Return the (start, width) of each pass: past the windows, then each width twice."""
-    prefill = max(1, min(past_windows(geometry), max_length - sum(widths)))
-    passes = [(prefill + again * width, width) for width in widths for again in (0, 1)]
-    return [(0, prefill), *((at, width) for at, width in passes if at + width <= max_length)]
-
-
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+def _reach(engine: LoweredEngine, least: int) -> int:
+    """Return the length of buffers that the portable graph has memory for."""
+    position = engine.geometry.kv_bytes(engine.batch, 1, KV_BYTES["fp32"])
+    return min(engine.max_length, max(least, FAR_BYTES // position))
 
 
 @dataclass(frozen=True)
-class _Output:
-    values: Mapping[str, NDArray[Any]]
+class _Comparison:
+    """Runs passes with both, and refuses the first that differs."""
 
-    @property
-    def argmax(self) -> Tokens:
-        """The most likely next tokens, [B, R] int64."""
-        return self.values["argmax"]
+    reference: GraphRun
+    engine: Engine
+    compute: str
+    name: str
 
-    @property
-    def logits(self) -> Logits:
-        """The scores, [B, R, V] f32."""
-        return self.values["logits"]
+    def run(self, tokens: Tokens, at: tuple[int, int]) -> float:
+        """Run one pass (start, width), each row from a start of its own; return the error."""
+        start, width = at
+        starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
+        piece = np.stack([t[s : s + width] for t, s in zip(tokens, starts, strict=True)])
+        scored = min(width, self._scored())
+        expected = self.reference(piece, starts, range(width - scored, width))[0]
+        return self._error(expected, self.engine.forward(piece, starts, scored), start, width)
 
-    @property
-    def confidence(self) -> Confidence | None:
-        """Probability of each row's likeliest token, where the graph computes it."""
-        return self.values.get("confidence")
+    def run_ragged(self, engine: PackedEngine, reach: int, widest: int) -> list[float]:
+        """Run passes of some rows, of different widths, from where each of them is rolled back to.
 
-    @property
-    def candidates(self) -> Candidates | None:
-        """The best scores of each row and their ids, where the graph cuts them out."""
-        scores, ids = (self.values.get(name) for name in CANDIDATES)
-        return None if scores is None or ids is None else (scores, ids)
-
-
-class LoweredEngine:
-    """An engine over a lowered graph of standard operators; slow, and exact about what it means.
-
-    KV buffers are handed in and taken back in every pass, so both forms of caches run here.
-    """
-
-    def __init__(self, path: Path, geometry: Geometry, *, batch: int, max_length: int) -> None:
-        self.geometry = geometry
-        self.batch = batch
-        self.max_length = self.max_width = max_length
-        self._path = path
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
-        # Only checks run here, beside other work: waiting threads must not take its cores.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with _blamed(path):
-            self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-        self._names = [output.name for output in self._session.get_outputs()]
-        self._caches = {
-            value.name: np.zeros(value.shape, _TYPES[value.type])
-            for value in self._session.get_inputs()
-            if value.name.partition(".")[0] in ("key", "value")
-        }
-
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Output:
-        """Run one pass; see `Engine.forward`.
-
-        Raises: BuildError for a graph that does not run.
+        The reference runs all rows equally wide: what it writes beyond a row is overwritten before
+        it is read, as each row goes on where its own tokens end.
         """
-        fed = np.asarray(tokens, np.int64)
-        starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,))
-        width = fed.shape[1]
-        check_bounds(self, width, int(starts.min()), int(starts.max()))
-        feed = {
-            "input_ids": fed,
-            "start": starts,
-            "rows": np.arange(width - (rows or width), width),
-            **self._caches,
-        }
-        with _blamed(self._path):
-            found = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
-        self._caches = {name: found[f"present_{name}"] for name in self._caches}
-        return _Output(found)
+        rng, errors, batch = np.random.default_rng(1), [], engine.batch
+        widest = min(widest, self._scored(), reach)
+        lengths = rng.integers(0, reach - widest + 1, batch)
+        for _ in range(_RAGGED_PASSES):
+            rows = np.flatnonzero(rng.random(batch) < 0.7).tolist() or [0]
+            piece = rng.integers(0, engine.geometry.vocab_size, (batch, widest))
+            feeds = []
+            for row in rng.permutation(rows).tolist():
+                width = int(rng.integers(1, widest + 1))
+                feeds.append(Feed(row, piece[row, :width].tolist(), int(lengths[row]), width))
+            expected = self.reference(piece, lengths.tolist(), range(widest))[0]
+            for feed, output in zip(feeds, engine.forward_rows(feeds), strict=True):
+                expected_row = expected[feed.row : feed.row + 1, : feed.rows]
+                errors.append(self._error(expected_row, output, feed.start, feed.rows))
+                lengths[feed.row] = min(feed.start + feed.rows, reach - widest)
+        return errors
 
-    def repeat(self, filled: int) -> None:
-        """Fill the KV buffers with copies of their first positions, whatever is there."""
-        self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
+    def _scored(self) -> int:
+        """Return how many positions of every row are scored in a pass."""
+        return max(1, PASS_BYTES // (4 * self.engine.batch * self.engine.geometry.vocab_size))
 
-    def close(self) -> None:
-        """Drop the session and the KV buffers."""
-        self._caches = {}
-        self._session = None
+    def _error(self, expected: Logits, output: Output, start: int, width: int) -> float:
+        error = float(np.abs(output.logits - expected).max()) / (float(np.ptp(expected)) or 1.0)
+        tolerance, place = TOLERANCES[self.compute], f"at position {start}, width {width}"
+        if not error <= tolerance:  # also when either is not a number
+            raise BuildError(
+                f"the {self.name} engine differs from the portable graph by {error:.1e} of the "
+                f"spread of the logits {place}; expected below {tolerance:.0e}. "
+                f"{_OVERFLOW if self.compute == 'fp16' else _DEFECT}"
+            )
+        wrong = _misread(output)
+        if wrong:
+            raise BuildError(f"the {self.name} engine has a wrong {wrong} {place}. {_DEFECT}")
+        return error
 
-
-@contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """Say of a graph that ONNX Runtime refuses whose fault it is."""
-    try:
-        yield
-    except Exception as error:  # the library's exceptions have no common class
-        raise BuildError(
-            f"ONNX Runtime {ort.__version__} does not run the lowered graph {path.name}: "
-            f"{str(error).splitlines()[0][:300]}. This is a defect of the lowering: please report "
-            "the architecture"
-        ) from error
-
-
-@contextmanager
-def lowered_engine(
-    folder: Path, geometry: Geometry, *, batch: int, max_length: int
-) -> Iterator[LoweredEngine]:
-    """Open the lowered graph of a folder; one in bf16, which has no CPU kernels, in fp32."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        place = runnable(folder, Path(scratch)) / ENGINE
-        engine = LoweredEngine(place, geometry, batch=batch, max_length=max_length)
-        try:
-            yield engine
-        finally:
-            engine.close()
-
-
-FAR_BYTES = 1 << 30
-"""Most memory that the portable graph's KV buffers take for passes at the end of the context."""
-
-_SHARE_ERROR = 1e-3
 
 _DEFECT = "This is a defect of the lowering: please report the architecture"
 
 _OVERFLOW = "In fp16 the model may overflow: build with precision bf16"
 
 
-def check_lowered(
-    reference: GraphRun, engine: LoweredEngine, widths: Sequence[int], compute: str, name: str
-) -> float:
-    """Run both through the same passes; return the largest error of a logit over the spread.
-
-    Past the windows, each width twice, then each width once more at the end of the context, over
-    copies of the keys written so far. Rows of a batch are at lengths of their own.
-    Raises: BuildError above the tolerance, or where argmax, confidence or candidates are not those
-    of the logits beside them.
-    """
-    near = passes(reference.geometry, engine.max_length, widths)
-    reach = _reach(reference, engine, max(start + width for start, width in near))
-    reference.reset(batch=engine.batch, length=reach)
-    shape = engine.batch, reach
-    tokens = np.random.default_rng(0).integers(0, reference.geometry.vocab_size, shape)
-    errors = [_compare_lowered(reference, engine, tokens, at, compute, name) for at in near]
-    filled = near[0][1]
-    reference.repeat(filled)
-    engine.repeat(filled)
-    for width in widths:
-        far = reach - width, width
-        errors.append(_compare_lowered(reference, engine, tokens, far, compute, name))
-    return max(errors)
-
-
-def _reach(reference: GraphRun, engine: LoweredEngine, least: int) -> int:
-    """Return the length of buffers that the portable graph has memory for."""
-    one = reference.geometry
-    position = 2 * 4 * engine.batch * one.layers * one.kv_heads * one.head_dim
-    return min(engine.max_length, max(least, FAR_BYTES // position))
-
-
-def _compare_lowered(
-    reference: GraphRun, engine: LoweredEngine, tokens: Tokens, at: tuple[int, int], compute: str,
-    name: str,
-) -> float:  # fmt: skip
-    start, width = at
-    starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
-    piece = np.stack([t[s : s + width] for t, s in zip(tokens, starts, strict=True)])
-    scored = min(width, max(1, PASS_BYTES // (4 * len(tokens) * reference.geometry.vocab_size)))
-    expected = reference(piece, starts, range(width - scored, width))[0]
-    found = engine.forward(piece, starts, scored)
-    error = float(np.abs(found.logits - expected).max()) / (float(np.ptp(expected)) or 1.0)
-    place = f"at position {start}, width {width}"
-    if not error <= TOLERANCES[compute]:  # also when either is not a number
-        raise BuildError(
-            f"the graph lowered for {name} differs from the portable graph by {error:.1e} of the "
-            f"spread of the logits {place}; expected below {TOLERANCES[compute]:.0e}. "
-            f"{_OVERFLOW if compute == 'fp16' else _DEFECT}"
-        )
-    wrong = _misread(found)
-    if wrong:
-        raise BuildError(
-            f"the graph lowered for {name} says a wrong {wrong} of its logits {place}. {_DEFECT}"
-        )
-    return error
-
-
-def _misread(found: Output) -> str:
+def _misread(output: Output) -> str:
     """Name what a graph reads from its logits wrongly; empty where all is right."""
-    logits = found.logits.astype(np.float64)
-    if (found.argmax != logits.argmax(-1)).any():
+    logits = output.logits.astype(np.float64)
+    if (output.argmax != logits.argmax(-1)).any():
         return "argmax"
-    if found.confidence is not None:
+    if output.confidence is not None:
         shares = 1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
-        if not np.allclose(found.confidence, shares, atol=_SHARE_ERROR):
+        if not np.allclose(output.confidence, shares, atol=_SHARE_ERROR):
             return "confidence"
-    if found.candidates is None:
+    if output.candidates is None:
         return ""
-    scores, ids = found.candidates
-    best = -np.sort(-found.logits, axis=-1)[..., : scores.shape[-1]]
-    named = np.take_along_axis(found.logits, ids, axis=-1)
+    scores, ids = output.candidates
+    best = -np.sort(-output.logits, axis=-1)[..., : scores.shape[-1]]
+    named = np.take_along_axis(output.logits, ids, axis=-1)
     right = np.array_equal(scores, best) and np.array_equal(named, best)
     return "" if right and _apart(ids) else "list of candidates"
 
@@ -496,3 +185,189 @@ def _misread(found: Output) -> str:
 def _apart(ids: NDArray[np.int64]) -> bool:
     """Tell whether no row names an id twice."""
     return bool((np.diff(np.sort(ids, axis=-1), axis=-1) > 0).all())
+
+
+class Reference:
+    """The checkpoint as transformers runs it: fp32, eager attention, no cache."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from specrt_export.portable.trace import quiet
+
+        with quiet(), no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=False,
+            )
+        self._model = loaded.eval()
+
+    def __call__(self, tokens: Tokens) -> Logits:
+        """Return the logits [B, S, V] of whole sequences [B, S]."""
+        import torch
+
+        with torch.no_grad():
+            output = self._model(input_ids=torch.from_numpy(tokens), use_cache=False)
+        logits: Logits = output.logits.numpy()
+        return logits
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing a bar of its own."""
+    from transformers.utils import logging
+
+    switch: Any = logging
+    shown = switch.is_progress_bar_enabled()
+    switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switch.enable_progress_bar()
+
+
+PARITY_TOLERANCE = 1e-4
+"""Largest error of a logit, as a part of the largest logit of the reference.
+
+Two correct fp32 implementations differ only by the order of their sums: 1e-7 for small models,
+about 1e-5 after a hundred layers. A wrong mask, offset or rope moves logits by 1e-2 and more.
+"""
+
+PREFIX, VERIFIED, STALE = 16, 3, 5
+"""Tokens prefilled, tokens verified at once after them, and tokens rolled back."""
+
+CHUNK, PAST_WINDOW, REACH = 128, 8, 640
+"""Widest pass, tokens fed beyond a window, and the most tokens a check feeds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison of logits, over `rows` rows of a vocabulary."""
+
+    name: str
+    rows: int
+    error: float
+    """Largest absolute difference over the largest absolute reference logit."""
+    argmax_equal: int
+    margin: float
+    """Smallest distance between the reference's two best logits, on the scale of `error`."""
+    explained: bool
+    """Whether every differing argmax is a tie within the tolerance."""
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """What was compared, and how close it came."""
+
+    cases: tuple[Case, ...]
+    tolerance: float
+    unreached: tuple[int, ...]
+    """Windows longer than a check goes; their layers were compared only within them."""
+
+    @property
+    def error(self) -> float:
+        """The largest error of all cases."""
+        return max(case.error for case in self.cases)
+
+
+def check_parity(
+    checkpoint: Checkpoint, graph: Path, *, tolerance: float = PARITY_TOLERANCE, reach: int = REACH
+) -> ParityReport:
+    """Run graph and model on the same random tokens; return how close their logits are.
+
+    Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
+    stale keys; beyond each sliding window of at most `reach` tokens.
+    Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
+    """
+    run, reference = GraphRun(graph, checkpoint.folder), Reference(checkpoint)
+    windows = sorted(set(run.geometry.windows) - {0})
+    reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
+    compare = _Cases(tolerance)
+    _compare_short(run, reference, compare)
+    for window in reachable:
+        _compare_beyond(run, reference, compare, window)
+    unreached = tuple(window for window in windows if window not in reachable)
+    report = ParityReport(tuple(compare.cases), tolerance, unreached)
+    _check_report(report, graph)
+    return report
+
+
+def _compare_short(run: GraphRun, reference: Reference, compare: _Cases) -> None:
+    """Prefill, verify at an offset, then roll row 0 back and go on with rows of two lengths."""
+    tokens = _random_tokens(run.geometry.vocab_size, PREFIX + VERIFIED + STALE)
+    drafted = tokens.copy()
+    # Row 0 holds other tokens where it will be rolled back, so that its stale keys are wrong.
+    drafted[0, PREFIX - STALE :] = _random_tokens(run.geometry.vocab_size, VERIFIED + 2 * STALE, 2)[
+        0
+    ]
+    expected, width = reference(drafted), PREFIX
+    run.reset(batch=2, length=tokens.shape[1] + CHUNK)
+    output = run(drafted[:, :width], [0, 0], range(width))
+    compare("prefill", output, expected[:, :width])
+    output = run(drafted[:, width : width + VERIFIED], [width, width], range(VERIFIED))
+    compare("offset", output, expected[:, width : width + VERIFIED])
+    start = [PREFIX - STALE, PREFIX + VERIFIED]
+    ragged = np.stack([tokens[row, at : at + STALE] for row, at in enumerate(start)])
+    expected = reference(tokens)
+    expected = np.stack([expected[row, at : at + STALE] for row, at in enumerate(start)])
+    compare("rollback", run(ragged, start, range(STALE)), expected)
+
+
+def _compare_beyond(run: GraphRun, reference: Reference, compare: _Cases, window: int) -> None:
+    """Feed chunks until queries have left the first keys behind."""
+    tokens = _random_tokens(run.geometry.vocab_size, window + PAST_WINDOW)[:1]
+    expected = reference(tokens)
+    run.reset(batch=1, length=tokens.shape[1])
+    for start in range(0, tokens.shape[1], CHUNK):
+        chunk = tokens[:, start : start + CHUNK]
+        rows = range(max(0, chunk.shape[1] - PAST_WINDOW), chunk.shape[1])
+        output = run(chunk, [start], rows)
+    compare(f"window {window}", output, expected[:, -len(rows) :])
+
+
+def _random_tokens(vocab_size: int, length: int, seed: int = 1) -> Tokens:
+    return np.random.default_rng(seed).integers(0, vocab_size, (2, length))
+
+
+class _Cases:
+    """Gathers cases."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self.cases: list[Case] = []
+
+    def __call__(self, name: str, output: tuple[Logits, Tokens], expected: Logits) -> None:
+        """Compare logits and argmax [B, R] with the reference's logits [B, R, V]."""
+        logits, argmax = output
+        scale = float(np.abs(expected).max()) or 1.0
+        best = np.sort(expected, axis=-1)
+        # The reference's distance from its best logit to the one the graph chose.
+        chosen = np.take_along_axis(expected, argmax[..., None], axis=-1)[..., 0]
+        lost = (best[..., -1] - chosen) / scale
+        own = np.array_equal(argmax, logits.argmax(-1))
+        error = float(np.abs(logits - expected).max()) / scale
+        self.cases.append(
+            Case(
+                name=name,
+                rows=argmax.size,
+                error=error if np.isfinite(error) else float("inf"),
+                argmax_equal=int((argmax == expected.argmax(-1)).sum()),
+                margin=float((best[..., -1] - best[..., -2]).min()) / scale,
+                explained=own and bool((lost <= 2 * self.tolerance).all()),
+            )
+        )
+
+
+def _check_report(report: ParityReport, graph: Path) -> None:
+    for case in report.cases:
+        if case.error > report.tolerance or not case.explained:
+            raise ExportError(
+                f"{graph} disagrees with the model at {case.name!r}: error {case.error:.1e} of "
+                f"the largest logit, tolerance {report.tolerance:.1e}; argmax equal in "
+                f"{case.argmax_equal} of {case.rows} rows. Do not use this graph; report the "
+                "model's config.json"
+            )

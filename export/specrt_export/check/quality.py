@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,25 +16,14 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry, Quality
-from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Engine, Feed, PackedEngine
-from specrt.engine.tensorrt.library import TENSORRT
 from specrt.errors import BuildError
-from specrt_export.check.equivalence import lowered_engine, on_cpu
-from specrt_export.compile.engine_file import ENGINE
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
-from specrt_export.portable.graph import (
-    PASS_BYTES,
-    GraphRun,
-    Logits,
-    Tokens,
-    external_tensors,
-    location,
-    read_graph,
-    runs_here,
-)
-from specrt_export.quantize.quantize import WEIGHTS, Quantized, graft
-from specrt_export.quantize.store import Stored
+from specrt_export.compile import GraphSource
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
+from specrt_export.lower.lazy_tensor import ENGINE
+from specrt_export.portable.external_data import external_tensors, location
+from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens, read_graph, runs_here
+from specrt_export.quantize import WEIGHTS, Quantized, Stored, graft
 from specrt_export.recipe import EngineOptions, QualityOptions
 
 _ROWS = 16
@@ -123,8 +110,8 @@ def divergences(one: Logits, other: Logits) -> NDArray[np.float64]:
     first, second = _log_softmax(one), _log_softmax(other)
     weight = np.exp(first)
     with np.errstate(invalid="ignore"):  # -inf in both, of a token that cannot be
-        found = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
-    return np.where(np.isnan(found), np.inf, found)
+        terms = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
+    return np.where(np.isnan(terms), np.inf, terms)
 
 
 def _log_softmax(logits: Logits) -> NDArray[np.float64]:
@@ -139,35 +126,28 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class GraphSource:
-    """A portable graph, and the folder of its weights."""
-
-    graph: Path
-    weights: Path
-
-
-@dataclass(frozen=True)
 class QualityGate:
-    """Holds compiled engines to the checkpoints they were made from."""
+    """Measures what quantizing did to a model, and refuses one beyond the recipe's limits."""
 
     options: EngineOptions
     limits: QualityOptions
     pieces: Sequence[Tokens]
     """The calibration text; pieces of it are scored one by one."""
 
-    def hold(
-        self, role: str, original: GraphSource, quantized: Quantized, engine: Path,
-        geometry: Geometry, backend: str,
-    ) -> Quality:  # fmt: skip
-        """Return how far the engine in a folder is from the model it was made from.
+    @property
+    def max_width(self) -> int:
+        """Tokens of the widest pass that scores a piece."""
+        return max(map(len, self.pieces))
+
+    def check(
+        self, role: str, original: GraphSource, quantized: Quantized, engine: Engine
+    ) -> Quality:
+        """Return how far an engine is from the model it was made from.
 
         Raises: BuildError beyond a limit, naming the parts of the model that hurt most.
         """
-        with (
-            self._reference(original, engine) as reference,
-            self._engine(engine, geometry, backend) as made,
-        ):
-            quality = measure(reference, made, self.pieces)
+        with self._reference(original, quantized.folder.parent) as reference:
+            quality = measure(reference, EngineScorer(engine), self.pieces)
         if not isfinite(quality.kl):
             raise BuildError(
                 f"the quantized {role} returns no numbers on the calibration text. This is a "
@@ -185,63 +165,34 @@ class QualityGate:
 
     def _exceeded(self, quality: Quality) -> str:
         most, least = self.limits.max_kl, self.limits.min_top1
-        found = []
+        limits = []
         if most is not None and quality.kl > most:
-            found.append(f"KL divergence {quality.kl:.4f} nats, max_kl {most}")
+            limits.append(f"KL divergence {quality.kl:.4f} nats, max_kl {most}")
         if least is not None and quality.top1 < least:
-            found.append(f"top-1 agreement {quality.top1:.4f}, min_top1 {least}")
-        return "; ".join(found)
+            limits.append(f"top-1 agreement {quality.top1:.4f}, min_top1 {least}")
+        return "; ".join(limits)
 
     def _parts(self, original: GraphSource, quantized: Quantized) -> str:
         if not runs_here():
             return ""
-        found = sensitivities(original.graph, original.weights, quantized, self.pieces[0])
-        worst = ", ".join(f"{one.part} ({one.kl:.4f})" for one in found[:_NAMED])
+        parts = sensitivities(original.graph, original.weights, quantized, self.pieces[0])
+        worst = ", ".join(f"{one.part} ({one.kl:.4f})" for one in parts[:_NAMED])
         return f"Quantized alone, these hurt most, in nats: {worst}. "
 
     @contextmanager
-    def _reference(self, original: GraphSource, beside: Path) -> Iterator[Scorer]:
+    def _reference(self, original: GraphSource, scratch: Path) -> Iterator[Scorer]:
         """Give the unquantized model: its portable graph, or an engine where that cannot run."""
         if runs_here():
             run = GraphRun(original.graph, original.weights)
-            yield GraphScorer(run, max(map(len, self.pieces)))
+            yield GraphScorer(run, self.max_width)
             return
-        with tempfile.TemporaryDirectory(dir=beside.parent) as folder:
-            whole = Path(folder) / "engine"
-            compiled = compile_ort_cpu(
-                original.graph, original.weights, whole, self.options.max_length,
-                batch=self.options.batch,
-            )  # fmt: skip
-            with self._engine(whole, compiled.geometry, "ort-cpu") as scorer:
-                yield scorer
-
-    @contextmanager
-    def _engine(self, folder: Path, geometry: Geometry, backend: str) -> Iterator[EngineScorer]:
-        if backend == "ort-cuda":  # scored without a GPU
-            widest = max(map(len, self.pieces))
-            with on_cpu(folder, geometry, self.options.max_length, widest) as halved:
-                yield EngineScorer(halved)
-            return
-        if backend in TENSORRT:  # the graph that the plan will be made of
-            options = self.options
-            with lowered_engine(
-                folder, geometry, batch=options.batch, max_length=options.max_length
-            ) as lowered:
-                yield EngineScorer(lowered)
-            return
-        engine = open_engine(
-            backend,
-            folder / ENGINE,
-            geometry,
-            batch=self.options.batch,
-            max_length=self.options.max_length,
-            max_width=max(map(len, self.pieces)),
-            threads=len(os.sched_getaffinity(0)),
+        whole = scratch / "unquantized"
+        options = self.options
+        lowered = compile_ort_cpu(
+            original.graph, original.weights, whole, options.max_length, batch=options.batch
         )
-        try:
+        with open_ort_cpu(whole / ENGINE, lowered.geometry, options, self.max_width) as engine:
             yield EngineScorer(engine)
-        finally:
-            engine.close()
 
 
 TOKENS = 96
@@ -274,16 +225,16 @@ def sensitivities(
     """
     piece, began = piece[:TOKENS], clock()
     reference = GraphScorer(GraphRun(graph, checkpoint), len(piece))
-    found: list[Sensitivity] = []
+    measured: list[Sensitivity] = []
     for part, stored in _parts(quantized):
-        if found and clock() - began > budget_s:
+        if measured and clock() - began > budget_s:
             break
         mixed = read_graph(graph)
         graft(mixed, stored)
         take_in(mixed, quantized.folder)
         scorer = GraphScorer(GraphRun(mixed, checkpoint), len(piece))
-        found.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
-    return sorted(found, key=lambda one: -one.kl)
+        measured.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
+    return sorted(measured, key=lambda one: -one.kl)
 
 
 def take_in(model: onnx.ModelProto, folder: Path) -> None:
@@ -292,8 +243,8 @@ def take_in(model: onnx.ModelProto, folder: Path) -> None:
         if location(tensor) == WEIGHTS:
             place = {entry.key: entry.value for entry in tensor.external_data}
             length, offset = int(place["length"]), int(place["offset"])
-            held = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
-            tensor.raw_data = held.tobytes()
+            stored = np.fromfile(folder / WEIGHTS, np.uint8, length, offset=offset)
+            tensor.raw_data = stored.tobytes()
             del tensor.external_data[:]
             tensor.data_location = onnx.TensorProto.DEFAULT
 

@@ -2,34 +2,148 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import ENGINE, WEIGHTS, disk_full, write_engine
-from specrt_export.lower.lazy_tensor import LazyTensor, stored_weights
-from specrt_export.lower.ort_lowering import OrtTarget, lower
-from specrt_export.portable.graph import (
-    MODEL_TYPE,
-    check_length,
-    external_tensors,
-    facts_of,
-    geometry_of,
-    read_graph,
+from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.lower.lazy_tensor import (
+    ENGINE,
+    INLINE_BYTES,
+    WEIGHTS,
+    LazyTensor,
+    stored_weights,
+    weight_bytes,
+    write_engine,
 )
-from specrt_export.quantize.codes import narrow, widen
-from specrt_export.quantize.precision import Precision
-from specrt_export.quantize.store import DataFile
+from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget, lower
+from specrt_export.portable.external_data import disk_full, narrow, widen
+from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
+from specrt_export.precision import Precision
+from specrt_export.recipe import EngineOptions, Recipe
+
+BACKEND = "ort-cpu"
+
+
+@dataclass(frozen=True)
+class OrtCpuCompiler:
+    """The compiler of `ort-cpu`; see `Compiler`."""
+
+    recipe: Recipe
+    backend: str
+
+    def check(self, role: str, *, measured: bool) -> None:
+        """Accept everything: what a recipe may ask of a CPU was checked when it was read."""
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of ONNX Runtime, and the layout of graphs of several rows."""
+        rows = self.recipe.engine.batch
+        layout = {"layout": LAYOUT} if rows > 1 else {}
+        return {"onnxruntime": ort.__version__, **layout}
+
+    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+        """Write the engine itself: nothing is left to compile."""
+        return compile_ort_cpu(
+            source.graph,
+            source.weights,
+            folder,
+            self.recipe.engine.max_length,
+            role=role,
+            batch=self.recipe.engine.batch,
+            confidence=role == "draft",  # what stops a draft early; a target has no use for it
+            precision=self.recipe.precisions[role],
+        )
+
+    @contextmanager
+    def score(
+        self, lowered: LoweredModel, max_width: int, *, exact: bool = False
+    ) -> Iterator[Engine]:
+        """Open the engine; an exact one multiplies with fp32 activations."""
+        file, options = lowered.folder / ENGINE, self.recipe.engine
+        with (
+            exact_copy(file) if exact else nullcontext(file) as path,
+            open_ort_cpu(path, lowered.geometry, options, max_width) as engine,
+        ):
+            yield engine
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        """Put the engine in its place."""
+        return move_engine(lowered, out)
+
+
+@contextmanager
+def open_ort_cpu(
+    path: Path, geometry: Geometry, options: EngineOptions, max_width: int
+) -> Iterator[Engine]:
+    """Open an engine with all cores, and close it."""
+    engine = open_engine(
+        BACKEND,
+        path,
+        geometry,
+        batch=options.batch,
+        max_length=options.max_length,
+        max_width=max_width,
+        threads=len(os.sched_getaffinity(0)),
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
+    """Move an engine that lowering wrote into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (ENGINE, WEIGHTS):
+        shutil.move(lowered.folder / name, out / name)
+    return CompiledModel(ENGINE, lowered.weight_bytes)
+
+
+def compile_ort_cpu(
+    graph: Path,
+    checkpoint: Path,
+    out: Path,
+    max_length: int,
+    *,
+    role: str = "target",
+    batch: int = 1,
+    accuracy_level: int = 4,
+    confidence: bool = False,
+    precision: Precision | None = None,
+) -> LoweredModel:
+    """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
+
+    Weights are read, changed and written a slice at a time, never all at once.
+    Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
+    """
+    portable = read_graph(graph)
+    geometry = geometry_of(portable)
+    check_length(geometry, max_length, checkpoint)
+    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence)
+    lowered = lower(portable, stored_weights(portable, checkpoint), target)
+    out.mkdir(parents=True, exist_ok=True)
+    model = optimise(lowered.model, lowered.weights, out)
+    weights, size = lowered.weights, weight_bytes(model, lowered.weights)
+    if precision is not None:
+        weights = store_half(model, weights, precision)
+    write_engine(model, weights, out)
+    kind = facts_of(portable).get(MODEL_TYPE, "unknown")
+    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
+
 
 _OPTIMISED = "optimised.onnx"
 
@@ -45,9 +159,9 @@ def optimise(
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     placeholders = [t for t in model.graph.initializer if t.name in weights]
-    kept = [t for t in model.graph.initializer if t.name not in weights]
+    inline = [t for t in model.graph.initializer if t.name not in weights]
     del bare.graph.initializer[:]
-    bare.graph.initializer.extend(kept)
+    bare.graph.initializer.extend(inline)
     bare.graph.input.extend(
         helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in placeholders
     )
@@ -84,12 +198,11 @@ def _restored(
 
 _TYPES = {"bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}
 
-SLICE = 1 << 22
-"""Weights in memory at a time."""
 
-
-def store_half(folder: Path, precision: Precision) -> int:
-    """Halve the weights of an engine that a precision keeps as fp16 or bf16; return how many.
+def store_half(
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], precision: Precision
+) -> dict[str, LazyTensor]:
+    """Store weights as fp16 or bf16 where a precision says so; return the weights to write.
 
         w (fp32) ── Op      =>      w (bf16) ── Cast ── Op
 
@@ -98,69 +211,46 @@ def store_half(folder: Path, precision: Precision) -> int:
     opened gives the same engine. What does not, such as a table of angles, stays fp32.
     """
     kinds = [kind for kind in _TYPES if kind in precision.names]
-    if not kinds:
-        return 0
-    model = onnx.load(folder / ENGINE, load_external_data=False)
-    written = folder / f"{WEIGHTS}.new"
-    places: dict[tuple[str, ...], onnx.TensorProto] = {}
-    with closing(DataFile(written, WEIGHTS)) as file:
-        for tensor in external_tensors(model):
-            place = tuple(entry.value for entry in tensor.external_data)
-            if place not in places:  # a table may be there in two shapes
-                places[place] = _move(tensor, folder / WEIGHTS, kinds, file)
-            moved = places[place]
-            tensor.data_type = moved.data_type
-            del tensor.external_data[:]
-            tensor.external_data.extend(moved.external_data)
-    count = _add_casts(model)
-    (folder / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
-    written.replace(folder / WEIGHTS)
-    return count
+    stored = dict(weights)
+    chosen: dict[str, str] = {}
+    for tensor in model.graph.initializer if kinds else ():
+        weight = weights.get(tensor.name)
+        if weight is None or weight.onnx_type != TensorProto.FLOAT or weight.nbytes <= INLINE_BYTES:
+            continue
+        if weight.identity not in chosen:  # a table may be there in two shapes
+            chosen[weight.identity] = _smallest(weight, kinds)
+        if chosen[weight.identity]:
+            stored[tensor.name] = _half(weight, chosen[weight.identity])
+            tensor.data_type = stored[tensor.name].onnx_type
+    _add_casts(model)
+    return stored
 
 
-def _move(
-    tensor: onnx.TensorProto, path: Path, kinds: Sequence[str], file: DataFile
-) -> onnx.TensorProto:
-    """Copy a tensor's bytes, in the first of some smaller types that holds them."""
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    offset, length = int(place["offset"]), int(place["length"])
-    if tensor.data_type != TensorProto.FLOAT:
-        region = file.reserve(tensor.name, tensor.data_type, (length, 1), 1)
-        for begin, part in _parts(path, offset, length, np.uint8):
-            region.write(begin, part)
-        return region.tensor
-    items = length // 4
-    fits = [k for k in kinds if all(_holds(k, p) for _, p in _parts(path, offset, items))]
-    kind = fits[0] if fits else ""
-    region = file.reserve(
-        tensor.name, _TYPES.get(kind, TensorProto.FLOAT), (items, 1), 2 if kind else 4
+def _smallest(weight: LazyTensor, kinds: Sequence[str]) -> str:
+    """Return the first of some types that holds a weight bit for bit; empty where none does."""
+    left = list(kinds)
+    for _, part in weight.slices():
+        bits = part.view(np.uint32)
+        left = [
+            kind
+            for kind in left
+            if (widen(narrow(part, kind), _TYPES[kind]).view(np.uint32) == bits).all()
+        ]
+    return left[0] if left else ""
+
+
+def _half(weight: LazyTensor, kind: str) -> LazyTensor:
+    return replace(
+        weight, onnx_type=_TYPES[kind], rows=lambda low, high: narrow(weight.rows(low, high), kind)
     )
-    for begin, part in _parts(path, offset, items):
-        region.write(begin, narrow(part, kind) if kind else part)
-    return region.tensor
 
 
-def _parts(
-    path: Path, offset: int, items: int, dtype: type[Any] = np.float32
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield the index and the items of one slice after another."""
-    size = np.dtype(dtype).itemsize
-    for begin in range(0, items, SLICE):
-        count = min(SLICE, items - begin)
-        yield begin, np.fromfile(path, dtype, count, offset=offset + begin * size)
-
-
-def _holds(kind: str, part: NDArray[np.float32]) -> bool:
-    same = widen(narrow(part, kind), _TYPES[kind]).view(np.uint32) == part.view(np.uint32)
-    return bool(same.all())
-
-
-def _add_casts(model: onnx.ModelProto) -> int:
-    """Widen what is stored as fp16 or bf16 before anything reads it; return how many that is."""
-    small = [t.name for t in external_tensors(model) if t.data_type in _TYPES.values()]
+def _add_casts(model: onnx.ModelProto) -> None:
+    """Widen what is stored as fp16 or bf16 before anything reads it."""
     casts = [
         helper.make_node("Cast", [name], [f"{name}/Cast"], f"{name}/Cast", to=TensorProto.FLOAT)
-        for name in small
+        for tensor in model.graph.initializer
+        if tensor.data_type in _TYPES.values() and (name := tensor.name)
     ]
     renamed = {cast.input[0]: cast.output[0] for cast in casts}
     for node in model.graph.node:
@@ -169,52 +259,28 @@ def _add_casts(model: onnx.ModelProto) -> int:
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*casts, *nodes])
-    return len(casts)
 
 
-BATCH = 1
-"""Rows of an engine, unless more are asked for."""
+_FP32 = 1
+"""MatMulNBits' `accuracy_level` of sums and activations in fp32; 4 has int8 activations."""
 
 
-@dataclass(frozen=True)
-class CompiledModel:
-    """A saved engine, and what is known about it."""
+@contextmanager
+def exact_copy(engine: Path) -> Iterator[Path]:
+    """Give a copy of an engine that computes products of quantized weights in fp32.
 
-    geometry: Geometry
-    model_type: str
-    parameters: int
-    weight_bytes: int
-    fused: dict[str, str]
-    """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
-
-
-def compile_ort_cpu(
-    graph: Path,
-    checkpoint: Path,
-    out: Path,
-    max_length: int,
-    *,
-    batch: int = BATCH,
-    accuracy_level: int = 4,
-    confidence: bool = False,
-) -> CompiledModel:
-    """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
-
-    Weights are read, changed and written a slice at a time, never all at once.
-    Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
+    The copy reads the engine's own weights, and is gone afterwards.
     """
-    portable = read_graph(graph)
-    geometry = geometry_of(portable)
-    check_length(geometry, max_length, checkpoint)
-    weights = stored_weights(portable, checkpoint)
-    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence)
-    lowered = lower(portable, weights, target)
-    out.mkdir(parents=True, exist_ok=True)
-    write_engine(optimise(lowered.model, lowered.weights, out), lowered.weights, out)
-    return CompiledModel(
-        geometry=geometry,
-        model_type=facts_of(portable).get(MODEL_TYPE, "unknown"),
-        parameters=sum(w.items for w in weights.values()),
-        weight_bytes=(out / WEIGHTS).stat().st_size,
-        fused=lowered.fused,
-    )
+    model = onnx.load(engine, load_external_data=False)
+    levels = [a for node in model.graph.node for a in node.attribute if a.name == "accuracy_level"]
+    if not levels:
+        yield engine
+        return
+    for level in levels:
+        level.i = _FP32
+    copy = engine.with_name("exact.onnx")
+    copy.write_bytes(model.SerializeToString())
+    try:
+        yield copy
+    finally:
+        copy.unlink()

@@ -2,28 +2,78 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import onnxruntime as ort
 from onnx import helper
 
 from specrt.bundle import Geometry
-from specrt.engine.ort_cuda import CAPTURED
+from specrt.engine.ort_cuda import CAPTURED, OrtCudaEngine
+from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
-from specrt_export.compile.engine_file import WEIGHTS, write_engine
-from specrt_export.compile.ort_cpu_compiler import CompiledModel
-from specrt_export.lower.half import TYPES, halve, keep_on_device
-from specrt_export.lower.lazy_tensor import stored_weights
+from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.compile.ort_cpu_compiler import move_engine
+from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folder
+from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes, write_engine
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
-from specrt_export.portable.graph import (
-    MODEL_TYPE,
-    check_length,
-    facts_of,
-    geometry_of,
-    read_graph,
-)
+from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
+from specrt_export.recipe import Recipe
 
-KV_ITEM_BYTES = 2
+
+@dataclass(frozen=True)
+class OrtCudaCompiler:
+    """The compiler of `ort-cuda`; see `Compiler`."""
+
+    recipe: Recipe
+    backend: str
+
+    def check(self, role: str, *, measured: bool) -> None:
+        """Accept everything: what the kernels do not take depends on the model."""
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of ONNX Runtime."""
+        return {"onnxruntime": ort.__version__}
+
+    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+        """Write the engine itself: nothing is left to compile."""
+        options = self.recipe.engine
+        return compile_ort_cuda(
+            source.graph,
+            source.weights,
+            folder,
+            options.max_length,
+            role=role,
+            compute=compute_type(self.recipe.precisions[role].layers),
+            captured=options.widest,
+            batch=options.batch,
+            confidence=role == "draft",
+        )
+
+    @contextmanager
+    def score(
+        self, lowered: LoweredModel, max_width: int, *, exact: bool = False
+    ) -> Iterator[Engine]:
+        """Open the engine on the CPU provider.
+
+        It runs an fp16 engine as it is, computing in fp32 where it has no kernel, and a bf16 one
+        with its weights widened.
+        """
+        with on_cpu(
+            lowered.folder, lowered.geometry, self.recipe.engine.max_length, max_width
+        ) as engine:
+            yield engine
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        """Put the engine in its place."""
+        return move_engine(lowered, out)
+
 
 _HEAD_STEP, _WIDEST_HEAD = 8, 256
 
@@ -43,10 +93,11 @@ def compile_ort_cuda(
     max_length: int,
     *,
     compute: str = "fp16",
+    role: str = "target",
     captured: int = 1,
     batch: int = 1,
     confidence: bool = False,
-) -> CompiledModel:
+) -> LoweredModel:
     """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
 
     Passes of up to `captured` tokens are run as CUDA graphs. Weights are read, narrowed and
@@ -57,9 +108,8 @@ def compile_ort_cuda(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     _check(geometry, batch, compute)
-    weights = stored_weights(portable, checkpoint)
     target = OrtTarget(geometry, max_length, batch, confidence=confidence)
-    lowered = lower(portable, weights, target)
+    lowered = lower(portable, stored_weights(portable, checkpoint), target)
     _check_fused(lowered)
     view = GraphView(lowered.model, lowered.weights)
     keep_on_device(view, max_length)
@@ -67,14 +117,11 @@ def compile_ort_cuda(
     model = view.tidy()
     helper.set_model_props(model, {**facts_of(model), CAPTURED: str(captured)})
     out.mkdir(parents=True, exist_ok=True)
-    write_engine(model, view.weights(), out)
-    return CompiledModel(
-        geometry=geometry,
-        model_type=facts_of(portable).get(MODEL_TYPE, "unknown"),
-        parameters=sum(w.items for w in weights.values()),
-        weight_bytes=(out / WEIGHTS).stat().st_size,
-        fused=lowered.fused,
-    )
+    weights = view.weights()
+    write_engine(model, weights, out)
+    size = weight_bytes(model, weights)
+    kind = facts_of(portable).get(MODEL_TYPE, "unknown")
+    return LoweredModel(role, out, geometry, compute, kind, lowered.fused, size)
 
 
 def _check(geometry: Geometry, batch: int, compute: str) -> None:
@@ -101,3 +148,18 @@ def _check_fused(lowered: Lowered) -> None:
             f"{fused} of {layers} attention layers could be fused, and ort-cuda needs all of them; "
             "build for ort-cpu, and please report the architecture"
         )
+
+
+@contextmanager
+def on_cpu(engine: Path, geometry: Geometry, max_length: int, max_width: int) -> Iterator[Engine]:
+    """Open the ort-cuda engine of a folder on the CPU provider."""
+    with tempfile.TemporaryDirectory(dir=engine.parent) as scratch:
+        folder = widened_folder(engine, Path(scratch))
+        opened = OrtCudaEngine(
+            folder / ENGINE, geometry, batch=1, max_length=max_length, max_width=max_width,
+            device="cpu",
+        )  # fmt: skip
+        try:
+            yield opened
+        finally:
+            opened.close()

@@ -11,8 +11,15 @@ from pathlib import Path
 import onnx
 
 from specrt_export.lint.attention_rules import ATTENTION_RULES, CACHE_RULES
-from specrt_export.lint.facts import SEVERITIES, Facts, Finding, Rule, Severity, Version
-from specrt_export.lint.operator_rules import OPERATOR_RULES
+from specrt_export.lint.rules import (
+    OPERATOR_RULES,
+    SEVERITIES,
+    Facts,
+    Finding,
+    Rule,
+    Severity,
+    Version,
+)
 from specrt_export.lint.weight_rules import LAYOUT_RULES, QUANTIZED_RULES, TYPE_RULES
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Version", "lint"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from specrt_export.lint.facts import (
+from specrt_export.lint.rules import (
     TESTED,
     Facts,
     Fault,
@@ -49,15 +49,15 @@ class HeadCounts:
 
 def heads_of(facts: Facts, node: onnx.NodeProto) -> HeadCounts:
     """Read head counts from shapes of rank 4, or from attributes and shapes of rank 3."""
-    found: list[int | None] = []
+    counts: list[int | None] = []
     width = None
     for index, key in ((0, "q_num_heads"), (1, "kv_num_heads")):
         shape = facts.shape(_input(node, index)) or ()
         count = shape[1] if len(shape) == 4 else facts.integer(node, key) or None
-        found.append(count if isinstance(count, int) else None)
+        counts.append(count if isinstance(count, int) else None)
         if index == 0 and shape and isinstance(shape[-1], int):
-            width = shape[-1] if len(shape) == 4 else shape[-1] // max(found[0] or 1, 1)
-    return HeadCounts(found[0], found[1], width)
+            width = shape[-1] if len(shape) == 4 else shape[-1] // max(counts[0] or 1, 1)
+    return HeadCounts(counts[0], counts[1], width)
 
 
 def _input(node: onnx.NodeProto, index: int) -> str:

@@ -11,7 +11,17 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from specrt_export.lint.facts import Facts, Fault, NodeFault, Rule, Severity, each, label, type_name
+from specrt_export.lint.rules import (
+    TESTED,
+    Facts,
+    Fault,
+    NodeFault,
+    Rule,
+    Severity,
+    each,
+    label,
+    type_name,
+)
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -89,13 +99,13 @@ def _short(facts: Facts) -> Iterator[Fault]:
             continue
         wanted = -(-math.prod(tensor.dims) * bits // 8)
         offset, stated = span or (-1, None)
-        found = wanted if stated is None else stated
+        there = wanted if stated is None else stated
         size = _size(facts.folder / _place(tensor)) if facts.folder is not None else None
         if size is not None:
             rest = size - offset
-            found = min(found, rest) if stated is not None else rest
-        if offset < 0 or found != wanted:
-            yield tensor.name, f"its shape asks for {wanted} bytes, and {max(found, 0)} are there"
+            there = min(there, rest) if stated is not None else rest
+        if offset < 0 or there != wanted:
+            yield tensor.name, f"its shape asks for {wanted} bytes, and {max(there, 0)} are there"
 
 
 def _bits(kind: int) -> int | None:
@@ -156,6 +166,14 @@ def _zero_point(facts: Facts, node: onnx.NodeProto) -> str | None:
     return "its zero points are not all 0"
 
 
+def _scales(facts: Facts, node: onnx.NodeProto) -> str | None:
+    values = facts.stored(node.input[1]) if len(node.input) > 1 else None
+    if values is None or values.dtype.kind == "O":
+        return None
+    wrong = ~(values.astype(np.float32) > 0)
+    return f"{int(wrong.sum())} of its {wrong.size} scales are not above 0" if wrong.any() else None
+
+
 def _product(facts: Facts, node: onnx.NodeProto) -> bool:
     """Tell whether a product reads what a node makes, directly or transposed."""
     readers = list(facts.readers(node.output[0]))
@@ -201,8 +219,12 @@ def _constants(facts: Facts) -> Iterator[Fault]:
             )
 
 
-def _rule(name: str, severity: Severity, fault: NodeFault, remedy: str) -> Rule:
-    return Rule(f"quantized-{name}", severity, each("DequantizeLinear", fault=fault), remedy)
+def _rule(
+    name: str, severity: Severity, fault: NodeFault, remedy: str, source: str = TESTED
+) -> Rule:
+    return Rule(
+        f"quantized-{name}", severity, each("DequantizeLinear", fault=fault), remedy, source
+    )
 
 
 QUANTIZED_RULES = (
@@ -210,6 +232,13 @@ QUANTIZED_RULES = (
         "type", "refused", _codes, "quantize to signed, symmetric codes: int8, int4 or fp8 (e4m3)"
     ),
     _rule("zero-point", "refused", _zero_point, "quantize symmetrically, with zero points of 0"),
+    _rule(
+        "scales",
+        "refused",
+        _scales,
+        "quantize with positive scales, as builds for TensorRT do",
+        source="the parser of TensorRT 10 and 11: `Scale coefficients must all be positive`",
+    ),
     _rule("blocks", "slow", _blocks, "give each output row one scale, or use int4 in blocks"),
     _rule("rows", "slow", _rows, "use blocks, of 128 for instance"),
     Rule(
@@ -223,7 +252,7 @@ QUANTIZED_RULES = (
 
 T = onnx.TensorProto
 
-HELD = frozenset(
+KNOWN_TYPES = frozenset(
     {
         T.FLOAT, T.FLOAT16, T.BFLOAT16, T.DOUBLE, T.INT32, T.INT64, T.INT8, T.INT4,
         T.BOOL, T.UINT8, T.FLOAT8E4M3FN, T.FLOAT4E2M1,
@@ -258,7 +287,7 @@ def _stated(facts: Facts) -> Iterator[tuple[str, int]]:
 
 def _unsupported(facts: Facts) -> Iterator[Fault]:
     for name, kind in _stated(facts):
-        if kind not in HELD and kind != T.UNDEFINED:
+        if kind not in KNOWN_TYPES and kind != T.UNDEFINED:
             yield name, f"{type_name(kind)} is not a type of TensorRT"
 
 

@@ -56,9 +56,9 @@ def unfold_rows(view: GraphView) -> None:
         if dims is None or not isinstance(dims[-1], int):
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        made = view.add(node.op_type, sources, domain=node.domain, **attributes)
+        output = view.add(node.op_type, sources, domain=node.domain, **attributes)
         flat = view.add_constant("flat", np.array([-1, dims[-1]], np.int64))
-        view.add("Reshape", [made, flat], outputs=[node.output[0]])
+        view.add("Reshape", [output, flat], outputs=[node.output[0]])
     view.tidy()
 
 
@@ -71,9 +71,9 @@ def drop_reshapes(view: GraphView) -> None:
     """
     shapes = Shapes(view)
     for node in view.nodes("Reshape"):
-        wanted = shapes.dims(node.output[0])
+        dims = shapes.dims(node.output[0])
         for source in _before(view, node):
-            if wanted is not None and shapes.dims(source) == wanted:
+            if dims is not None and shapes.dims(source) == dims:
                 view.replace(node.output[0], source)
                 break
     view.tidy()
@@ -202,9 +202,9 @@ def _add_heads(
     if projection.bias is not None:
         pieces = [taken(projection.bias, row, row + size) for row in rows]
         bias = joined(pieces, f"{projection.bias.name}.heads{rows[0]}")
-    made = add_projection(view, projection.x, join_matrices(parts, name), bias)
+    output = add_projection(view, projection.x, join_matrices(parts, name), bias)
     shape = view.add_constant("heads", np.array([0, 0, len(rows), size], np.int64))
-    split = view.add("Reshape", [made, shape])
+    split = view.add("Reshape", [output, shape])
     view.add("Transpose", [split], outputs=[output], perm=[0, 2, 1, 3])
 
 
@@ -315,8 +315,10 @@ def _fold(
         return
     loads = [_loader(view, name) for name in node.input]
     shape = tuple(int(d) for d in dims)
-    made = computed(f"{node.output[0]}/folded", shape, lambda: compute(*(load() for load in loads)))
-    view.replace(node.output[0], view.add_stored(made))
+    folded = computed(
+        f"{node.output[0]}/folded", shape, lambda: compute(*(load() for load in loads))
+    )
+    view.replace(node.output[0], view.add_stored(folded))
 
 
 def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:

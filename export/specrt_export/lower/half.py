@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.errors import BuildError
-from specrt_export.lower.lazy_tensor import LazyTensor
+from specrt_export.lower.lazy_tensor import (
+    ENGINE,
+    LazyTensor,
+    as_float,
+    stored_weights,
+    write_engine,
+)
 from specrt_export.lower.shapes import value_types
 from specrt_export.lower.view import GraphView
-from specrt_export.quantize.codes import narrow
+from specrt_export.portable.external_data import narrow
 
 _FLOAT, _FP16, _BF16 = (
     onnx.TensorProto.FLOAT,
@@ -60,8 +67,8 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
 def _widen_scores(view: GraphView) -> None:
     """Put a cast to fp32 behind the last projection, a cast from fp32 until all is halved."""
     head = _head(view)
-    made = view.add(head.op_type, head.input, domain=head.domain, **view.attributes(head))
-    view.add("Cast", [made], outputs=[head.output[0]], to=_FLOAT)
+    output = view.add(head.op_type, head.input, domain=head.domain, **view.attributes(head))
+    view.add("Cast", [output], outputs=[head.output[0]], to=_FLOAT)
     view.tidy()
 
 
@@ -84,7 +91,7 @@ class _Halving:
         self.floats = {name for name, onnx_type in types.items() if onnx_type == _FLOAT}
         self.exact = _read_from(view, _head(view).output[0]).union(exact, _angles(view))
         self.constants = {t.name for t in view.graph.initializer}
-        self.made: dict[str, int] = {}
+        self.types: dict[str, int] = {}
         self.cast: dict[tuple[str, int], str] = {}
 
     def run(self) -> None:
@@ -92,10 +99,10 @@ class _Halving:
         for value in [*self.view.graph.input, *self.view.graph.output]:
             if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
                 value.type.tensor_type.elem_type = self.to
-                self.made[value.name] = self.to
+                self.types[value.name] = self.to
         nodes = self.view.nodes()
         for node in nodes:
-            self.made |= dict.fromkeys(self.floats.intersection(node.output), self._wanted(node))
+            self.types |= dict.fromkeys(self.floats.intersection(node.output), self._wanted(node))
         for node in nodes:
             self._retype(node)
         self.view.tidy()
@@ -119,7 +126,7 @@ class _Halving:
         """Return a float value in a type, adding a cast or a narrowed weight once."""
         if name in self.constants:
             return name if wanted == _FLOAT else self._narrowed(name)
-        if self.made.get(name, _FLOAT) == wanted:
+        if self.types.get(name, _FLOAT) == wanted:
             return name
         if (name, wanted) not in self.cast:
             self.cast[name, wanted] = self.view.add("Cast", [name], to=wanted)
@@ -134,25 +141,25 @@ class _Halving:
 
 def _read_from(view: GraphView, name: str) -> set[str]:
     """Return the values computed from one."""
-    found, stack = set[str](), [name]
+    reached, stack = set[str](), [name]
     while stack:
         for reader in view.readers(stack.pop()):
-            new = set(filter(None, reader.output)) - found
-            found |= new
+            new = set(filter(None, reader.output)) - reached
+            reached |= new
             stack.extend(new)
-    return found
+    return reached
 
 
 def _angles(view: GraphView) -> set[str]:
     """Return what cosines and sines are computed from."""
-    found, stack = set[str](), [node.input[0] for node in view.nodes("Cos", "Sin")]
+    sources, stack = set[str](), [node.input[0] for node in view.nodes("Cos", "Sin")]
     while stack:
         name = stack.pop()
         node = view.maker(name)
-        if node is not None and name not in found:
-            found.add(name)
+        if node is not None and name not in sources:
+            sources.add(name)
             stack.extend(node.input)
-    return found
+    return sources
 
 
 def _in_graph(name: str, array: NDArray[Any]) -> LazyTensor:
@@ -276,6 +283,43 @@ def _replace_inputs(view: GraphView) -> None:
         helper.make_tensor_value_info(LENGTHS, onnx.TensorProto.INT32, [batch]),
         helper.make_tensor_value_info(STEPS, onnx.TensorProto.INT64, [width]),
     ]
-    kept = [i for i in (*view.graph.input, *added) if i.name in read]
+    inputs = [i for i in (*view.graph.input, *added) if i.name in read]
     del view.graph.input[:]
-    view.graph.input.extend(kept)
+    view.graph.input.extend(inputs)
+
+
+def widened_folder(engine: Path, scratch: Path) -> Path:
+    """Return the engine's folder, or one with a copy in fp32: bf16 has no CPU kernels."""
+    if compute_type_of(engine) != "bf16":
+        return engine
+    model = onnx.load(engine / ENGINE, load_external_data=False)
+    widened = {
+        name: as_float(weight) if weight.onnx_type == _BF16 else weight
+        for name, weight in stored_weights(model, engine).items()
+    }
+    write_engine(_widened(model, widened), widened, scratch)
+    return scratch
+
+
+def compute_type_of(engine: Path) -> str:
+    """Return what the engine of a folder computes in: the type of its KV buffers."""
+    model = onnx.load(engine / ENGINE, load_external_data=False)
+    kinds = {i.type.tensor_type.elem_type for i in model.graph.input if i.name.startswith("key.")}
+    return {_BF16: "bf16", _FLOAT: "fp32"}.get(kinds.pop(), "fp16")
+
+
+def _widened(model: onnx.ModelProto, weights: dict[str, LazyTensor]) -> onnx.ModelProto:
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.type.tensor_type.elem_type == _BF16:
+            value.type.tensor_type.elem_type = _FLOAT
+    for tensor in model.graph.initializer:
+        if tensor.data_type == _BF16 and tensor.name not in weights:
+            upper = np.frombuffer(tensor.raw_data, np.uint16).astype(np.uint32)
+            tensor.raw_data = (upper << 16).tobytes()
+        if tensor.data_type == _BF16:
+            tensor.data_type = _FLOAT
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == _BF16:
+                attribute.i = _FLOAT
+    return model

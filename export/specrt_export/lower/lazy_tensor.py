@@ -1,8 +1,9 @@
-"""Weights that are read, and computed with, only when they are written."""
+"""Weights that are read, and computed with, only when they are written; and the writer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -14,10 +15,17 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import BuildError
-from specrt_export.portable.graph import STORAGE, external_tensors, map_weights
+from specrt_export.portable.external_data import (
+    STORAGE,
+    DataFile,
+    disk_full,
+    external_tensors,
+    map_weights,
+)
 from specrt_export.quantize.codes import unpack
 
 Rows = Callable[[int, int], NDArray[Any]]
+
 
 _FLOAT = onnx.TensorProto.FLOAT
 
@@ -54,9 +62,20 @@ class LazyTensor:
         return size // 2 if self.onnx_type == onnx.TensorProto.INT4 else size
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return self.length * self.row_bytes
+
+    @property
     def identity(self) -> str:
         """What two tensors of the same bytes have in common."""
         return self.bytes_of or self.name
+
+    def slices(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield some rows after others, and the index of the first of each."""
+        step = max(1, SLICE_BYTES // max(1, self.row_bytes))
+        for begin in range(0, self.length, step):
+            yield begin, self.rows(begin, min(begin + step, self.length))
 
     def load(self) -> NDArray[Any]:
         """Return all of it at once."""
@@ -87,7 +106,63 @@ def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> 
     return LazyTensor(tensor.name, tensor.data_type, tuple(tensor.dims), rows)
 
 
-def held(name: str, array: NDArray[Any]) -> LazyTensor:
+ENGINE, WEIGHTS = "engine.onnx", "engine.data"
+
+
+SLICE_BYTES = 16 << 20
+"""Bytes of a weight that are in memory at a time."""
+
+INLINE_BYTES = 1024
+"""Up to this size a weight lies in the graph itself."""
+
+
+def write_engine(model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path) -> None:
+    """Write `engine.data` and `engine.onnx` into a folder; each byte of a weight once.
+
+    Raises: BuildError when the disk is full.
+    """
+    try:
+        with closing(DataFile(out / WEIGHTS, WEIGHTS)) as file:
+            _write_weights(model, weights, file)
+        (out / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
+    except OSError as error:
+        raise disk_full(out / WEIGHTS) from error
+
+
+def weight_bytes(model: onnx.ModelProto, weights: Mapping[str, LazyTensor]) -> int:
+    """Return the bytes of a graph's weights; those that several tensors share count once."""
+    used = [weights[t.name] for t in model.graph.initializer if t.name in weights]
+    return sum({weight.identity: weight.nbytes for weight in used}.values())
+
+
+def _write_weights(
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], file: DataFile
+) -> None:
+    places: dict[str, onnx.TensorProto] = {}
+    for tensor in model.graph.initializer:
+        weight = weights.get(tensor.name)
+        if weight is None:
+            continue
+        del tensor.external_data[:]
+        if weight.nbytes <= INLINE_BYTES:
+            tensor.raw_data = weight.load().tobytes()
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            continue
+        if weight.identity not in places:
+            places[weight.identity] = _write(weight, file)
+        tensor.external_data.extend(places[weight.identity].external_data)
+
+
+def _write(weight: LazyTensor, file: DataFile) -> onnx.TensorProto:
+    region = file.reserve(
+        weight.name, weight.onnx_type, weight.shape, weight.length, weight.row_bytes
+    )
+    for begin, part in weight.slices():
+        region.write(begin, part)
+    return region.tensor
+
+
+def in_memory(name: str, array: NDArray[Any]) -> LazyTensor:
     """Return an array that is in memory already."""
     onnx_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return LazyTensor(name, onnx_type, array.shape, lambda begin, end: array[begin:end])
@@ -190,7 +265,7 @@ def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor
     return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
-def held_off_zero(source: LazyTensor) -> LazyTensor:
+def nonzero(source: LazyTensor) -> LazyTensor:
     """Return fp32 scales none of which is 0 in fp16: TensorRT refuses a scale of 0."""
     least = np.float32(2.0**-24)
 

@@ -21,9 +21,13 @@ def cheapen_argmax(view: GraphView) -> None:
     those whose largest item is infinite too.
     """
     for node in view.nodes("ArgMax"):
-        said = view.attributes(node)
-        last = said.get("axis", 0) == -1
-        if last and not said.get("keepdims", 1) and not said.get("select_last_index", 0):
+        attributes = view.attributes(node)
+        last = attributes.get("axis", 0) == -1
+        if (
+            last
+            and not attributes.get("keepdims", 1)
+            and not attributes.get("select_last_index", 0)
+        ):
             one = view.add_constant("one", np.array([1], np.int64))
             axis = view.add_constant("axis", np.array([-1], np.int64))
             value, place = view.fresh("largest"), view.fresh("place")
@@ -75,7 +79,7 @@ CANDIDATES = ("candidates.values", "candidates.ids")
 _INT64, _FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 
 
-def find_peak(view: GraphView, vocabulary: int) -> None:
+def add_argmax(view: GraphView, vocabulary: int) -> None:
     """Say the first index of the largest logit, -1 where one is NaN or the largest infinite.
 
     ```
@@ -87,13 +91,13 @@ def find_peak(view: GraphView, vocabulary: int) -> None:
     theirs to choose.
     """
     axis = view.add_constant("axis", np.array([-1], np.int64))
-    peak = view.add("ReduceMax", ["logits", axis], keepdims=1)
+    largest = view.add("ReduceMax", ["logits", axis], keepdims=1)
     place = view.add_constant("places", np.arange(vocabulary, dtype=np.int32))
     beyond = view.add_constant("beyond", np.array(vocabulary, np.int32))
-    at = view.add("Where", [view.add("Equal", ["logits", peak]), place, beyond])
+    at = view.add("Where", [view.add("Equal", ["logits", largest]), place, beyond])
     first = view.add("ReduceMin", [at, axis], keepdims=0)
     total = view.add("ReduceSum", ["logits", axis], keepdims=0)
-    endless = view.add("IsInf", [view.add("Squeeze", [peak, axis])])
+    endless = view.add("IsInf", [view.add("Squeeze", [largest, axis])])
     broken = view.add("Or", [view.add("IsNaN", [total]), endless])
     nothing = view.add_constant("nothing", np.array(-1, np.int64))
     index = view.add("Cast", [first], to=_INT64)
@@ -110,7 +114,7 @@ def cut_candidates(view: GraphView, count: int) -> None:
     """
     most = view.add_constant("count", np.array([count], np.int64))
     view.add("TopK", ["logits", most], outputs=list(CANDIDATES), axis=-1, sorted=1, largest=1)
-    said = next(o for o in view.graph.output if o.name == "argmax")
-    dims = [d.dim_value or d.dim_param for d in said.type.tensor_type.shape.dim]
+    argmax = next(o for o in view.graph.output if o.name == "argmax")
+    dims = [d.dim_value or d.dim_param for d in argmax.type.tensor_type.shape.dim]
     for name, kind in zip(CANDIDATES, (_FLOAT, _INT64), strict=True):
         view.add_output(helper.make_tensor_value_info(name, kind, [*dims, count]))

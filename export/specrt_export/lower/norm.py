@@ -99,20 +99,20 @@ def fuse_skip_norm(view: GraphView) -> tuple[int, int]:
     ```
     """
     shapes = Shapes(view)
-    fused = found = 0
+    fused = total = 0
     for norm in view.nodes(*_SKIP):
         add = view.maker(norm.input[0], "Add")
         dims = add and shapes.dims(add.output[0])
         if not add or not dims or any(shapes.dims(name) != dims for name in add.input):
             continue
-        found += 1
+        total += 1
         scales = [view.stored(name) for name in norm.input[1:]]
         whole = all(s is not None and s.shape == (dims[-1],) for s in scales)
         if len(dims) == 3 and whole and view.attributes(norm).get("axis", -1) in (-1, 2):
             _fuse_skip(view, norm, add)
             fused += 1
     view.tidy()
-    return fused, found
+    return fused, total
 
 
 def _fuse_skip(view: GraphView, norm: onnx.NodeProto, add: onnx.NodeProto) -> None:

@@ -90,10 +90,10 @@ class _Packing:
 
     def _apart(self, name: str, batch: int) -> list[str]:
         """Split a vector [B] into its numbers [1]."""
-        made = [self.view.fresh("row") for _ in range(batch)]
+        parts = [self.view.fresh("row") for _ in range(batch)]
         ones = self.view.add_constant("ones", np.ones(batch, np.int64))
-        self.view.add("Split", [name, ones], outputs=made, axis=0)
-        return made
+        self.view.add("Split", [name, ones], outputs=parts, axis=0)
+        return parts
 
     def split(self, node: onnx.NodeProto) -> None:
         """Give each row attention of its own."""
@@ -108,20 +108,20 @@ class _Packing:
         if not name:
             return [""] * len(self.rows)
         view = self.view
-        made = [view.fresh("places") for _ in self.rows]
+        parts = [view.fresh("places") for _ in self.rows]
         places = view.add("Gather", [name, SPREAD], axis=1)
-        view.add("Split", [places, WIDTHS], outputs=made, axis=1)
-        return made
+        view.add("Split", [places, WIDTHS], outputs=parts, axis=1)
+        return parts
 
     def _attend(self, node: onnx.NodeProto, row: _Row, inputs: Sequence[str]) -> str:
         view = self.view
         caches = [_of_row(name, row.index) for name in node.input[_CACHES:_LENGTHS]]
-        made = [view.fresh("attention"), *(f"present_{name}" for name in caches)]
+        outputs = [view.fresh("attention"), *(f"present_{name}" for name in caches)]
         tables = node.input[_LENGTHS + 2 :]
         return view.add(
             _ATTENTION,
             [*inputs, *caches, row.last, row.total, *tables],
-            outputs=made,
+            outputs=outputs,
             domain=MICROSOFT,
             **view.attributes(node),
         )
@@ -171,11 +171,11 @@ def _hand_in_positions(view: GraphView) -> None:
     ```
     """
     for node in view.nodes("Add"):
-        made = [view.maker(name) for name in node.input]
-        kinds = [one.op_type if one is not None else "" for one in made]
+        makers = [view.maker(name) for name in node.input]
+        kinds = [one.op_type if one is not None else "" for one in makers]
         if sorted(kinds) != ["Range", "Unsqueeze"]:
             continue
-        lifted = made[kinds.index("Unsqueeze")]
+        lifted = makers[kinds.index("Unsqueeze")]
         if lifted is not None and lifted.input[0] == "start":
             view.replace(node.output[0], POSITIONS)
     if not view.readers(POSITIONS):
@@ -206,11 +206,11 @@ def _rotate_alone(view: GraphView, node: onnx.NodeProto, place: str) -> None:
 
 def _check(view: GraphView, caches: set[str]) -> None:
     """Refuse a graph that still asks where a token lies in its row, or for a row's buffers."""
-    asked = [n for n in view.readers("start") if WIDTHS not in n.input]
-    asked += view.nodes("Attention", "Range", "CumSum")
-    asked += [reader for name in caches for reader in view.readers(name)]
-    if asked:
-        kinds = ", ".join(sorted({n.op_type for n in asked}))
+    wrong = [n for n in view.readers("start") if WIDTHS not in n.input]
+    wrong += view.nodes("Attention", "Range", "CumSum")
+    wrong += [reader for name in caches for reader in view.readers(name)]
+    if wrong:
+        kinds = ", ".join(sorted({n.op_type for n in wrong}))
         raise BuildError(
             "engine.batch is more than 1, and this model cannot run several rows in one pass on a "
             f"CPU: its attention or its positions are of a kind that lowering does not know "
@@ -249,7 +249,7 @@ def lower(
         counts["packed"] = layers, layers
     model = view.tidy()
     stamp_oldest_opset(model)
-    return Lowered(model, view.weights(), counts.said)
+    return Lowered(model, view.weights(), counts.ratios)
 
 
 def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
@@ -269,9 +269,9 @@ def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
 def _attend(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
-    found = fuse_attention(view, target.geometry, target.max_length)
-    counts["attention"], counts["rotary"] = (found.layers, layers), (found.rotated, turning)
-    counts["qkv"] = found.joined, layers
+    fusion = fuse_attention(view, target.geometry, target.max_length)
+    counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
+    counts["qkv"] = fusion.joined, layers
 
 
 def _emit(view: GraphView, target: OrtTarget, counts: Counts) -> None:

@@ -23,7 +23,7 @@ from specrt_export.lower.lazy_tensor import (
     unsigned,
 )
 from specrt_export.lower.view import GraphView
-from specrt_export.quantize.precision import SMALLEST_BLOCK
+from specrt_export.precision import SMALLEST_BLOCK
 
 _BITS: dict[int, int] = {
     onnx.TensorProto.INT8: 8,
@@ -105,9 +105,9 @@ def find_matrix(view: GraphView, name: str) -> WeightMatrix | None:
     if node is None or len(node.input) != 2:
         return None
     codes, scales = view.stored(node.input[0]), view.stored(node.input[1])
-    said = view.attributes(node)
-    block = said.get("block_size", 0)
-    if codes is None or scales is None or said.get("axis", 1) not in (1, -1) or not block:
+    attributes = view.attributes(node)
+    block = attributes.get("block_size", 0)
+    if codes is None or scales is None or attributes.get("axis", 1) not in (1, -1) or not block:
         return None
     if codes.onnx_type not in _BITS or len(codes.shape) != 2:
         return None
@@ -162,19 +162,19 @@ def find_projections(view: GraphView) -> tuple[int, int]:
     ```
     """
     products = [node for node in view.nodes("MatMul", "Gemm") if _has_weight(view, node)]
-    found = 0
+    replaced = 0
     for node in products:
         matrix = _factor(view, node)
         if matrix is None:
             continue
         bias = view.stored(node.input[2]) if len(node.input) > 2 else None
         add_projection(view, node.input[0], matrix, bias, node.output[0])
-        found += 1
+        replaced += 1
     view.tidy()
     for node in view.nodes(PROJECTION):
         _take_bias(view, node)
     view.tidy()
-    return found, len(products)
+    return replaced, len(products)
 
 
 def add_projection(
@@ -234,11 +234,13 @@ def _has_weight(view: GraphView, node: onnx.NodeProto) -> bool:
 def _factor(view: GraphView, node: onnx.NodeProto) -> WeightMatrix | None:
     if node.op_type == "MatMul":
         return find_factor(view, node.input[1])
-    said = view.attributes(node)
-    plain = said.get("alpha", 1.0) == said.get("beta", 1.0) == 1.0 and not said.get("transA")
+    attributes = view.attributes(node)
+    plain = attributes.get("alpha", 1.0) == attributes.get(
+        "beta", 1.0
+    ) == 1.0 and not attributes.get("transA")
     if not plain or (len(node.input) > 2 and not _is_bias(view, node.input[2])):
         return None
-    find = find_matrix if said.get("transB") else find_factor
+    find = find_matrix if attributes.get("transB") else find_factor
     return find(view, node.input[1])
 
 
@@ -320,10 +322,10 @@ def join_siblings(view: GraphView) -> None:
     for node in view.nodes(PROJECTION):
         siblings[node.input[0]].append(read_projection(view, node))
     for group in siblings.values():
-        made = join_projections(view, group) if len(group) > 1 else None
-        if made is not None:
+        output = join_projections(view, group) if len(group) > 1 else None
+        if output is not None:
             sizes = np.array([p.matrix.outputs for p in group], np.int64)
-            inputs = [made, view.add_constant("sizes", sizes)]
+            inputs = [output, view.add_constant("sizes", sizes)]
             view.add("Split", inputs, outputs=[p.output for p in group], axis=-1)
     view.tidy()
 
@@ -370,12 +372,12 @@ def emit_embeddings(view: GraphView) -> tuple[int, int]:
     ```
     The codes are the bytes that MatMulNBits reads, so a tied table is stored once.
     """
-    found = emitted = 0
+    total = emitted = 0
     for node in view.nodes("Gather"):
         matrix = find_matrix(view, node.input[0])
         if matrix is None or matrix.scales is None or view.attributes(node).get("axis", 0) != 0:
             continue
-        found += 1
+        total += 1
         if not matrix.is_in_blocks:
             continue
         codes = view.add_stored(unsigned(matrix.values))
@@ -392,4 +394,4 @@ def emit_embeddings(view: GraphView) -> tuple[int, int]:
         )
         emitted += 1
     view.tidy()
-    return emitted, found
+    return emitted, total

@@ -49,11 +49,13 @@ class Shapes:
             "Gemm": lambda node, inputs: self._multiplied(node, *inputs[:2]),
             "GroupQueryAttention": self._attended,
             "MatMul": lambda node, inputs: _product_of(*inputs),
-            "Projection": lambda node, inputs: (*inputs[0][:-1], self._said(node)["N"]),
+            "Projection": lambda node, inputs: (*inputs[0][:-1], self._attributes(node)["N"]),
             "Range": self._counted,
             "ReduceMean": self._reduced,
             "Reshape": self._reshaped,
-            "Transpose": lambda node, inputs: tuple(inputs[0][a] for a in self._said(node)["perm"]),
+            "Transpose": lambda node, inputs: tuple(
+                inputs[0][a] for a in self._attributes(node)["perm"]
+            ),
             "Unsqueeze": self._unsqueezed,
         }
 
@@ -69,7 +71,7 @@ class Shapes:
             if not missing:
                 if value not in self._known:
                     leaf = node is None
-                    self._known[value] = self._leaf(value) if leaf else self._made(node, value)
+                    self._known[value] = self._leaf(value) if leaf else self._output(node, value)
                 stack.pop()
         return self._known[name]
 
@@ -90,8 +92,10 @@ class Shapes:
             parts = [self.items(i) for i in node.input]
             return None if None in parts else tuple(d for part in parts if part for d in part)
         if node.op_type == "Shape":
-            dims, said = self.dims(node.input[0]), self._said(node)
-            return None if dims is None else dims[said.get("start", 0) : said.get("end")]
+            dims, attributes = self.dims(node.input[0]), self._attributes(node)
+            return (
+                None if dims is None else dims[attributes.get("start", 0) : attributes.get("end")]
+            )
         return None
 
     def part(self, node: onnx.NodeProto, output: str) -> tuple[int, int, int] | None:
@@ -101,7 +105,7 @@ class Shapes:
             return None
         return (self._sliced if node.op_type == "Slice" else self._split)(node, whole, output)
 
-    def _said(self, node: onnx.NodeProto) -> dict[str, Any]:
+    def _attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         return self._view.attributes(node)
 
     def _leaf(self, name: str) -> Dims | None:
@@ -110,7 +114,7 @@ class Shapes:
             return stored.shape
         return None if constant is None else tuple(constant.shape)
 
-    def _made(self, node: onnx.NodeProto | None, output: str) -> Dims | None:
+    def _output(self, node: onnx.NodeProto | None, output: str) -> Dims | None:
         assert node is not None
         inputs = [self._known.get(i) for i in node.input if i]
         rule = self._rules.get(node.op_type)
@@ -135,26 +139,26 @@ class Shapes:
         return (*whole[:axis], f"size of {output}", *whole[axis + 1 :])
 
     def _multiplied(self, node: onnx.NodeProto, left: Dims, right: Dims) -> Dims | None:
-        said = self._said(node)
-        if said.get("transA"):
+        attributes = self._attributes(node)
+        if attributes.get("transA"):
             return None
-        return left[0], right[0 if said.get("transB") else 1]
+        return left[0], right[0 if attributes.get("transB") else 1]
 
     def _reduced(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         axes = self._view.constant(node.input[1]) if len(node.input) > 1 else None
-        if axes is None or not self._said(node).get("keepdims", 1):
+        if axes is None or not self._attributes(node).get("keepdims", 1):
             return None
         gone = {int(a) % len(inputs[0]) for a in axes}
         return tuple(1 if axis in gone else size for axis, size in enumerate(inputs[0]))
 
     def _gathered(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         table, index = inputs
-        axis = self._said(node).get("axis", 0)
+        axis = self._attributes(node).get("axis", 0)
         return (*table[:axis], *index, *table[axis + 1 :])
 
     def _attended(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         size = self.dims(node.input[3])
-        heads = self._said(node)["num_heads"]
+        heads = self._attributes(node)["num_heads"]
         if size is None or not isinstance(size[-1], int):
             return None
         return (*inputs[0][:2], heads * size[-1])
@@ -165,7 +169,7 @@ class Shapes:
         return self.items(node.input[1]) if (begin, step) == (0, 1) else None
 
     def _concatenated(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
-        axis = self._said(node)["axis"]
+        axis = self._attributes(node)["axis"]
         sizes = [dims[axis] for dims in inputs if isinstance(dims[axis], int)]
         if len({len(dims) for dims in inputs}) > 1 or len(sizes) < len(inputs):
             return None
@@ -184,25 +188,25 @@ class Shapes:
         return tuple(dims)
 
     def _reshaped(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
-        before, said = inputs[0], self.items(node.input[1])
-        if said is None or 0 in said[len(before) :]:
+        before, stated = inputs[0], self.items(node.input[1])
+        if stated is None or 0 in stated[len(before) :]:
             return None
-        target = tuple(before[i] if d == 0 else d for i, d in enumerate(said))
+        target = tuple(before[i] if d == 0 else d for i, d in enumerate(stated))
         rest = _quotient(before, [d for d in target if d != -1])
         return None if rest is None else tuple(rest if d == -1 else d for d in target)
 
     def _sliced(self, node: onnx.NodeProto, whole: Dims, _: str) -> tuple[int, int, int] | None:
-        said = [self._view.scalar(i) for i in node.input[1:5]]
-        if len(said) < 3 or None in said or said[3:] not in ([], [1]):
+        bounds = [self._view.scalar(i) for i in node.input[1:5]]
+        if len(bounds) < 3 or None in bounds or bounds[3:] not in ([], [1]):
             return None
-        begin, end, axis = (int(i) for i in said[:3] if i is not None)
+        begin, end, axis = (int(i) for i in bounds[:3] if i is not None)
         size = whole[axis]
         if not isinstance(size, int) or begin < 0 or end < 0:
             return None
         return axis % len(whole), min(begin, size), min(end, size)
 
     def _split(self, node: onnx.NodeProto, whole: Dims, output: str) -> tuple[int, int, int] | None:
-        axis = self._said(node).get("axis", 0) % len(whole)
+        axis = self._attributes(node).get("axis", 0) % len(whole)
         size, count = whole[axis], len(node.output)
         sizes = self._view.constant(node.input[1]) if len(node.input) > 1 else None
         if not isinstance(size, int) or (sizes is None and (len(node.input) > 1 or size % count)):
@@ -219,13 +223,13 @@ def _product_of(left: Dims, right: Dims) -> Dims | None:
 def _broadcast(inputs: Sequence[Dims]) -> Dims | None:
     rank = max(len(dims) for dims in inputs)
     padded = [(1,) * (rank - len(dims)) + dims for dims in inputs]
-    made: list[Dim] = []
+    dims: list[Dim] = []
     for sizes in zip(*padded, strict=True):
         wide = {size for size in sizes if size != 1}
         if len(wide) > 1:
             return None
-        made.append(wide.pop() if wide else 1)
-    return tuple(made)
+        dims.append(wide.pop() if wide else 1)
+    return tuple(dims)
 
 
 def _quotient(whole: Dims, by: Sequence[Dim]) -> Dim | None:
@@ -279,15 +283,17 @@ def value_types(view: GraphView) -> dict[str, int]:
 
 
 def _output_type(view: GraphView, node: onnx.NodeProto, index: int, types: dict[str, int]) -> int:
-    said = view.attributes(node)
+    attributes = view.attributes(node)
     if node.op_type in _FIXED:
         return _FIXED[node.op_type]
     if node.op_type == "Cast":
-        return int(said["to"])
+        return int(attributes["to"])
     if node.op_type == "Constant":
-        return int(said["value"].data_type) if "value" in said else 0
+        return int(attributes["value"].data_type) if "value" in attributes else 0
     if node.op_type == "ConstantOfShape":
-        return int(said["value"].data_type) if "value" in said else onnx.TensorProto.FLOAT
+        return (
+            int(attributes["value"].data_type) if "value" in attributes else onnx.TensorProto.FLOAT
+        )
     if node.op_type == "TopK" and index == 1:
         return _INT64
     if node.op_type == "GroupQueryAttention" and index:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,111 +12,34 @@ from onnx import numpy_helper
 
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
-from specrt_export.lower.attention import Layer, find_layers, positions
+from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
 from specrt_export.lower.half import TYPES, halve
-from specrt_export.lower.lazy_tensor import LazyTensor
-from specrt_export.lower.logits import add_confidence, cut_candidates, find_peak
+from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
+from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
 from specrt_export.lower.norm import write_out_norms
-from specrt_export.lower.projections import gated, join_siblings
-from specrt_export.lower.rotary import Rotations, match_rotary
-from specrt_export.lower.tensorrt_matmul import cut_columns, emit_products, emit_tables
+from specrt_export.lower.projections import (
+    PROJECTION,
+    Projection,
+    WeightMatrix,
+    find_matrix,
+    gated,
+    join_siblings,
+    read_projection,
+)
+from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_opset
-
-
-def write_out(view: GraphView, geometry: Geometry, *, everything: bool) -> set[str]:
-    """Write attention out in products and a softmax; return a value a layer, to be kept in fp32.
-
-    ```
-    q [B, H, S, D] · scale ─ Reshape [B, Hkv, G · S, D] ─┐
-    keys ─ Transpose ─────────────────────────────────── MatMul ─ (cap · tanh(· / cap)) ─┐
-    mask [B, 1, S, M] ───────────────────────────────────────── Add [B, H, S, M] ────────┘
-                                                                 └─ Softmax ─ MatMul values ─ y
-    ```
-    Queries of one group are rows of one product, so that keys and values are not repeated.
-    All layers where TensorRT is too old for attention; else only those with a soft cap, which its
-    attention layer refuses. The masked scores are what is kept: in half precision they would be
-    rounded a second time.
-    """
-    layers = find_layers(view)
-    chosen = [at for at in layers if everything or view.attributes(at.node).get("softcap", 0.0)]
-    masked = {_write_layer(view, layer, geometry) for layer in chosen}
-    view.tidy()
-    return masked
-
-
-def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
-    """Write one layer out; return its masked scores."""
-    said = view.attributes(layer.node)
-    scale = said.get("scale", geometry.head_dim**-0.5)
-    query, keys, values, mask = layer.node.input[:4]
-    # Scaled before the product, which then stays far from the ends of half precision.
-    factor = view.add_constant("scale", np.array(scale, np.float32))
-    rows = _reshaped(view, view.add("Mul", [query, factor]), geometry.kv_heads, geometry.head_dim)
-    turned = view.add("Transpose", [keys], perm=[0, 1, 3, 2])
-    length = _length(view, layer)
-    scores = view.add("MatMul", [rows, turned])
-    scores = _capped(view, scores, said.get("softcap", 0.0))
-    masked = view.add("Add", [_reshaped(view, scores, geometry.heads, length), mask])
-    shares = view.add("Softmax", [masked], axis=-1)
-    grouped = _reshaped(view, shares, geometry.kv_heads, length)
-    found = view.add("MatMul", [grouped, values])
-    shape = view.add_constant("heads", _shape(geometry.heads, geometry.head_dim))
-    view.add("Reshape", [found, shape], outputs=[layer.node.output[0]])
-    return masked
-
-
-def _capped(view: GraphView, scores: str, cap: float) -> str:
-    if not cap:
-        return scores
-    most = view.add_constant("cap", np.array(cap, np.float32))
-    return view.add("Mul", [view.add("Tanh", [view.add("Div", [scores, most])]), most])
-
-
-def _reshaped(view: GraphView, name: str, heads: int, last: int) -> str:
-    return view.add("Reshape", [name, view.add_constant("heads", _shape(heads, last))])
-
-
-def _shape(heads: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return [B, heads, -1, last], B being whatever it was."""
-    return np.array([0, heads, -1, last], np.int64)
-
-
-def _length(view: GraphView, layer: Layer) -> int:
-    """Return M, which lowering has fixed."""
-    cache = next(i for i in view.graph.input if i.name == layer.key_update.input[0])
-    return int(cache.type.tensor_type.shape.dim[2].dim_value)
-
-
-def scatter_elements(view: GraphView) -> int:
-    """Write new keys and values by their positions; return how many buffers.
-
-    ```
-    key.i, k, start ─ TensorScatter ─ present_key.i
-
-      =>  positions ─ Unsqueeze [B, 1, S, 1] ─ Expand like k ─┐
-          key.i, k ───────────────────────────────── ScatterElements ─ present_key.i
-    ```
-    The result is a new buffer: TensorRT before 10.15 updates none in place.
-    """
-    updates = view.nodes("TensorScatter")
-    axes = view.add_constant("axes", np.array([1, 3], np.int64))
-    place = view.add("Unsqueeze", [positions(view), axes]) if updates else ""
-    for node in updates:
-        cache, new = node.input[:2]
-        at = view.add("Expand", [place, view.add("Shape", [new])])
-        view.add("ScatterElements", [cache, at, new], outputs=[node.output[0]], axis=2)
-    view.tidy()
-    return len(updates)
-
 
 CANDIDATES = 64
 """Best scores of each row that are cut out for sampling."""
 
+
 _OLD_OPSETS = (20, 21)
 """What TensorRT 10.3 documents; blocks of scales came with the later one."""
 
+
 _LOWEST = {"fp32": -3.4028234e38, "bf16": -3.3895314e38, "fp16": -65504.0}
+
 
 _MASKED = -1e30
 """What is below this in a mask stands for minus infinity."""
@@ -131,7 +55,7 @@ class TensorRtTarget:
     compute: str = "fp16"
     """`fp16`, `bf16` or `fp32`."""
     form: str = NATIVE
-    candidates: int = CANDIDATES
+    candidates: int = 0
     confidence: bool = False
 
 
@@ -171,7 +95,7 @@ def lower_tensorrt(
     if target.form == DECOMPOSED:
         in_blocks = any(a.name == "block_size" for n in model.graph.node for a in n.attribute)
         stamp_opset(model, _OLD_OPSETS[in_blocks])
-    return Lowered(model, view.weights(), counts.said)
+    return Lowered(model, view.weights(), counts.ratios)
 
 
 def mark_decomposable(model: onnx.ModelProto) -> None:
@@ -225,13 +149,13 @@ def _rotate(view: GraphView, target: TensorRtTarget) -> int:
 
 
 def _rotate_one(view: GraphView, name: str, rotations: Rotations, geometry: Geometry) -> bool:
-    found = match_rotary(view, name)
-    tables = rotations.tables(found) if found else None
-    if found is None or tables is None:
+    rotary = match_rotary(view, name)
+    tables = rotations.tables(rotary) if rotary else None
+    if rotary is None or tables is None:
         return False
     cos, sin, width = tables
     part = 0 if width == geometry.head_dim else width
-    inputs = [found.x, cos, sin, positions(view)]
+    inputs = [rotary.x, cos, sin, positions(view)]
     view.add("RotaryEmbedding", inputs, outputs=[name], rotary_embedding_dim=part)
     return True
 
@@ -255,7 +179,7 @@ def _guard_tokens(view: GraphView) -> None:
 
 def _score(view: GraphView, target: TensorRtTarget) -> None:
     vocabulary = target.geometry.vocab_size
-    find_peak(view, vocabulary)
+    add_argmax(view, vocabulary)
     if target.confidence:
         add_confidence(view)
     if target.candidates:
@@ -275,3 +199,318 @@ def _soften_masks(view: GraphView, compute: str) -> None:
             continue
         lowest = np.full(array.shape, _LOWEST[compute], np.float32)
         tensor.CopyFrom(numpy_helper.from_array(lowest, tensor.name))
+
+
+def write_out(view: GraphView, geometry: Geometry, *, everything: bool) -> set[str]:
+    """Write attention out in products and a softmax; return a value a layer, to be kept in fp32.
+
+    ```
+    q [B, H, S, D] · scale ─ Reshape [B, Hkv, G · S, D] ─┐
+    keys ─ Transpose ─────────────────────────────────── MatMul ─ (cap · tanh(· / cap)) ─┐
+    mask [B, 1, S, M] ───────────────────────────────────────── Add [B, H, S, M] ────────┘
+                                                                 └─ Softmax ─ MatMul values ─ y
+    ```
+    Queries of one group are rows of one product, so that keys and values are not repeated.
+    All layers where TensorRT is too old for attention; else only those with a soft cap, which its
+    attention layer refuses. The masked scores are what is kept: in half precision they would be
+    rounded a second time.
+    """
+    layers = find_layers(view)
+    chosen = [at for at in layers if everything or view.attributes(at.node).get("softcap", 0.0)]
+    masked = {_write_layer(view, layer, geometry) for layer in chosen}
+    view.tidy()
+    return masked
+
+
+def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
+    """Write one layer out; return its masked scores."""
+    attributes = view.attributes(layer.node)
+    scale = attributes.get("scale", geometry.head_dim**-0.5)
+    query, keys, values, mask = layer.node.input[:4]
+    # Scaled before the product, which then stays far from the ends of half precision.
+    factor = view.add_constant("scale", np.array(scale, np.float32))
+    scaled = view.add("Mul", [query, factor])
+    rows = _reshape_to(view, scaled, [0, geometry.kv_heads, -1, geometry.head_dim])
+    turned = view.add("Transpose", [keys], perm=[0, 1, 3, 2])
+    length = _length(view, layer)
+    scores = view.add("MatMul", [rows, turned])
+    scores = _capped(view, scores, attributes.get("softcap", 0.0))
+    masked = view.add("Add", [_reshape_to(view, scores, [0, geometry.heads, -1, length]), mask])
+    shares = view.add("Softmax", [masked], axis=-1)
+    grouped = _reshape_to(view, shares, [0, geometry.kv_heads, -1, length])
+    mixed = view.add("MatMul", [grouped, values])
+    heads = [0, geometry.heads, -1, geometry.head_dim]
+    _reshape_to(view, mixed, heads, layer.node.output[0])
+    return masked
+
+
+def _capped(view: GraphView, scores: str, cap: float) -> str:
+    if not cap:
+        return scores
+    most = view.add_constant("cap", np.array(cap, np.float32))
+    return view.add("Mul", [view.add("Tanh", [view.add("Div", [scores, most])]), most])
+
+
+def _length(view: GraphView, layer: Layer) -> int:
+    """Return M, which lowering has fixed."""
+    cache = next(i for i in view.graph.input if i.name == layer.key_update.input[0])
+    return int(cache.type.tensor_type.shape.dim[2].dim_value)
+
+
+def scatter_elements(view: GraphView) -> int:
+    """Write new keys and values by their positions; return how many buffers.
+
+    ```
+    key.i, k, start ─ TensorScatter ─ present_key.i
+
+      =>  positions ─ Unsqueeze [B, 1, S, 1] ─ Expand like k ─┐
+          key.i, k ───────────────────────────────── ScatterElements ─ present_key.i
+    ```
+    The result is a new buffer: TensorRT before 10.15 updates none in place.
+    """
+    updates = view.nodes("TensorScatter")
+    axes = view.add_constant("axes", np.array([1, 3], np.int64))
+    place = view.add("Unsqueeze", [positions(view), axes]) if updates else ""
+    for node in updates:
+        cache, new = node.input[:2]
+        at = view.add("Expand", [place, view.add("Shape", [new])])
+        view.add("ScatterElements", [cache, at, new], outputs=[node.output[0]], axis=2)
+    view.tidy()
+    return len(updates)
+
+
+_ROW_BY_ROW = (
+    "Add", "Cast", "Div", "Gelu", "Identity", "LayerNormalization", "Mul", "RMSNormalization",
+    "Relu", "Sigmoid", "Sub", "Tanh",
+)  # fmt: skip
+
+
+class PadRows:
+    """Values with their first row once more behind the last: what products with partners read.
+
+    ```
+    x [B, S, K] ─┬────────── Concat ─ partnered x [B, S + 1, K]
+                 └ first row ─┘
+    ```
+    The row is added once, to the tokens, and stays from operator to operator where each works row
+    by row; only attention takes it away and needs it back.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        shapes = Shapes(view)  # as long as projections say how wide they are
+        self._dims = {name: shapes.dims(name) for node in view.nodes() for name in node.output}
+        self._padded: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """Return the value with a partner."""
+        stack = [name]
+        while stack:
+            value = stack[-1]
+            needed = [] if value in self._padded else self._rows_of(value)
+            missing = [i for i in needed if i not in self._padded]
+            stack.extend(missing)
+            if not missing:
+                if value not in self._padded:
+                    self._padded[value] = self._add(value)
+                stack.pop()
+        return self._padded[name]
+
+    def repeated(self, name: str) -> str:
+        """Return the value with a partner, added at this very place."""
+        self._padded[name] = self._repeated(name, self._axis(name))
+        return self._padded[name]
+
+    def drop(self, partnered: str, name: str) -> None:
+        """Let a value be another one without its partner."""
+        bounds = [self._constant(n) for n in (0, -1, self._axis(name))]
+        self._view.add("Slice", [partnered, *bounds], outputs=[name])
+        self._padded[name] = partnered
+
+    def _rows_of(self, name: str) -> list[str]:
+        """Return the inputs whose rows a value is made of, where it is made row by row."""
+        node = self._view.maker(name)
+        if node is None:
+            return []
+        if self._is_selection(name) or _cuts_columns(self._view.attributes(node), node.op_type):
+            return [node.input[0]]
+        dims = self._dims.get(name)
+        if node.op_type not in _ROW_BY_ROW or dims is None:
+            return []
+        data = [i for i in node.input if self._is_data(i)]
+        return data if all(self._dims.get(i) == dims for i in data) else []
+
+    def _is_data(self, name: str) -> bool:
+        return self._view.stored(name) is None and self._view.constant(name) is None
+
+    def _add(self, name: str) -> str:
+        view, node = self._view, self._view.maker(name)
+        rows = self._rows_of(name)
+        if node is not None and self._is_selection(name):
+            more = self._repeated(node.input[1], axis=0)
+            return view.add("Gather", [self._padded[node.input[0]], more], axis=1)
+        if node is not None and node.op_type == "Split":
+            return self._split(node, name)
+        if node is not None and rows:
+            inputs = [self._padded.get(i, i) if i in rows else i for i in node.input]
+            return view.add(node.op_type, inputs, **view.attributes(node))
+        if node is not None and node.op_type == "Gather" and node.input[1] == "input_ids":
+            more = self._repeated("input_ids", axis=1)
+            return view.add("Gather", [node.input[0], more], **view.attributes(node))
+        return self._repeated(name, self._axis(name))
+
+    def _split(self, node: onnx.NodeProto, name: str) -> str:
+        parts = {output: self._view.fresh("part") for output in node.output}
+        inputs = [self._padded[node.input[0]], *node.input[1:]]
+        attributes = self._view.attributes(node)
+        self._view.add("Split", inputs, outputs=list(parts.values()), **attributes)
+        self._padded |= parts
+        return parts[name]
+
+    def _is_selection(self, name: str) -> bool:
+        """Tell whether a value is some rows of another: those that are asked for."""
+        node = self._view.maker(name, "Gather")
+        if node is None or self._view.attributes(node).get("axis", 0) != 1:
+            return False
+        return self._is_data(node.input[0]) and self._view.depends_on(node.input[1], ["rows"])
+
+    def _repeated(self, name: str, axis: int) -> str:
+        first = self._view.add("Slice", [name, *(self._constant(n) for n in (0, 1, axis))])
+        return self._view.add("Concat", [name, first], axis=axis)
+
+    def _constant(self, number: int) -> str:
+        return self._view.add_constant("bound", np.array([number], np.int64))
+
+    def _axis(self, name: str) -> int:
+        """Return the axis of the tokens: the last but one."""
+        dims = self._dims.get(name)
+        return len(dims) - 2 if dims is not None else 1
+
+
+def _cuts_columns(attributes: dict[str, Any], op_type: str) -> bool:
+    return op_type == "Split" and attributes.get("axis", 0) == -1
+
+
+def emit_products(view: GraphView) -> tuple[int, int]:
+    """Replace projections by products; return how many are quantized, and of how many.
+
+    ```
+    fp32               W [N, K] ──────────────────────────── Transpose ─┐
+    int4               codes, scales ─ DequantizeLinear ──── Transpose ─┤
+                                                               x ───── MatMul (─ Add bias) ─ y
+    int8, fp8          codes, scales ─ DequantizeLinear ──── Transpose ─┐
+                       x [.., S, K] ─┬─────────── Concat [.., S + 1, K] MatMul ─ Slice ─ y
+                                     └ first row ─┘
+    ```
+    A weight [N, K] before its transposition is stored once in a plan; a [K, N] one twice, as soon
+    as there is a profile of width 1. Weights of 8 bits are dequantized inside the kernel of the
+    product where it has two rows or more, and by a kernel of their own, in every pass, where it has
+    one: so they get one row more, which nobody reads. (Kernels seen in plans of TensorRT-RTX 1.7.)
+    """
+    projections = [read_projection(view, node) for node in view.nodes(PROJECTION)]
+    partners = PadRows(view)
+    paired = [p for p in projections if p.matrix.scales is not None and p.matrix.bits == 8]
+    # A single product, such as the head of an int4 model, is not worth a row in all before it.
+    partner = partners.of if len(paired) > 1 else partners.repeated
+    for projection in projections:
+        if projection not in paired:
+            _emit(view, projection, projection.x, projection.output)
+            continue
+        product = _emit(view, projection, partner(projection.x))
+        partners.drop(product, projection.output)
+    view.tidy()
+    quantized = sum(p.matrix.scales is not None for p in projections)
+    return quantized, len(projections)
+
+
+def cut_columns(view: GraphView) -> int:
+    """Cut what joined products make along an axis of their own; return how many.
+
+    ```
+    x · [gate; up] ─ Split ─ a, b
+
+      =>  x · [gate; up] ─ Reshape [.., N / u, u] ─ Split ─ Reshape ─ a, b
+    ```
+    TensorRT pulls a plain split of floats into the product, joins it again for some profiles, and
+    keeps the weights of both. Not where a norm of heads follows: that would take one kernel more.
+    """
+    cut = 0
+    for node in view.nodes("Split"):
+        sizes = view.constant(node.input[1]) if len(node.input) > 1 else None
+        if sizes is None or not _is_dense(view, node.input[0]) or _meets_norm(view, node):
+            continue
+        unit = int(np.gcd.reduce(sizes))
+        counts = view.add_constant("counts", sizes // unit)
+        apart = _reshape_to(view, node.input[0], [0, 0, int(sizes.sum()) // unit, unit])
+        parts = [view.fresh("part") for _ in node.output]
+        outputs = list(node.output)
+        view.add("Split", [apart, counts], outputs=parts, axis=2)
+        for part, output, size in zip(parts, outputs, sizes, strict=True):
+            _reshape_to(view, part, [0, 0, size], output)
+        cut += 1
+    view.tidy()
+    return cut
+
+
+def _is_dense(view: GraphView, name: str) -> bool:
+    """Tell whether a value is a product, of three axes, with weights that share no scale."""
+    node = view.maker(name)
+    if node is not None and node.op_type == "Add":
+        node = view.maker(node.input[0])
+    if node is None or node.op_type != "MatMul":
+        return False
+    turned = view.maker(node.input[1], "Transpose")
+    return turned is not None and view.stored(turned.input[0]) is not None
+
+
+def _meets_norm(view: GraphView, node: onnx.NodeProto) -> bool:
+    """Tell whether a part is normed head by head."""
+    shaped = [r for output in node.output for r in view.readers(output) if r.op_type == "Reshape"]
+    after = [reader for one in shaped for reader in view.readers(one.output[0])]
+    return any(reader.op_type.endswith("Normalization") for reader in after)
+
+
+def _reshape_to(view: GraphView, name: str, shape: list[int], output: str | None = None) -> str:
+    """Reshape a value, and return what is made; `output` may name it."""
+    inputs = [name, view.add_constant("shape", np.array(shape, np.int64))]
+    return view.add("Reshape", inputs, outputs=None if output is None else [output])
+
+
+def emit_tables(view: GraphView) -> None:
+    """Give each look-up in a quantized table a dequantization of its own.
+
+    TensorRT then joins the two, and dequantizes what is looked up; one that a product reads as
+    well is dequantized whole.
+    """
+    for node in view.nodes("Gather"):
+        dequantize = view.maker(node.input[0], "DequantizeLinear")
+        matrix = find_matrix(view, node.input[0]) if dequantize is not None else None
+        if matrix is not None:
+            inputs = [_weight(view, matrix), node.input[1]]
+            view.add("Gather", inputs, outputs=[node.output[0]], **view.attributes(node))
+    view.tidy()
+
+
+def _emit(view: GraphView, projection: Projection, x: str, output: str | None = None) -> str:
+    """Multiply, and return what is made; `output` may name it."""
+    weight = view.add("Transpose", [_weight(view, projection.matrix)], perm=[1, 0])
+    named = [output] if output is not None else None
+    if projection.bias is None:
+        return view.add("MatMul", [x, weight], outputs=named)
+    product = view.add("MatMul", [x, weight])
+    return view.add("Add", [product, view.add_stored(projection.bias)], outputs=named)
+
+
+def _weight(view: GraphView, matrix: WeightMatrix) -> str:
+    """Add a weight; one scale for each row is said as such, and not as a block."""
+    if matrix.scales is None:
+        return matrix.add_to(view)
+    apart = nonzero(matrix.scales)
+    if matrix.block == matrix.inputs and matrix.bits == 4:
+        # One block a row has a kernel of its own, as 8 bits have; two of one scale have not.
+        return replace(matrix, scales=doubled(apart), block=matrix.block // 2).add_to(view)
+    if matrix.block != matrix.inputs:
+        return replace(matrix, scales=apart).add_to(view)
+    scales = reshaped(apart, f"{apart.name}/row", (matrix.outputs,))
+    inputs = [view.add_stored(matrix.values), view.add_stored(scales)]
+    return view.add("DequantizeLinear", inputs, axis=0)

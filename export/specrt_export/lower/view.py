@@ -186,9 +186,9 @@ class GraphView:
         del self.graph.node[:]
         self.graph.node.extend(nodes)
         used = {name for node in nodes for name in node.input} | self._outputs
-        kept = [t for t in self.graph.initializer if t.name in used]
+        initializers = [t for t in self.graph.initializer if t.name in used]
         del self.graph.initializer[:]
-        self.graph.initializer.extend(kept)
+        self.graph.initializer.extend(initializers)
         self._constants = {t.name: t for t in self.graph.initializer}
         del self.graph.value_info[:]
         self._reindex()
@@ -248,9 +248,9 @@ def _drop_newer_attributes(node: onnx.NodeProto, version: int) -> None:
     if not onnx.defs.has(node.op_type, version, ""):
         return
     known = onnx.defs.get_schema(node.op_type, version, "").attributes
-    kept = [a for a in node.attribute if a.name in known]
+    attributes = [a for a in node.attribute if a.name in known]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Lowered:
 class Counts:
     """What the rewrites found, as `n/of`."""
 
-    said: dict[str, str] = field(default_factory=dict)
+    ratios: dict[str, str] = field(default_factory=dict)
 
     def __setitem__(self, name: str, counts: tuple[int, int]) -> None:
-        self.said[name] = "/".join(map(str, counts))
+        self.ratios[name] = "/".join(map(str, counts))

@@ -27,7 +27,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
 
-LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
+LENGTH_DEPENDENT = ("dynamic", "su")
 
 # fmt: off
 RECURRENT_TYPES = frozenset((
@@ -102,13 +102,13 @@ def _positions(kind: str, config: Mapping[str, Any]) -> str | None:
 
 def _ropes(config: Mapping[str, Any]) -> set[str]:
     """Return every rope type named, also where a config has one for each kind of layer."""
-    found: set[str] = set()
+    types: set[str] = set()
     for key in ("rope_parameters", "rope_scaling"):
         value = config.get(key)
         if isinstance(value, Mapping):
             for one in (value, *(v for v in value.values() if isinstance(v, Mapping))):
-                found.update(str(one[k]) for k in ("rope_type", "type") if k in one)
-    return found
+                types.update(str(one[k]) for k in ("rope_type", "type") if k in one)
+    return types
 
 
 def _stored(kind: str, config: Mapping[str, Any]) -> str | None:
@@ -185,9 +185,9 @@ def drop_no_ops(graph: ir.Graph) -> None:
     """Remove `x * 1.0` and `x[0:]`, which models with options turned off leave behind."""
     for node in graph:
         if _is_no_op(node):
-            kept = node.inputs[0]
-            assert kept is not None
-            ir.convenience.replace_all_uses_with(node.outputs[0], kept)
+            source = node.inputs[0]
+            assert source is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
             graph.remove(node, safe=True)
 
 

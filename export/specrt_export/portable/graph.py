@@ -1,11 +1,9 @@
-"""Portable graphs: their mapped weights, their geometry, and running them as the reference."""
+"""Portable graphs: their facts, their checkpoints, and running them as the reference."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +16,81 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.errors import BuildError, CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint, WeightBytes
+from specrt_export.portable.external_data import (
+    MappedWeight,
+    external_tensors,
+    location,
+    map_weights,
+)
 
-PASS_BYTES = 64 << 20
-"""Logits of one pass; a larger vocabulary is scored in narrower passes."""
-
-
-_TYPES = {
-    "F32": onnx.TensorProto.FLOAT,
-    "F16": onnx.TensorProto.FLOAT16,
-    "BF16": onnx.TensorProto.BFLOAT16,
-}
-
-STORAGE: dict[int, np.dtype[Any]] = {
-    onnx.TensorProto.FLOAT: np.dtype(np.float32),
-    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
-    # NumPy has no bf16; the bits travel together with the ONNX type.
-    onnx.TensorProto.BFLOAT16: np.dtype(np.uint16),
-    onnx.TensorProto.INT8: np.dtype(np.int8),
-    # Two to a byte, the first in the low half.
-    onnx.TensorProto.INT4: np.dtype(np.uint8),
-    onnx.TensorProto.FLOAT8E4M3FN: np.dtype(np.uint8),
-    # The codes of an engine, whose zero lies in the middle.
-    onnx.TensorProto.UINT8: np.dtype(np.uint8),
-}
-"""How the types of weights lie in memory."""
+ATTACHED = "specrt.attached"
 
 
-@dataclass(frozen=True)
-class MappedWeight:
-    """One tensor of a checkpoint, or of a quantized graph's folder, as its stored bytes."""
+GEOMETRY = "specrt.geometry"
 
-    name: str
-    onnx_type: int
-    array: NDArray[Any]
-    """Shapes: that of the tensor; of int4 [N, K] the bytes, [N, K / 2]."""
+
+MODEL_TYPE = "specrt.model_type"
+
+
+PRECISION = "specrt.precision"
+"""What a quantized graph stores its weights as; no other graph has it."""
+
+
+Tokens = NDArray[np.int64]
+
+
+Logits = NDArray[np.float32]
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Read a portable graph without its weights.
+
+    Raises: ExportError when the file is no portable graph, or has no weights to it yet.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # the library passes on whatever its parser raises
+        raise ExportError(
+            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
+        ) from error
+    if GEOMETRY not in facts_of(model):
+        raise ExportError(
+            f"{path} does not describe its geometry; make it with `specrt export`, because other "
+            "ONNX graphs do not follow the same contract"
+        )
+    if facts_of(model).get(ATTACHED) != "true":
+        raise ExportError(
+            f"{path} was exported from a config and has no weights yet; give it a checkpoint with "
+            f"`specrt export CHECKPOINT --attach --out {path}`"
+        )
+    return model
+
+
+def facts_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Return what the exporter wrote about a graph."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def geometry_of(model: onnx.ModelProto) -> Geometry:
+    """Return the geometry of a graph that `read_graph` read."""
+    try:
+        return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(
+            f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
+        ) from error
+
+
+def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
+    """Refuse more positions than a model was trained for.
+
+    Raises: BuildError.
+    """
+    if max_length > geometry.max_positions:
+        raise BuildError(
+            f"max_length {max_length} is more than the {geometry.max_positions} positions "
+            f"{checkpoint} was trained for; lower `max_length` in the recipe"
+        )
 
 
 def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
@@ -76,64 +115,20 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
             )
 
 
-def map_weights(model: onnx.ModelProto, folder: Path) -> list[MappedWeight]:
-    """Map every external initializer of a portable graph from the files in a folder.
-
-    Raises: CheckpointError naming the shard that is missing or too short.
-    """
-    shards: dict[str, NDArray[np.uint8]] = {}
-    weights = []
-    for tensor in external_tensors(model):
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        shard = place.get("location", "")
-        if shard not in shards:
-            shards[shard] = _map(folder, shard)
-        begin = int(place.get("offset", 0))
-        dtype, shape = STORAGE[tensor.data_type], _stored_shape(tensor)
-        size = prod(shape) * dtype.itemsize
-        if begin + size > len(shards[shard]):
-            raise CheckpointError(
-                f"{folder / shard} ends before {tensor.name} does (byte {begin + size} of "
-                f"{len(shards[shard])}); fetch the checkpoint again, or export the graph again"
-            )
-        array: NDArray[Any] = shards[shard][begin : begin + size].view(dtype)
-        weights.append(MappedWeight(tensor.name, tensor.data_type, array.reshape(shape)))
-    return weights
+_TYPES = {
+    "F32": onnx.TensorProto.FLOAT,
+    "F16": onnx.TensorProto.FLOAT16,
+    "BF16": onnx.TensorProto.BFLOAT16,
+}
 
 
-def _stored_shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
-    *outer, inner = tensor.dims or (1,)
-    if tensor.data_type == onnx.TensorProto.INT4:
-        inner //= 2
-    return (*outer, inner) if tensor.dims else ()
-
-
-def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
-    """Return the initializers whose bytes lie in a checkpoint."""
-    external = onnx.TensorProto.EXTERNAL
-    return [t for t in model.graph.initializer if t.data_location == external]
-
-
-def location(tensor: onnx.TensorProto) -> str:
-    """Return the name of the file that holds an external tensor."""
-    return next((e.value for e in tensor.external_data if e.key == "location"), "")
-
-
-def _map(folder: Path, shard: str) -> NDArray[np.uint8]:
-    """Map one shard; links are followed, because hub caches are made of them."""
-    if not shard or Path(shard).name != shard:
-        raise CheckpointError(
-            f"the graph points at weights in {shard!r}; expected a plain file name. "
-            "Export it again with `specrt export`"
-        )
-    try:
-        return np.memmap(folder / shard, np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / shard} cannot be read: {error}") from error
+PASS_BYTES = 64 << 20
+"""Logits of one pass; a larger vocabulary is scored in narrower passes."""
 
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
+
 
 TYPES = {
     "F32": ir.DataType.FLOAT,
@@ -220,72 +215,8 @@ def _external(
     return ir.ExternalTensor(location, offset, length, dtype, shape=shape, name=value.name)
 
 
-ATTACHED = "specrt.attached"
-
-GEOMETRY = "specrt.geometry"
-
-MODEL_TYPE = "specrt.model_type"
-
-PRECISION = "specrt.precision"
-"""What a quantized graph stores its weights as; no other graph has it."""
-
 LARGE_BYTES = 1 << 30
 """Weights from which on no fp32 copy of all of them is made to run a graph."""
-
-Tokens = NDArray[np.int64]
-
-Logits = NDArray[np.float32]
-
-
-def read_graph(path: Path) -> onnx.ModelProto:
-    """Read a portable graph without its weights.
-
-    Raises: ExportError when the file is no portable graph, or has no weights to it yet.
-    """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # the library passes on whatever its parser raises
-        raise ExportError(
-            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
-        ) from error
-    if GEOMETRY not in facts_of(model):
-        raise ExportError(
-            f"{path} does not describe its geometry; make it with `specrt export`, because other "
-            "ONNX graphs do not follow the same contract"
-        )
-    if facts_of(model).get(ATTACHED) != "true":
-        raise ExportError(
-            f"{path} was exported from a config and has no weights yet; give it a checkpoint with "
-            f"`specrt export CHECKPOINT --attach --out {path}`"
-        )
-    return model
-
-
-def facts_of(model: onnx.ModelProto) -> dict[str, str]:
-    """Return what the exporter wrote about a graph."""
-    return {entry.key: entry.value for entry in model.metadata_props}
-
-
-def geometry_of(model: onnx.ModelProto) -> Geometry:
-    """Return the geometry of a graph that `read_graph` read."""
-    try:
-        return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ExportError(
-            f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
-        ) from error
-
-
-def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
-    """Refuse more positions than a model was trained for.
-
-    Raises: BuildError.
-    """
-    if max_length > geometry.max_positions:
-        raise BuildError(
-            f"max_length {max_length} is more than the {geometry.max_positions} positions "
-            f"{checkpoint} was trained for; lower `max_length` in the recipe"
-        )
 
 
 def runs_here() -> bool:

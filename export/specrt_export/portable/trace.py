@@ -1,10 +1,15 @@
-"""Traces a decoder into an ONNX graph with the shape of its weights, and none of their bytes."""
+"""Traces a decoder into an ONNX graph with the shape of its weights, and none of their bytes.
+
+transformers lets a caller name the functions that compute attention and masks, and pass a cache
+object. `Hook` and `Buffers` emit `Attention` and `TensorScatter` of ONNX opset 24, so that one hook
+serves every decoder that uses that interface.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +20,65 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
-from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
+
+NAME = "specrt"
+
+
+OPSET = 24
+
+
+# Example sizes, all different, so that no two symbols can be taken for one.
+BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
+
+
+NO_NUMBER = -1
+"""The argmax of a row of logits that holds a NaN."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A raw graph: parameters have shapes, computed buffers have values."""
+
+    model: ir.Model
+    geometry: Geometry
+    model_type: str
+
+
+def trace(folder: Path) -> Traced:
+    """Trace the model that `folder`'s config.json describes.
+
+    Raises: ExportError if the model does not fit the graph contract, or does not trace.
+    """
+    try:
+        return _trace(folder)
+    except ExportError:
+        raise
+    # A model's own code runs here, and the exporter's; either raises what it likes.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
+            "export another model, or report its config.json"
+        ) from error
+
+
+def _trace(folder: Path) -> Traced:
+    mode, hook = FakeTensorMode(), Hook()
+    with quiet(), installed(hook) as name:
+        model, buffers = build(folder, mode)
+        names = stored_names(model)
+        model.config._attn_implementation = name
+        with mode:
+            geometry = measure(model, hook)
+        hook.check_masks()
+        with mode:
+            graph = _export(Decoder(model, hook).eval(), geometry)
+    _fill(graph, names, buffers)
+    return Traced(graph, geometry, str(model.config.model_type))
 
 
 def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
@@ -34,6 +94,7 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
         return torch.nn.Parameter(empty, requires_grad=False)
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = getattr(config, "text_config", None) or config
     factory = cast(Any, AutoModelForCausalLM)
     handle = register_module_parameter_registration_hook(fake)
     try:
@@ -45,7 +106,23 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
     for path, value in buffers.items():
         owner, _, name = path.rpartition(".")
         model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
+    for module in model.modules():
+        # The angles of short texts, which hold as far as `trained_positions` reaches.
+        if getattr(module, "rope_type", None) == LONG_ROPE:
+            module.rope_type = "default"
     return model.eval(), buffers
+
+
+LONG_ROPE = "longrope"
+"""A rotation with two sets of angles: one for short texts, one for texts beyond a length."""
+
+
+def trained_positions(config: Any) -> int:
+    """Return how many positions a graph of the model serves."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == LONG_ROPE:
+        return int(rope["original_max_position_embeddings"])
+    return int(config.max_position_embeddings)
 
 
 def stored_names(model: Any) -> dict[str, str]:
@@ -81,20 +158,43 @@ def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return renamings, [change for change in changes if change not in renamings]
 
 
-# Example sizes, all different, so that no two symbols can be taken for one.
-BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
+def measure(model: Any, hook: Hook) -> Geometry:
+    """Run the model once on fake tensors and read off the geometry it really has.
 
-NO_NUMBER = -1
-"""The argmax of a row of logits that holds a NaN."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A raw graph: parameters have shapes, computed buffers have values."""
-
-    model: ir.Model
-    geometry: Geometry
-    model_type: str
+    Raises: ExportError if its layers do not all keep keys and values of one shape.
+    """
+    config = model.config
+    probe = Probe(config.num_hidden_layers, WIDTH)
+    positions = torch.arange(WIDTH).unsqueeze(0)
+    hook.begin(positions)
+    model(
+        input_ids=torch.zeros_like(positions),
+        position_ids=positions,
+        past_key_values=probe,
+        use_cache=True,
+    )
+    layers = config.num_hidden_layers
+    shapes = {shape for pair in probe.shapes.values() for shape in pair}
+    if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
+        raise ExportError(
+            f"{config.model_type} keeps keys and values for layers {sorted(probe.shapes)} of "
+            f"{layers}; the portable graph needs a pair for each layer"
+        )
+    if len(shapes) != 1:
+        raise ExportError(
+            f"{config.model_type} keeps keys and values of {len(shapes)} shapes "
+            f"({sorted(shapes)}); the portable graph needs one [B, heads, S, D] for all layers"
+        )
+    _, kv_heads, _, head_dim = shapes.pop()
+    return Geometry(
+        layers=layers,
+        heads=hook.heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_positions=trained_positions(config),
+        windows=tuple(hook.windows[layer] for layer in range(layers)),
+    )
 
 
 class Decoder(torch.nn.Module):
@@ -142,78 +242,6 @@ def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def trace(folder: Path) -> Traced:
-    """Trace the model that `folder`'s config.json describes.
-
-    Raises: ExportError if the model does not fit the graph contract, or does not trace.
-    """
-    try:
-        return _trace(folder)
-    except ExportError:
-        raise
-    # A model's own code runs here, and the exporter's; either raises what it likes.
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
-            "export another model, or report its config.json"
-        ) from error
-
-
-def _trace(folder: Path) -> Traced:
-    mode, hook = FakeTensorMode(), Hook()
-    with quiet(), installed(hook) as name:
-        model, buffers = build(folder, mode)
-        names = stored_names(model)
-        model.config._attn_implementation = name
-        with mode:
-            geometry = measure(model, hook)
-        hook.check_masks()
-        with mode:
-            graph = _export(Decoder(model, hook).eval(), geometry)
-    _fill(graph, names, buffers)
-    return Traced(graph, geometry, str(model.config.model_type))
-
-
-def measure(model: Any, hook: Hook) -> Geometry:
-    """Run the model once on fake tensors and read off the geometry it really has.
-
-    Raises: ExportError if its layers do not all keep keys and values of one shape.
-    """
-    config = model.config
-    probe = Probe(config.num_hidden_layers, WIDTH)
-    positions = torch.arange(WIDTH).unsqueeze(0)
-    hook.begin(positions)
-    model(
-        input_ids=torch.zeros_like(positions),
-        position_ids=positions,
-        past_key_values=probe,
-        use_cache=True,
-    )
-    layers = config.num_hidden_layers
-    shapes = {shape for pair in probe.shapes.values() for shape in pair}
-    if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
-        raise ExportError(
-            f"{config.model_type} keeps keys and values for layers {sorted(probe.shapes)} of "
-            f"{layers}; the portable graph needs a pair for each layer"
-        )
-    if len(shapes) != 1:
-        raise ExportError(
-            f"{config.model_type} keeps keys and values of {len(shapes)} shapes "
-            f"({sorted(shapes)}); the portable graph needs one [B, heads, S, D] for all layers"
-        )
-    _, kv_heads, _, head_dim = shapes.pop()
-    return Geometry(
-        layers=layers,
-        heads=hook.heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.vocab_size,
-        max_positions=config.max_position_embeddings,
-        windows=tuple(hook.windows[layer] for layer in range(layers)),
-    )
 
 
 def _export(decoder: Decoder, geometry: Geometry) -> ir.Model:
@@ -273,3 +301,187 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+class _Empty:
+    """The questions about length that transformers asks a cache; the graph's answer is `start`."""
+
+    is_compileable = False
+
+    def __init__(self, layers: int, length: int | torch.SymInt) -> None:
+        self.is_sliding = [False] * layers
+        self.length = length
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+    def get_query_offset(self, *_: Any) -> int:
+        return 0
+
+    def get_mask_sizes(self, *_: Any) -> tuple[int | torch.SymInt, int]:
+        return self.length, 0
+
+    def get_max_length(self, *_: Any) -> int | torch.SymInt:
+        return self.length
+
+    def get_max_cache_shape(self, *_: Any) -> int | torch.SymInt:
+        return self.length
+
+
+class Probe(_Empty):
+    """A cache that stores nothing and remembers the shapes it was shown."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        super().__init__(layers, length)
+        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Remember the layer's shapes."""
+        self.shapes[layer] = (tuple(key.shape), tuple(value.shape))
+        return key, value
+
+
+class Buffers(_Empty):
+    """The fixed KV buffers of the graph contract, written at `start` of each row."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], start: Tensor) -> None:
+        super().__init__(len(pairs), pairs[0][0].shape[2])
+        self.start = start
+        self.pairs = list(pairs)
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B, Hkv, S, D] into the layer's buffers [B, Hkv, M, D]."""
+        old_key, old_value = self.pairs[layer]
+        self.pairs[layer] = (self._scatter(old_key, key), self._scatter(old_value, value))
+        return self.pairs[layer]
+
+    def _scatter(self, buffer: Tensor, new: Tensor) -> Tensor:
+        return symbolic(
+            "TensorScatter",
+            [buffer, new, self.start],
+            {"axis": -2, "mode": "linear"},
+            dtype=buffer.dtype,
+            shape=buffer.shape,
+            version=OPSET,
+        )
+
+
+class Hook:
+    """The attention and mask functions of one traced forward pass."""
+
+    def __init__(self) -> None:
+        self.windows: dict[int, int] = {}
+        """Per layer that attended, how many latest keys it sees; 0 for all."""
+        self.heads = 0
+        """Query heads of the layers that attended."""
+        self.positions: Tensor | None = None
+        self._masks: dict[int, Tensor] = {}
+        self._rules: dict[int, Callable[..., Tensor]] = {}
+
+    def begin(self, positions: Tensor) -> None:
+        """Start a forward pass whose tokens sit at `positions` [B, S]."""
+        self.positions = positions
+        self._masks = {}
+
+    def mask(
+        self,
+        kv_length: int | torch.SymInt,
+        mask_function: Callable[..., Tensor],
+        local_size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        **_: Any,
+    ) -> Tensor:
+        """Return the additive mask [B, 1, S, M], computed once for each window."""
+        assert self.positions is not None, "begin() comes before the model runs"
+        window = local_size or 0
+        self._rules[window] = mask_function
+        if window not in self._masks:
+            query = self.positions.unsqueeze(1).unsqueeze(-1)
+            seen = visible(query, torch.arange(cast(int, kv_length)), window)
+            unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype)
+            self._masks[window] = torch.where(seen, torch.zeros((), dtype=dtype), unseen)
+        return self._masks[window]
+
+    def check_masks(self) -> None:
+        """Hold the masks made against the rules the model gave for them, at every edge.
+
+        Raises: ExportError if a model attends in another way than causally within a window.
+        """
+        for window, rule in self._rules.items():
+            near = {edge + step for edge in (2, window, 2 * window) for step in range(-2, 3)}
+            index = torch.tensor(sorted(near - {-2, -1}))
+            query, key = index.unsqueeze(1), index.unsqueeze(0)
+            if not torch.equal(rule(0, 0, query, key), visible(query, key, window)):
+                raise ExportError(
+                    "the model's attention mask is neither causal nor a sliding window (it may be "
+                    "chunked or bidirectional); this model does not export"
+                )
+
+    def attention(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        **extra: Any,
+    ) -> tuple[Tensor, None]:
+        """Emit `Attention` on query [B, H, S, D] and cached keys and values; return [B, S, H, D].
+
+        Raises: ExportError for a term of the attention that the operator does not have.
+        """
+        for term in ("s_aux", "position_bias", "indices"):
+            if extra.get(term) is not None:
+                raise ExportError(
+                    f"{type(module).__name__} adds {term!r} to its attention, which ONNX's "
+                    "Attention operator has no place for; this model does not export"
+                )
+        self.windows[int(module.layer_idx)] = self._window(module, mask)  # type: ignore[arg-type]
+        self.heads = int(query.shape[1])
+        attributes: dict[str, Any] = {}
+        if scaling is not None:
+            attributes["scale"] = float(scaling)
+        if softcap:
+            attributes["softcap"] = float(softcap)
+        shape = (*query.shape[:3], value.shape[-1])
+        inputs = [query, key, value, mask]
+        out = symbolic(
+            "Attention", inputs, attributes, dtype=query.dtype, shape=shape, version=OPSET
+        )
+        return out.transpose(1, 2), None
+
+    def _window(self, module: torch.nn.Module, mask: Tensor | None) -> int:
+        for window, built in self._masks.items():
+            if built is mask:
+                return window
+        raise ExportError(
+            f"{type(module).__name__} builds its attention mask itself, not through transformers' "
+            "mask interface; this model does not export"
+        )
+
+
+def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Return whether a query position sees a key position; window 0 sees all before it."""
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
+
+
+@contextmanager
+def installed(hook: Hook) -> Iterator[str]:
+    """Register a hook with transformers and yield its name; nothing of it stays after."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, hook.attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, hook.mask)
+    try:
+        yield NAME
+    finally:
+        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+            registry._global_mapping.pop(NAME, None)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from math import prod
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from specrt.errors import CheckpointError
-from specrt_export.portable.graph import STORAGE
-
-Floats = NDArray[np.float32]
+from specrt_export.portable.external_data import Floats
 
 Codes = NDArray[np.int8]
 
+
 INT8_MOST = 127
+
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
+
 FP8_MOST = 448.0
 
+
 INT4_LEAST, INT4_MOST = -8, 7
+
 
 EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
 """Codes, before rounding and clipping, that the largest weight of a block is tried at.
@@ -32,28 +33,39 @@ EXTREMES = tuple(float(value) for value in np.linspace(7.4, 10.5, 8))
 Eight leave 0.8 % more squared error than 45 over a wider range, at a fifth of the time.
 """
 
+
 _CHUNK = 1 << 16
 """Weights worked on at once: few enough that every step finds them in the cache."""
+
 
 _SMALLEST = np.float32(1e-30)
 """A block whose weights are all smaller is stored as zeros, before 1 / scale overflows."""
 
 
-def encode(weights: Floats, precision: str, block: int) -> tuple[Codes, Floats]:
+def encode(
+    weights: Floats, precision: str, block: int, *, positive: bool = False
+) -> tuple[Codes, Floats]:
     """Return codes and scales of weights; codes of fp8 are the bytes of its numbers.
 
+    `positive` keeps scales of int4 from being negative; of normal weights that leaves 9 % more
+    squared error in blocks of 128, and 14 % in blocks of 32.
     Shapes: weights and codes [N, K]; scales [N, K / block]; K is a multiple of block.
     """
     blocks = np.ascontiguousarray(weights).reshape(-1, block)
     codes = np.empty(blocks.shape, np.int8)
     scales = np.empty(len(blocks), np.float32)
-    find = {"int4": _int4, "int8": _int8, "fp8": _fp8}[precision]
+    finders: dict[str, Callable[[Floats], tuple[Codes, Floats]]] = {
+        "int4": partial(_int4, positive=positive),
+        "int8": _int8,
+        "fp8": _fp8,
+    }
+    find = finders[precision]
     step = max(1, _CHUNK // block)
     for at in range(0, len(blocks), step):
         # One row for each place in a block: sums over a block are then sums of long rows.
         rows = np.ascontiguousarray(blocks[at : at + step].T)
-        found, scale = find(rows)
-        codes[at : at + step] = found.T
+        block_codes, scale = find(rows)
+        codes[at : at + step] = block_codes.T
         scales[at : at + step] = scale
     return codes.reshape(weights.shape), scales.reshape(len(weights), -1)
 
@@ -100,16 +112,18 @@ def _scales(rows: Floats, most: float) -> Floats:
     return np.where(largest > 0, largest / np.float32(most), np.float32(1)).astype(np.float32)
 
 
-def _int4(rows: Floats) -> tuple[Codes, Floats]:
+def _int4(rows: Floats, *, positive: bool) -> tuple[Codes, Floats]:
     """Search each block's scale for the least squared error.
 
     The largest weight is put on the side of -8, where codes reach one step further, so scales may
-    be negative: DequantizeLinear, MatMulNBits, GatherBlockQuantized and TensorRT's int4 take that.
+    be negative: DequantizeLinear, MatMulNBits and GatherBlockQuantized take that, and TensorRT's
+    parser does not.
     For codes q of weights w the best scale is w·q / q·q, and it explains (w·q)² / q·q of w·w.
     """
     extreme = np.where(-rows.min(0) >= rows.max(0), rows.min(0), rows.max(0))
     extreme[np.abs(extreme) < _SMALLEST] = 0
     empty = extreme == 0
+    extreme = -np.abs(extreme) if positive else extreme
     unit: Floats = np.divide(-1, np.where(empty, 1, extreme), dtype=np.float32)
     most = np.full(len(unit), -1, np.float32)
     scales = np.ones_like(most)
@@ -134,76 +148,3 @@ def _round(rows: Floats, inverse: Floats, out: NDArray[Any]) -> None:
     np.rint(out, out=out)
     np.maximum(out, INT4_LEAST, out=out)
     np.minimum(out, INT4_MOST, out=out)
-
-
-_NAN = np.uint32(0x7FC0)
-"""In bf16; rounding the bits of one may end at infinity."""
-
-
-class StoredTensor:
-    """A tensor of a checkpoint, read with plain reads.
-
-    Not mapped: pages of a mapping count as this process's memory for as long as it holds them.
-    """
-
-    def __init__(self, tensor: onnx.TensorProto, folder: Path) -> None:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        self.name = tensor.name
-        self.shape = tuple(tensor.dims)
-        self._path = folder / place["location"]
-        self._offset = int(place.get("offset", 0))
-        self._type = tensor.data_type
-        self._dtype: np.dtype[Any] = STORAGE[tensor.data_type]
-
-    @property
-    def rows(self) -> int:
-        """Length of the first axis; a vector is one row."""
-        return self.shape[0] if len(self.shape) > 1 else 1
-
-    @property
-    def row_items(self) -> int:
-        """Numbers in one row."""
-        return prod(self.shape[1:] if len(self.shape) > 1 else self.shape)
-
-    def read(self, begin: int, end: int) -> Floats:
-        """Return rows `begin` to `end` as fp32 [end - begin, row_items].
-
-        Raises: CheckpointError for a file that ends early, and for what are no finite numbers.
-        """
-        count = (end - begin) * self.row_items
-        offset = self._offset + begin * self.row_items * self._dtype.itemsize
-        try:
-            stored = np.fromfile(self._path, self._dtype, count, offset=offset)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}") from error
-        if len(stored) < count:
-            raise CheckpointError(
-                f"{self._path} ends before {self.name} does; fetch the checkpoint again"
-            )
-        values = widen(stored, self._type)
-        if not np.isfinite(values).all():
-            raise CheckpointError(
-                f"{self._path}: {self.name} holds values that are no finite numbers, in rows "
-                f"{begin} to {end - 1}; fetch the checkpoint again, or use one that was trained "
-                "to its end"
-            )
-        return values.reshape(end - begin, -1)
-
-
-def widen(stored: NDArray[Any], onnx_type: int) -> Floats:
-    """Return stored bits as fp32; bf16 travels as uint16."""
-    if onnx_type == onnx.TensorProto.BFLOAT16:
-        wide = stored.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
-    return stored.astype(np.float32, copy=False)
-
-
-def narrow(values: Floats, precision: str) -> NDArray[Any]:
-    """Return fp32 values as the bits of fp16 or bf16, rounded to nearest even."""
-    if precision == "fp16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    upper = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(values), _NAN, upper).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Tokens per second of several completions at once, and the cost of constrained decoding."""
+"""Measures several completions at once, and the cost of constrained decoding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from specrt.bench.report import Table
-from specrt.bench.samples import Spread
+from specrt.bench.report import Spread
 from specrt.completion import Completion
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
-from specrt.tuning.pass_timer import turned
+from specrt.tuning import turned
 
 _WARM_UP_TOKENS = 8
 
@@ -28,23 +27,26 @@ class BatchLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """All prompts completed once. Prompts are read, and nothing of them is known before."""
+    """All prompts completed once, prefill included, without a prompt cache."""
 
     tokens: tuple[tuple[int, ...], ...]
-    took_ns: int
+    duration_ns: int
     drafted: int
     rounds: int
 
     @classmethod
-    def of(cls, done: Sequence[Completion], took_ns: int) -> Trial:
-        """Sum up completions; raises RequestError where one failed."""
-        failed = next((c.error for c in done if c.error), None)
-        if failed is not None:
-            raise RequestError(f"a completion failed while it was measured: {failed}")
-        counts = [c.speculation for c in done]
+    def of(cls, completions: Sequence[Completion], duration_ns: int) -> Trial:
+        """Sum up completions.
+
+        Raises: RequestError where one failed.
+        """
+        error = next((c.error for c in completions if c.error), None)
+        if error is not None:
+            raise RequestError(f"a completion failed while it was measured: {error}")
+        counts = [c.speculation for c in completions]
         return cls(
-            tuple(tuple(c.token_ids) for c in done),
-            took_ns,
+            tuple(tuple(c.token_ids) for c in completions),
+            duration_ns,
             sum(c.drafted for c in counts),
             sum(c.rounds for c in counts),
         )
@@ -52,29 +54,29 @@ class Trial:
     @property
     def tokens_per_second(self) -> float:
         """Tokens of all completions over the time from the first request to the last token."""
-        return sum(map(len, self.tokens)) / (self.took_ns / 1e9)
+        return sum(map(len, self.tokens)) / (self.duration_ns / 1e9)
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What some rows at some gamma came to, and what that is beside the first crowd measured."""
+    """The rate of one load, and its ratios to the loads with the fewest rows."""
 
-    crowd: BatchLoad
+    load: BatchLoad
     tokens_per_second: Spread
     gain: Spread
-    """Over the same gamma with the fewest rows, turn by turn."""
+    """Over the same gamma with the fewest rows, repeat by repeat."""
     overall: Spread
-    """Over the first gamma with the fewest rows, turn by turn."""
+    """Over the first gamma with the fewest rows, repeat by repeat."""
     drafted_per_round: float
     same: int
-    """Completions whose tokens are those of the first crowd."""
+    """Completions whose tokens are those of the first load."""
     completions: int
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON types."""
         return {
-            "rows": self.crowd.rows,
-            "gamma": self.crowd.gamma,
+            "rows": self.load.rows,
+            "gamma": self.load.gamma,
             "tokens_per_second": self.tokens_per_second.to_json(2),
             "gain": self.gain.to_json(),
             "overall": self.overall.to_json(),
@@ -85,16 +87,16 @@ class Throughput:
 
 
 def check_rows(generator: Generator, rows: Sequence[int]) -> None:
-    """Refuse more rows than there are.
+    """Refuse more rows than the bundle has.
 
     Raises: RequestError.
     """
     built = generator.models.target.batch
-    wrong = [n for n in rows if not 1 <= n <= built]
-    if wrong:
+    excess = [n for n in rows if not 1 <= n <= built]
+    if excess:
         raise RequestError(
-            f"{wrong[0]} rows at once: this bundle was built for 1 to {built}; build with "
-            f"`batch = {max(wrong)}` for more"
+            f"{excess[0]} rows at once: this bundle was built for 1 to {built}; name fewer with "
+            "--rows, or build it again with a larger `batch`"
         )
 
 
@@ -107,125 +109,125 @@ def measure_throughput(
     *,
     repeats: int,
     drafter: str | None = None,
-    progress: Callable[[float], None] = lambda done: None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> list[Throughput]:
-    """Complete all prompts with so many rows at once, every crowd in turn, `repeats` times.
+    """Complete all prompts with every number of rows at every gamma, in turn, `repeats` times.
 
-    Every crowd completes the same prompts, a row that is done taking the next. Each turn begins
-    with another crowd, so that a machine that slows down slows all of them.
+    A row that finishes takes the next prompt. Each repeat begins with another load, so that a
+    machine that slows down slows all of them.
     """
-    crowds = [BatchLoad(n, gamma) for gamma in gammas for n in rows]
-    turns: dict[BatchLoad, list[Trial]] = {crowd: [] for crowd in crowds}
+    loads = [BatchLoad(n, gamma) for gamma in gammas for n in rows]
+    trials: dict[BatchLoad, list[Trial]] = {load: [] for load in loads}
 
-    def run(crowd: BatchLoad, params: SamplingParams) -> Trial:
+    def run(load: BatchLoad, params: SamplingParams) -> Trial:
         generator.forget()
         began = perf_counter_ns()
-        done = generator.generate_many(
-            prompts, params, gamma=crowd.gamma, drafter=drafter, rows=crowd.rows
+        completions = generator.generate_many(
+            prompts, params, gamma=load.gamma, drafter=drafter, rows=load.rows
         )
-        return Trial.of([c for (c,) in done], perf_counter_ns() - began)
+        return Trial.of([c for (c,) in completions], perf_counter_ns() - began)
 
     brief = replace(params, max_tokens=min(_WARM_UP_TOKENS, params.max_tokens))
-    for crowd in crowds:
-        run(crowd, brief)
+    for load in loads:
+        run(load, brief)
     for repeat in range(repeats):
-        for place, crowd in enumerate(turned(crowds, repeat)):
-            turns[crowd].append(run(crowd, params))
-            progress((repeat * len(crowds) + place + 1) / (repeats * len(crowds)))
-    return [_summed(crowd, turns, crowds) for crowd in crowds]
+        for place, load in enumerate(turned(loads, repeat)):
+            trials[load].append(run(load, params))
+            progress((repeat * len(loads) + place + 1) / (repeats * len(loads)))
+    return [_throughput(load, trials, loads) for load in loads]
 
 
-def _summed(
-    crowd: BatchLoad, turns: dict[BatchLoad, list[Trial]], crowds: Sequence[BatchLoad]
+def _throughput(
+    load: BatchLoad, trials: dict[BatchLoad, list[Trial]], loads: Sequence[BatchLoad]
 ) -> Throughput:
-    own, fewest = turns[crowd], min(c.rows for c in crowds)
-    alone, first = turns[BatchLoad(fewest, crowd.gamma)], turns[BatchLoad(fewest, crowds[0].gamma)]
+    own, fewest = trials[load], min(each.rows for each in loads)
+    few, first = trials[BatchLoad(fewest, load.gamma)], trials[BatchLoad(fewest, loads[0].gamma)]
     same = sum(
-        one == other
-        for mine, firsts in zip(own, first, strict=True)
-        for one, other in zip(mine.tokens, firsts.tokens, strict=True)
+        tokens == expected
+        for trial, base in zip(own, first, strict=True)
+        for tokens, expected in zip(trial.tokens, base.tokens, strict=True)
     )
     return Throughput(
-        crowd,
-        Spread.of([turn.tokens_per_second for turn in own]),
-        Spread.of(_ratios(own, alone)),
+        load,
+        Spread.of([trial.tokens_per_second for trial in own]),
+        Spread.of(_ratios(own, few)),
         Spread.of(_ratios(own, first)),
-        sum(turn.drafted for turn in own) / max(1, sum(turn.rounds for turn in own)),
+        sum(trial.drafted for trial in own) / max(1, sum(trial.rounds for trial in own)),
         same,
-        sum(len(turn.tokens) for turn in own),
+        sum(len(trial.tokens) for trial in own),
     )
 
 
-def _ratios(own: Sequence[Trial], other: Sequence[Trial]) -> list[float]:
-    pairs = zip(own, other, strict=True)
-    return [mine.tokens_per_second / base.tokens_per_second for mine, base in pairs]
+def _ratios(own: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
+    pairs = zip(own, base, strict=True)
+    return [trial.tokens_per_second / other.tokens_per_second for trial, other in pairs]
 
 
-def throughput_table(found: Sequence[Throughput], title: str) -> Table:
-    """Return a table of what rows at once come to."""
-    fewest, first = min(t.crowd.rows for t in found), found[0].crowd.gamma
-    many = "rows" if fewest > 1 else "row"
-    columns = (
-        "rows", "gamma", "tokens/s", f"over {fewest} {many}", "quartiles",
-        f"over {fewest} {many}, gamma {first}", "drafted/round", "same text",
-    )  # fmt: skip
+def throughput_table(measured: Sequence[Throughput]) -> tuple[list[str], list[list[str]]]:
+    """Return column names and cells of a table of several rows at once."""
+    fewest, first = min(t.load.rows for t in measured), measured[0].load.gamma
+    base = f"over {fewest} row{'s' if fewest > 1 else ''}"
+    columns = [
+        "rows", "gamma", "tokens/s", base, "quartiles", f"{base}, gamma {first}", "drafted/round",
+        "same text",
+    ]  # fmt: skip
     rows = [
-        (
-            f"{t.crowd.rows}",
-            f"{t.crowd.gamma}",
+        [
+            f"{t.load.rows}",
+            f"{t.load.gamma}",
             f"{t.tokens_per_second.median:.1f}",
             f"{t.gain.median:.2f}",
-            f"{t.gain.low:.2f}-{t.gain.high:.2f}",
+            str(t.gain),
             f"{t.overall.median:.2f}",
             f"{t.drafted_per_round:.2f}",
             f"{t.same} of {t.completions}",
-        )
-        for t in found
+        ]
+        for t in measured
     ]
-    return Table(title, columns, rows)
+    return columns, rows
 
 
 class Pair(NamedTuple):
-    """One prompt completed freely and within the structure, right after each other."""
+    """One prompt completed freely and under the constraint, back to back."""
 
     free: Completion
-    kept: Completion
+    constrained: Completion
 
 
 @dataclass(frozen=True)
-class StructureCost:
-    """What a structure costs at one gamma.
+class ConstraintCost:
+    """What a constraint costs at one gamma.
 
-    At gamma 0 that is the structure alone; above, texts differ, and with them acceptance.
+    At gamma 0 that is the constraint alone; above, the texts differ, and so does acceptance.
     """
 
     gamma: Gamma
     free_ms: Spread
-    kept_ms: Spread
+    constrained_ms: Spread
     """Per token after the first delivery."""
     ratio: Spread
-    """Of the two, pair by pair."""
+    """Constrained over free, pair by pair."""
     tokens_per_round: tuple[float, float]
-    """Freely, and within the structure."""
+    """Free, and constrained."""
     forced: float
-    """Share of the tokens that the structure left no choice about."""
+    """Share of the tokens that the constraint left no choice about."""
     pairs: int
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON types."""
-        free, kept = self.tokens_per_round
+        free, constrained = self.tokens_per_round
         return {
             "gamma": self.gamma,
             "free_ms": self.free_ms.to_json(),
-            "structured_ms": self.kept_ms.to_json(),
+            "structured_ms": self.constrained_ms.to_json(),
             "ratio": self.ratio.to_json(),
-            "tokens_per_round": {"free": round(free, 4), "structured": round(kept, 4)},
+            "tokens_per_round": {"free": round(free, 4), "structured": round(constrained, 4)},
             "forced": round(self.forced, 4),
             "pairs": self.pairs,
         }
 
 
-def measure_structure(
+def measure_constraint(
     generator: Generator,
     prompts: Sequence[Sequence[int]],
     gammas: Sequence[Gamma],
@@ -233,15 +235,15 @@ def measure_structure(
     *,
     repeats: int,
     drafter: str | None = None,
-    progress: Callable[[float], None] = lambda done: None,
-) -> list[StructureCost]:
-    """Complete every prompt with the structure of `params` and without, `repeats` times.
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[ConstraintCost]:
+    """Complete every prompt with the constraint of `params` and without, `repeats` times.
 
-    Both have the same number of tokens: a free one goes past its end, and a pair whose structure
-    was complete before counts as far as both go.
-    Raises: RequestError where a structure is complete before there is anything to time.
+    A free completion goes on past the model's end; a constrained one ends where its text is
+    complete. Times are per token.
+    Raises: RequestError where a text is complete before there is anything to time.
     """
-    kept = replace(params, ignore_eos=False)
+    constrained = replace(params, ignore_eos=False)
     free = SamplingParams(
         max_tokens=params.max_tokens, temperature=params.temperature, top_k=params.top_k,
         top_p=params.top_p, min_p=params.min_p, seed=params.seed, verifier=params.verifier,
@@ -249,13 +251,14 @@ def measure_structure(
     )  # fmt: skip
 
     def run(prompt: Sequence[int], gamma: Gamma, turn: int) -> Pair:
-        done = {}
-        for params in (free, kept) if turn % 2 else (kept, free):
+        results = {}
+        for params in (free, constrained) if turn % 2 else (constrained, free):
             generator.forget()
-            done[params is kept] = generator.generate(prompt, params, gamma=gamma, drafter=drafter)
-        return Pair(done[False], done[True])
+            completion = generator.generate(prompt, params, gamma=gamma, drafter=drafter)
+            results[params is constrained] = completion
+        return Pair(results[False], results[True])
 
-    found = []
+    costs = []
     for number, gamma in enumerate(gammas):
         run(prompts[0], gamma, 0)
         turns = range(repeats * len(prompts))
@@ -263,55 +266,55 @@ def measure_structure(
         for turn in turns:
             pairs.append(run(prompts[turn % len(prompts)], gamma, turn + turn // len(prompts)))
             progress((number + (turn + 1) / len(turns)) / len(gammas))
-        found.append(_cost(gamma, pairs))
-    return found
+        costs.append(_cost(gamma, pairs))
+    return costs
 
 
-def _cost(gamma: Gamma, pairs: Sequence[Pair]) -> StructureCost:
-    timed = [pair for pair in pairs if len(pair.kept.timings.arrivals) > 1]
+def _cost(gamma: Gamma, pairs: Sequence[Pair]) -> ConstraintCost:
+    timed = [pair for pair in pairs if len(pair.constrained.timings.arrivals) > 1]
     if not timed:
         raise RequestError(
-            "the structure is complete after a token or two, and there is nothing to time; take "
-            "one that takes longer to complete"
+            "the constrained text is complete after a token or two, so there is nothing to time; "
+            "give a constraint with longer texts"
         )
     free = [_ms_per_token(pair.free) for pair in timed]
-    kept = [_ms_per_token(pair.kept) for pair in timed]
-    tokens = sum(len(pair.kept.token_ids) for pair in timed)
-    forced = sum(p.kept.speculation.sources.get("forced", (0, 0))[1] for p in timed)
+    constrained = [_ms_per_token(pair.constrained) for pair in timed]
+    tokens = sum(len(pair.constrained.token_ids) for pair in timed)
+    forced = sum(p.constrained.speculation.sources.get("forced", (0, 0))[1] for p in timed)
     rounds = [median(c.speculation.tokens_per_round for c in side) for side in zip(*timed)]  # noqa: B905
-    return StructureCost(
+    return ConstraintCost(
         gamma,
         Spread.of(free),
-        Spread.of(kept),
-        Spread.of([k / f for k, f in zip(kept, free, strict=True)]),
+        Spread.of(constrained),
+        Spread.of([c / f for c, f in zip(constrained, free, strict=True)]),
         (rounds[0], rounds[1]),
         forced / tokens,
         len(timed),
     )
 
 
-def _ms_per_token(done: Completion) -> float:
+def _ms_per_token(completion: Completion) -> float:
     """Return the decode time of a completion for each token after the first delivery."""
-    return 1e3 / done.timings.tokens_per_second
+    return 1e3 / completion.timings.tokens_per_second
 
 
-def structure_table(found: Sequence[StructureCost], title: str) -> Table:
-    """Return a table of what a structure costs."""
-    columns = (
+def constraint_table(measured: Sequence[ConstraintCost]) -> tuple[list[str], list[list[str]]]:
+    """Return column names and cells of a table of what a constraint costs."""
+    columns = [
         "gamma", "free ms/token", "structured", "ratio", "quartiles", "tokens/round", "structured",
         "forced",
-    )  # fmt: skip
+    ]  # fmt: skip
     rows = [
-        (
+        [
             f"{cost.gamma}",
             f"{cost.free_ms.median:.3f}",
-            f"{cost.kept_ms.median:.3f}",
+            f"{cost.constrained_ms.median:.3f}",
             f"{cost.ratio.median:.3f}",
-            f"{cost.ratio.low:.3f}-{cost.ratio.high:.3f}",
+            str(cost.ratio),
             f"{cost.tokens_per_round[0]:.2f}",
             f"{cost.tokens_per_round[1]:.2f}",
             f"{cost.forced:.0%}",
-        )
-        for cost in found
+        ]
+        for cost in measured
     ]
-    return Table(title, columns, rows)
+    return columns, rows

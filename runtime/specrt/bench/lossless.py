@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.bench.samples import PLAIN, Configuration, Sample
+from specrt.bench.measure import PLAIN, Configuration, Sample
 from specrt.engine.protocol import first_row
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -23,7 +23,7 @@ Margin = Callable[[int, Sequence[int]], float]
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the output of a configuration left the plain one."""
+    """The first token at which the output of a configuration differs from the plain one."""
 
     configuration: Configuration
     prompt: int
@@ -31,7 +31,7 @@ class Difference:
     plain_token: int
     token: int
     margin: float | None
-    """Logits between the plain pass's best and second best; None where tokens were drawn."""
+    """Logits between the plain pass's best and second best; None where tokens were sampled."""
 
 
 @dataclass(frozen=True)
@@ -39,36 +39,36 @@ class Comparison:
     """All outputs of a run against the plain ones."""
 
     compared: int
-    """Pairs of a prompt and a configuration that drafted, or that differs all the same."""
+    """Pairs of a prompt and a configuration that drafted or differs."""
     differences: tuple[Difference, ...] = ()
     precision: str = "fp32"
     promised: bool = True
-    """Whether passes of every width round alike but for the order of sums in fp32, so that only
-    a margin within the tolerance of `specrt verify` can be rounding. Where it is not, outputs may
-    part at a near-tie that is wider."""
-    untold: str = "nothing was drafted"
-    """Why nothing was compared, where that is so."""
+    """Whether passes of every width differ in the order of fp32 sums alone, so that rounding
+    explains no margin beyond the tolerance of `specrt verify`."""
+    reason: str = "nothing was drafted"
+    """Why nothing was compared, where nothing was."""
 
     @property
     def unexplained(self) -> list[Difference]:
-        """What no rounding explains: a bug, and no figure is worth showing."""
+        """Differences that rounding does not explain: a bug, and no speed is worth reporting."""
         if not self.promised:
             return []
-        found = self.differences
-        return [d for d in found if d.margin is None or d.margin > FP32_TOLERANCE]
+        return [d for d in self.differences if d.margin is None or d.margin > FP32_TOLERANCE]
 
     def __str__(self) -> str:
         """Return a sentence."""
         if not self.compared:
-            return f"outputs not compared: {self.untold}"
+            return f"outputs not compared: {self.reason}"
         if not self.differences:
-            return f"outputs identical: {self.compared} compared with plain decoding"
-        told = f"{len(self.differences)} of {self.compared} outputs differ from plain decoding"
+            return f"outputs identical to plain decoding: {self.compared} compared"
+        share = f"{len(self.differences)} of {self.compared} outputs differ from plain decoding"
         margins = sorted(d.margin for d in self.differences if d.margin is not None)
         if not margins:
-            return f"{told}; sampled, so no margin tells by how little ({self.precision})"
+            return (
+                f"{share}; they are sampled, so there is no margin to judge by ({self.precision})"
+            )
         return (
-            f"{told}, where the plain pass's best two tokens are {margins[0]:.1e} to "
+            f"{share}, where the plain pass's best two tokens are {margins[0]:.1e} to "
             f"{margins[-1]:.1e} logits apart ({self.precision}; `specrt verify` lists them)"
         )
 
@@ -84,26 +84,27 @@ def compare_outputs(
     precision: str,
     promised: bool = True,
 ) -> Comparison:
-    """Hold every output to the first plain one of its prompt, plain repeats included.
+    """Compare every output with the first plain one of its prompt, plain repeats included.
 
-    Where nothing was drafted an equal output proves nothing, and is not counted.
+    An equal output proves nothing where nothing was drafted, and is not counted.
     """
     first: dict[int, tuple[int, ...]] = {}
     for sample in samples[PLAIN]:
         first.setdefault(sample.prompt, sample.tokens)
-    seen: set[tuple[Configuration, int]] = set()
-    found: dict[tuple[Configuration, int], Difference] = {}
-    for configuration, its in samples.items():
-        for sample in its:
-            name = configuration, sample.prompt
+    compared: set[tuple[Configuration, int]] = set()
+    differences: dict[tuple[Configuration, int], Difference] = {}
+    for configuration, each in samples.items():
+        for sample in each:
+            pair = configuration, sample.prompt
             plain = first[sample.prompt]
             if sample.counts.drafted:
-                seen.add(name)
+                compared.add(pair)
             at = first_difference(plain, sample.tokens)
-            if at is not None and name not in found:
-                before = margin(sample.prompt, plain[:at]) if margin else None
-                found[name] = Difference(*name, at, plain[at], sample.tokens[at], before)
-    return Comparison(len(seen | found.keys()), tuple(found.values()), precision, promised)
+            if at is not None and pair not in differences:
+                gap = margin(sample.prompt, plain[:at]) if margin else None
+                differences[pair] = Difference(*pair, at, plain[at], sample.tokens[at], gap)
+    count = len(compared | differences.keys())
+    return Comparison(count, tuple(differences.values()), precision, promised)
 
 
 FP32_TOLERANCE = 1e-3
@@ -113,7 +114,7 @@ by 1e-5, so a margin a hundred times larger cannot be rounding."""
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a speculative output left the plain one."""
+    """The first token at which a speculative output differs from the plain one."""
 
     prompt: int
     gamma: Gamma
@@ -124,17 +125,17 @@ class Divergence:
     margin: float
     """Logit of the plain pass's best token minus that of its second best."""
     explained: bool
-    """Whether the margin is within the tolerance: a near-tie that rounding may turn."""
+    """Whether the margin is within the tolerance: a near-tie that rounding may decide."""
 
 
 @dataclass
 class LosslessReport:
-    """What a comparison found."""
+    """How many outputs were compared with plain decoding, and where they differ."""
 
     prompts: int = 0
     tokens: int = 0
     drafted: int = 0
-    """Tokens that were drafted; where none were, plain decoding was held to itself."""
+    """Tokens that were drafted; where none were, plain decoding was compared with itself."""
     tolerance: float = FP32_TOLERANCE
     divergences: tuple[Divergence, ...] = ()
 
@@ -158,9 +159,8 @@ def compare(
 ) -> Iterator[LosslessReport]:
     """Complete every prompt greedily, plain and at each gamma; yield the report as it grows.
 
-    `drafter` is the draft model where there is one, else lookup, when None: the bundle's default
-    may be to draft nothing.
-    Raises: RequestError for a tolerance that is no number of logits.
+    `drafter` is `default_drafter` when None, as the bundle's own default may be to draft nothing.
+    Raises: RequestError for a tolerance that is not a number of logits.
     """
     if not 0.0 <= tolerance < float("inf"):
         raise RequestError(f"tolerance is {tolerance!r}; expected a number of logits, 0 or more")
@@ -173,15 +173,15 @@ def compare(
         plain = generator.generate(ids, params, gamma=0).token_ids
         for gamma in gammas:
             generator.forget()
-            done = generator.generate(ids, params, gamma=gamma, drafter=drafter)
-            found = done.token_ids
-            report.tokens += len(found)
-            report.drafted += done.speculation.drafted
-            at = first_difference(plain, found)
+            completion = generator.generate(ids, params, gamma=gamma, drafter=drafter)
+            tokens = completion.token_ids
+            report.tokens += len(tokens)
+            report.drafted += completion.speculation.drafted
+            at = first_difference(plain, tokens)
             if at is not None:
                 margin = plain_margin(generator, ids + plain[:at])
                 divergence = Divergence(
-                    number, gamma, at, plain[at], found[at], margin, margin <= tolerance
+                    number, gamma, at, plain[at], tokens[at], margin, margin <= tolerance
                 )
                 report.divergences += (divergence,)
         report.prompts += 1
@@ -189,7 +189,7 @@ def compare(
 
 
 def default_drafter(generator: Generator) -> str:
-    """Return the drafter that a comparison uses where none is asked for."""
+    """Return the drafter where none is named: the draft model, or lookup without one."""
     return available_drafters(has_model=generator.models.draft is not None)[0]
 
 
@@ -201,9 +201,9 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
-    """Return how far the best next token is ahead of the second best, in logits.
+    """Return the logits between the best next token and the second best.
 
-    The last token goes through alone, as in plain decoding.
+    The last token has a pass of its own, as in plain decoding.
     """
     generator.forget()
     cache = KVCache(first_row(generator.models.target))

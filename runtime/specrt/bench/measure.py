@@ -2,26 +2,156 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from statistics import median
 from time import perf_counter_ns
-from typing import Any
+from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from specrt.bench.samples import Busy, Configuration, Sample, in_turn, shared_gaps
-from specrt.bundle import Manifest, ModelRecord
-from specrt.completion import Stream
-from specrt.engine.backends import backend_named
+from specrt.completion import SpeculationStats, Stream
 from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, PackedEngine
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.pool import Models
-from specrt.system import Machine, this_machine
+
+
+class Configuration(NamedTuple):
+    """One way to decode: the tokens drafted per round, and the drafter."""
+
+    gamma: Gamma
+    drafter: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted: the baseline of every other configuration."""
+        return self.gamma == 0
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        if self.is_plain:
+            return "plain decoding"
+        return f"{AUTO if self.gamma == AUTO else f'gamma {self.gamma}'} ({self.drafter})"
+
+
+PLAIN = Configuration(0, "none")
+
+
+def configurations(gammas: Iterable[Gamma], drafters: Iterable[str]) -> list[Configuration]:
+    """Return every gamma with every drafter, without repeats; plain decoding is always first."""
+    pairs = [Configuration(g, d) for d in drafters for g in gammas]
+    drafting = [c for c in pairs if not c.is_plain and c.drafter != PLAIN.drafter]
+    return list(dict.fromkeys([PLAIN, *drafting]))
+
+
+def in_turn(compared: list[Configuration], turn: int) -> list[Configuration]:
+    """Return the order for one turn, so that none is always first, or always after the same one.
+
+    In as many turns as there are configurations each has every place once; in the next as many
+    turns the order is reversed.
+    """
+    cycle, shift = divmod(turn, len(compared))
+    order = compared[shift:] + compared[:shift]
+    return order[::-1] if cycle % 2 else order
+
+
+class PassTime(NamedTuple):
+    """Time inside forward passes, and the number of passes."""
+
+    ns: int = 0
+    passes: int = 0
+
+    def since(self, before: PassTime) -> PassTime:
+        """Return what came after an earlier reading."""
+        return PassTime(self.ns - before.ns, self.passes - before.passes)
+
+
+class Stages(NamedTuple):
+    """Where the time of a round goes. Units: microseconds a round; the stages add up to it."""
+
+    draft: float
+    """Proposing, the draft model's passes included."""
+    verify: float
+    """Inside the target's passes."""
+    accept: float
+    """The target's side outside its passes."""
+    other: float
+    """Committing, text, statistics and the loop itself."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt completed once at one configuration.
+
+    Units: nanoseconds. `decode_ns` is from the first delivery to the last; `target` and `draft`
+    are the engines' passes in that time.
+    """
+
+    prompt: int
+    repeat: int
+    tokens: tuple[int, ...]
+    """All emitted tokens, the prefill's first."""
+    ttft_ns: int
+    decode_ns: int
+    gaps_ns: tuple[float, ...]
+    """Per token after the first delivery, its share of the gap before it."""
+    counts: SpeculationStats
+    target: PassTime
+    draft: PassTime
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Prompt and repeat: the completions that ran back to back share it."""
+        return self.prompt, self.repeat
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode throughput."""
+        return self.counts.emitted / (self.decode_ns / 1e9)
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The mean round."""
+        draft = sum(r.draft_ns for r in self.counts.log)
+        verify = sum(r.verify_ns for r in self.counts.log)
+        parts = (draft, self.target.ns, verify - self.target.ns, self.decode_ns - draft - verify)
+        return Stages(*(ns / self.counts.rounds / 1e3 for ns in parts))
+
+    @property
+    def outside_us(self) -> float:
+        """Microseconds a round not spent inside a forward pass of either engine."""
+        inside = self.target.ns + self.draft.ns
+        return (self.decode_ns - inside) / self.counts.rounds / 1e3
+
+    @cached_property
+    def verify_ns(self) -> float:
+        """Median time of the target's side, over the rounds that drafted where any did."""
+        drafting = [r.verify_ns for r in self.counts.log if r.drafted]
+        return median(drafting or [r.verify_ns for r in self.counts.log])
+
+    @cached_property
+    def drafted_token_ns(self) -> float | None:
+        """Median time of one drafted token; None where none was drafted apart from verifying.
+
+        The median leaves out the first round, in which a draft model reads the prompt.
+        """
+        costs = [r.draft_ns / r.drafted for r in self.counts.log if r.drafted and r.draft_ns]
+        return median(costs) if costs else None
+
+
+def shared_gaps(arrivals: Iterable[tuple[int, int]]) -> tuple[float, ...]:
+    """Return each gap between deliveries, shared by the tokens delivered at its end.
+
+    Shapes: arrivals are (ns, tokens delivered), the prefill first -> one gap a token after it.
+    """
+    gaps: list[float] = []
+    for (before, _), (now, count) in pairwise(arrivals):
+        gaps += [(now - before) / count] * count
+    return tuple(gaps)
 
 
 class TimedEngine:
@@ -38,9 +168,9 @@ class TimedEngine:
         self._passes = 0
 
     @property
-    def busy(self) -> Busy:
+    def time(self) -> PassTime:
         """All passes so far."""
-        return Busy(self._ns, self._passes)
+        return PassTime(self._ns, self._passes)
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
         """Run one pass and count its time."""
@@ -50,7 +180,7 @@ class TimedEngine:
         return output
 
     def add(self, ns: int, passes: int) -> None:
-        """Count what ran elsewhere on this engine's behalf."""
+        """Count time and passes that ran outside `forward`."""
         self._ns += ns
         self._passes += passes
 
@@ -76,12 +206,12 @@ class TimedPacked(TimedEngine):
 
 
 def timed(engine: Engine) -> TimedEngine:
-    """Return an engine that tells how long its passes took."""
+    """Return an engine that times its passes."""
     return TimedPacked(engine) if isinstance(engine, PackedEngine) else TimedEngine(engine)
 
 
 class TimedRounds:
-    """Whole rounds whose time is the target's: nobody can tell the two models' apart."""
+    """Fused rounds, whose time counts as the target's: one launch runs both models."""
 
     def __init__(self, rounds: FusedRounds, target: TimedEngine) -> None:
         self._rounds = rounds
@@ -91,156 +221,11 @@ class TimedRounds:
     def run(
         self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
     ) -> Drafted:
-        """Run one round and count its time; its pass is counted when its scores are asked for."""
+        """Run one round and count its time; `forward` counts its pass when the scores are read."""
         began = perf_counter_ns()
         drafted = self._rounds.run(pending, draft_start, last, target_start, gamma)
         self._target.add(perf_counter_ns() - began, 0)
         return drafted
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The bundle, the machine and the options of one run."""
-
-    bundle: str
-    name: str
-    backend: str
-    precision: str
-    """Of the target, and of the draft where it is another."""
-    machine: Machine
-    threads: int
-    repeats: int
-    params: SamplingParams
-
-    @classmethod
-    def of(
-        cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
-    ) -> Environment:
-        """Describe a run on this machine."""
-        m, machine = manifest, this_machine(backend_named(manifest.backend).library())
-        target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
-        precision = f"{target}, draft {draft}" if draft not in ("", target) else target
-        return cls(str(bundle), m.name, m.backend, precision, machine, threads, repeats, params)
-
-    def __str__(self) -> str:
-        """Return a line that tells a reader what the figures hold for."""
-        p = self.params
-        options = [f"temperature {p.temperature:g}"] + [
-            f"{name.replace('_', '-')} {value:g}"
-            for name, value, unset in (
-                ("top_k", p.top_k, 0), ("top_p", p.top_p, 1.0), ("min_p", p.min_p, 0.0),
-            )
-            if value != unset
-        ]  # fmt: skip
-        drawn = "greedy" if p.greedy else f"{', '.join(options)} ({p.verifier})"
-        return (
-            f"{self.name}, {self.backend} {self.precision}, {self.threads} "
-            f"thread{'s' if self.threads > 1 else ''} of {self.machine.cpu}, "
-            f"{self.machine.library}; {p.max_tokens} tokens a prompt, {drawn}, "
-            f"{self.repeats} repeat{'s' if self.repeats > 1 else ''} in turn"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the setting as plain JSON types."""
-        p = self.params
-        names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "verifier")
-        return {
-            "bundle": self.bundle,
-            "name": self.name,
-            "backend": self.backend,
-            "precision": self.precision,
-            "machine": asdict(self.machine),
-            "threads": self.threads,
-            "repeats": self.repeats,
-            "sampling": {name: getattr(p, name) for name in names},
-        }
-
-
-def target_precision(manifest: Manifest) -> str:
-    """Return what the weights that decide the output are stored as; `fp32` where all are."""
-    return _stored(manifest.target)
-
-
-def _stored(model: ModelRecord) -> str:
-    # Looking up a row of the embedding table rounds nothing: it is the same for every width.
-    alike = model.head == model.precision
-    return model.precision if alike else f"{model.precision} with a head of {model.head}"
-
-
-_STATUS = Path("/proc/self/status")
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """The memory of a process that opened a bundle. Units: bytes."""
-
-    before: int
-    """Resident before the bundle was opened: the interpreter and its libraries so far."""
-    peak: int
-    """Most that was resident at once."""
-    weights: int
-    caches: int
-    """KV buffers with every position filled; those never written take no memory."""
-
-    @property
-    def ratio(self) -> float:
-        """Peak over weights and caches; interpreter and libraries count against it."""
-        return self.peak / (self.weights + self.caches)
-
-    @property
-    def opened_ratio(self) -> float:
-        """What opening and running added, over weights and caches."""
-        return (self.peak - self.before) / (self.weights + self.caches)
-
-    def __str__(self) -> str:
-        """Return a sentence."""
-        mib = 1 << 20
-        return (
-            f"peak memory {self.peak / mib:.0f} MiB, {self.before / mib:.0f} of them there before "
-            f"the bundle was opened; weights {self.weights / mib:.0f} and caches "
-            f"{self.caches / mib:.0f}: {self.ratio:.2f} times them, {self.opened_ratio:.2f} "
-            "without what was there"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return bytes and ratios."""
-        return {
-            "before_bytes": self.before,
-            "peak_bytes": self.peak,
-            "weight_bytes": self.weights,
-            "kv_bytes": self.caches,
-            "ratio": round(self.ratio, 4),
-            "opened_ratio": round(self.opened_ratio, 4),
-        }
-
-
-def footprint(manifest: Manifest, before: int, has_draft: bool) -> Footprint:
-    """Return the memory taken so far, for a bundle whose draft may have stayed closed."""
-    models = [manifest.target, *([manifest.draft] if manifest.draft and has_draft else [])]
-    caches = (
-        m.geometry.kv_bytes(manifest.batch, manifest.max_length, m.kv_item_bytes) for m in models
-    )
-    return Footprint(before, peak_bytes(), sum(m.weight_bytes for m in models), sum(caches))
-
-
-def resident_bytes(status: Path = _STATUS) -> int:
-    """Return the bytes of this process in memory now; its peak where the system does not tell."""
-    return _told("VmRSS", status) or peak_bytes(status)
-
-
-def peak_bytes(status: Path = _STATUS) -> int:
-    """Return the most bytes this process had in memory at once."""
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return _told("VmHWM", status) or kib << 10
-
-
-def _told(name: str, status: Path) -> int:
-    try:
-        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    sizes = [line.split() for line in lines if line.startswith(f"{name}:")]
-    return int(sizes[0][1]) << 10 if sizes else 0
 
 
 WARM_UP_TOKENS = 8
@@ -250,7 +235,7 @@ Samples = Mapping[Configuration, Sequence[Sample]]
 
 
 def _uncached(models: Models, generator: Generator) -> Generator:
-    """Return a generator that reads every prompt whole, whoever read it before."""
+    """Return a generator without a prompt cache: every prompt is read whole."""
     return Generator(models, generator.tokenizer, prompt_cache=False)
 
 
@@ -267,7 +252,7 @@ class Clocks:
         return cls(timed(models.target), timed(models.draft) if models.draft else None)
 
     def models(self, models: Models) -> Models:
-        """Return the pair with timed engines; costs, where they are measured, are so once."""
+        """Return the pair with timed engines, whose costs are measured once at most."""
         rounds = models.rounds and TimedRounds(models.rounds, self.target)
         wrapped = models.timed(self.target, self.draft, rounds)
         return replace(wrapped, measure=cache(models.measure) if models.measure else None)
@@ -280,13 +265,13 @@ def measure(
     params: SamplingParams,
     *,
     repeats: int,
-    progress: Callable[[float], None] = lambda done: None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Samples:
     """Complete every prompt at every configuration back to back, `repeats` times.
 
-    Each configuration has a generator of its own, so that what a gamma policy learns comes from
-    its own rounds alone. One warm-up goes before: every prompt for a few tokens, the first whole.
-    Raises: RequestError for nothing to measure.
+    Each configuration has a generator of its own, so that a gamma policy learns from its own
+    rounds alone. A warm-up completes the first prompt whole and the others for a few tokens.
+    Raises: RequestError for no prompts or no repeats.
     """
     if repeats < 1 or not prompts:
         raise RequestError(
@@ -306,8 +291,8 @@ def measure(
     for turn in range(len(prompts) * repeats):
         repeat, number = divmod(turn, len(prompts))
         for configuration in in_turn(list(compared), turn):
-            done = runners[configuration].run(prompts[number], params, number, repeat)
-            samples[configuration].append(done)
+            sample = runners[configuration].run(prompts[number], params, number, repeat)
+            samples[configuration].append(sample)
         progress((len(prompts) + turn + 1) / turns)
     return samples
 
@@ -332,17 +317,17 @@ class PromptRunner:
         target, draft = self.clocks.target, self.clocks.draft
         stream = self.stream(prompt, params)
         next(stream)
-        read, drafted = target.busy, draft.busy if draft else None
-        done = stream.finish()
-        arrivals = done.timings.arrivals
+        prefill, drafted = target.time, draft.time if draft else PassTime()
+        completion = stream.finish()
+        arrivals = completion.timings.arrivals
         return Sample(
             prompt=number,
             repeat=repeat,
-            tokens=tuple(done.token_ids),
-            ttft_ns=arrivals[0][0] - done.timings.began_ns,
+            tokens=tuple(completion.token_ids),
+            ttft_ns=arrivals[0][0] - completion.timings.began_ns,
             decode_ns=arrivals[-1][0] - arrivals[0][0],
             gaps_ns=shared_gaps(arrivals),
-            counts=done.speculation,
-            target=target.busy.since(read),
-            draft=draft.busy.since(drafted) if draft and drafted else Busy(),
+            counts=completion.speculation,
+            target=target.time.since(prefill),
+            draft=draft.time.since(drafted) if draft else PassTime(),
         )

@@ -1,27 +1,190 @@
-"""What a benchmark measured: a row per task and configuration, as text, Markdown or JSON."""
+"""What a benchmark reports: its setting, a row per class and configuration, and a verdict."""
 
 from __future__ import annotations
 
-import os
+import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from errno import EISDIR
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryFile
-from textwrap import fill
+from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specrt.bench.lossless import Comparison
-from specrt.bench.measure import Environment, Footprint, Samples
-from specrt.bench.samples import PLAIN, BenchRow, Configuration, Sample, Spread, repeated_tokens
-from specrt.errors import RequestError
-from specrt.params import AUTO
-from specrt.system import Bandwidth
+from specrt.bench.measure import PLAIN, Configuration, Sample, Samples, Stages
+from specrt.bundle import Manifest, ModelRecord
+from specrt.completion import SpeculationStats
+from specrt.engine.backends import backend_named
+from specrt.params import AUTO, SamplingParams
+from specrt.system import Bandwidth, Machine, this_machine
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""
+
+
+class Spread(NamedTuple):
+    """The median of some values and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of one value or more."""
+        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+        return cls(middle, low, high)
+
+    def __str__(self) -> str:
+        """Return the quartiles."""
+        return f"{self.low:.2f}-{self.high:.2f}"
+
+    def to_json(self, digits: int = 4) -> dict[str, Any]:
+        """Return the three numbers by name."""
+        return {name: round(value, digits) for name, value in self._asdict().items()}
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """All samples of one configuration, each paired with the plain one of its prompt and repeat."""
+
+    configuration: Configuration
+    samples: Sequence[Sample]
+    plain: Mapping[tuple[int, int], Sample]
+    """Plain completions by prompt and repeat."""
+    weight_bytes: int = 0
+    """Of the target: each of its passes reads them all."""
+
+    def _over(self, value: Callable[[Sample], float]) -> Spread:
+        return Spread.of([value(s) for s in self.samples])
+
+    @cached_property
+    def tokens_per_second(self) -> Spread:
+        """Decode throughput."""
+        return self._over(lambda s: s.tokens_per_second)
+
+    @cached_property
+    def _speedups(self) -> list[float]:
+        return [s.tokens_per_second / self.plain[s.pair].tokens_per_second for s in self.samples]
+
+    @cached_property
+    def speedup(self) -> Spread:
+        """Decode throughput over that of the plain completion of the same prompt and repeat."""
+        return Spread.of(self._speedups)
+
+    @property
+    def overall(self) -> float:
+        """The speedup of all samples run one after another: total tokens over total time."""
+        plain = [self.plain[s.pair] for s in self.samples]
+        return _throughput(self.samples) / _throughput(plain)
+
+    @property
+    def standing(self) -> str:
+        """`faster` or `slower` where at least three quarters of the pairs are, else `even`."""
+        if self.configuration.is_plain:
+            return "plain"
+        enough = 0.75 * len(self._speedups)
+        if sum(ratio > 1.0 for ratio in self._speedups) >= enough:
+            return "faster"
+        return "slower" if sum(ratio < 1.0 for ratio in self._speedups) >= enough else "even"
+
+    @cached_property
+    def ttft_ms(self) -> Spread:
+        """Time to first token."""
+        return self._over(lambda s: s.ttft_ns / 1e6)
+
+    @cached_property
+    def itl_ms(self) -> tuple[float, float]:
+        """Gap between tokens, 50th and 95th percentile."""
+        gaps = [gap for s in self.samples for gap in s.gaps_ns]
+        p50, p95 = np.quantile(gaps, (0.5, 0.95)).tolist()
+        return p50 / 1e6, p95 / 1e6
+
+    @cached_property
+    def stages(self) -> dict[str, Spread]:
+        """Microseconds a round, stage by stage."""
+        rounds = [s.stages for s in self.samples]
+        return {
+            name: Spread.of(values)
+            for name, values in zip(Stages._fields, zip(*rounds, strict=True), strict=True)
+        }
+
+    @cached_property
+    def outside_us(self) -> Spread:
+        """Microseconds a round outside both engines."""
+        return self._over(lambda s: s.outside_us)
+
+    @cached_property
+    def weights_per_second(self) -> Spread:
+        """Bytes of the target's weights that its passes read in a second of their time."""
+        return self._over(lambda s: self.weight_bytes * s.target.passes / (s.target.ns / 1e9))
+
+    @property
+    def draft_steps(self) -> float | None:
+        """Cost of drafting one token, in plain steps; None where none was drafted."""
+        costs = [
+            s.drafted_token_ns / self.plain[s.pair].verify_ns
+            for s in self.samples
+            if s.drafted_token_ns is not None
+        ]
+        return median(costs) if costs else None
+
+    @property
+    def verify_steps(self) -> float:
+        """Cost of the target's side of a drafting round, in plain steps."""
+        return self._over(lambda s: s.verify_ns / self.plain[s.pair].verify_ns).median
+
+    @cached_property
+    def counts(self) -> SpeculationStats:
+        """The rounds of all samples."""
+        total = SpeculationStats(*self.configuration)
+        for sample in self.samples:
+            total.merge(sample.counts)
+        total.fallback = next((s.counts.fallback for s in self.samples if s.counts.fallback), None)
+        return total
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Accepted / evaluated at each place in the draft."""
+        both = zip(self.counts.accepted_at, self.counts.evaluated_at, strict=True)
+        return [accepted / evaluated for accepted, evaluated in both]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts, rates, medians and quartiles as plain JSON types."""
+        p50, p95 = self.itl_ms
+        draft = self.draft_steps
+        return {
+            **self.counts.to_json(),
+            "acceptance_by_position": [round(rate, 4) for rate in self.acceptance_by_position],
+            "standing": self.standing,
+            "speedup": self.speedup.to_json(),
+            "speedup_overall": round(self.overall, 4),
+            "tokens_per_second": self.tokens_per_second.to_json(2),
+            "ttft_ms": self.ttft_ms.to_json(),
+            "itl_ms": {"p50": round(p50, 4), "p95": round(p95, 4)},
+            "round_us": {name: spread.to_json(2) for name, spread in self.stages.items()},
+            "outside_us": self.outside_us.to_json(2),
+            "draft_steps": None if draft is None else round(draft, 4),
+            "verify_steps": round(self.verify_steps, 4),
+            "weight_bytes_per_second": self.weights_per_second.to_json(0),
+        }
+
+
+def _throughput(samples: Sequence[Sample]) -> float:
+    return sum(s.counts.emitted for s in samples) / sum(s.decode_ns for s in samples)
+
+
+def repeated_tokens(tokens: Sequence[int], run: int = 16) -> int:
+    """Count the tokens that end a run of `run` tokens seen earlier in the same text."""
+    seen: set[tuple[int, ...]] = set()
+    repeated = 0
+    for end in range(run, len(tokens) + 1):
+        window = tuple(tokens[end - run : end])
+        repeated += window in seen
+        seen.add(window)
+    return repeated
 
 
 @dataclass(frozen=True)
@@ -33,7 +196,7 @@ class Task:
     rows: tuple[BenchRow, ...]
     """Plain decoding first."""
     repetition: float
-    """Share of plain output inside a 16-token run that came before: text that loops."""
+    """Share of plain output inside a 16-token run seen earlier: text that loops."""
 
     @property
     def plain(self) -> BenchRow:
@@ -52,7 +215,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Each class apart, and all together where there are several."""
+    """Each class, and all of them together where there are several."""
 
     tasks: tuple[Task, ...]
     outputs: Comparison
@@ -78,167 +241,204 @@ def report(
     `categories` holds one entry a prompt; `weight_bytes` are the target's.
     """
     names = list(dict.fromkeys(categories))
-    of = {n: {i for i, c in enumerate(categories) if c == n} for n in names}
+    members = {n: {i for i, c in enumerate(categories) if c == n} for n in names}
     if len(names) > 1:
-        of[ALL] = set(range(len(categories)))
-    tasks = (_task(name, samples, members, weight_bytes) for name, members in of.items())
+        members[ALL] = set(range(len(categories)))
+    tasks = (_task(name, samples, prompts, weight_bytes) for name, prompts in members.items())
     return BenchReport(tuple(tasks), outputs)
 
 
-def _task(name: str, samples: Samples, members: set[int], weight_bytes: int) -> Task:
-    its: Mapping[Configuration, list[Sample]] = {
-        c: [s for s in found if s.prompt in members] for c, found in samples.items()
-    }
-    plain = {s.pair: s for s in its[PLAIN]}
-    rows = tuple(BenchRow(c, found, plain, weight_bytes) for c, found in its.items())
-    once = [s.tokens for s in its[PLAIN] if s.repeat == 0]
-    loops = sum(map(repeated_tokens, once)) / sum(map(len, once))
-    return Task(name, len(members), rows, loops)
+def _task(name: str, samples: Samples, prompts: set[int], weight_bytes: int) -> Task:
+    of_class = {c: [s for s in each if s.prompt in prompts] for c, each in samples.items()}
+    plain = {s.pair: s for s in of_class[PLAIN]}
+    rows = tuple(BenchRow(c, each, plain, weight_bytes) for c, each in of_class.items())
+    texts = [s.tokens for s in of_class[PLAIN] if s.repeat == 0]
+    repetition = sum(map(repeated_tokens, texts)) / sum(map(len, texts))
+    return Task(name, len(prompts), rows, repetition)
 
 
 @dataclass(frozen=True)
-class Table:
-    """A title, names of columns, and cells that are already text."""
+class Environment:
+    """What the figures of one run hold for: bundle, machine and options."""
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    bundle: str
+    name: str
+    backend: str
+    precision: str
+    """Of the target, and of the draft where it is another."""
+    machine: Machine
+    threads: int
+    repeats: int
+    params: SamplingParams
 
-    def to_text(self) -> str:
-        """Return aligned columns."""
-        lines = [self.columns, *self.rows]
-        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        shown = [
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.title, *shown])
+    @classmethod
+    def of(
+        cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
+    ) -> Environment:
+        """Describe a run on this machine."""
+        m, machine = manifest, this_machine(backend_named(manifest.backend).library())
+        target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
+        precision = f"{target}, draft {draft}" if draft not in ("", target) else target
+        return cls(str(bundle), m.name, m.backend, precision, machine, threads, repeats, params)
 
-    def to_markdown(self) -> str:
-        """Return a Markdown table under its title."""
-        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
-        return "\n".join([self.title, "", *("| " + " | ".join(line) + " |" for line in lines)])
+    def __str__(self) -> str:
+        """Return one line: model, machine, library, lengths, sampling and repeats."""
+        p = self.params
+        options = [f"temperature {p.temperature:g}"] + [
+            f"{name.replace('_', '-')} {value:g}"
+            for name, value, unset in (
+                ("top_k", p.top_k, 0), ("top_p", p.top_p, 1.0), ("min_p", p.min_p, 0.0),
+            )
+            if value != unset
+        ]  # fmt: skip
+        sampling = "greedy" if p.greedy else f"{', '.join(options)} ({p.verifier})"
+        return (
+            f"{self.name}, {self.backend} {self.precision}, {self.threads} "
+            f"thread{'s' if self.threads > 1 else ''} of {self.machine.cpu}, "
+            f"{self.machine.library}; {p.max_tokens} tokens a prompt, {sampling}, "
+            f"{self.repeats} repeat{'s' if self.repeats > 1 else ''} in turn"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        p = self.params
+        names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "verifier")
+        return {
+            "bundle": self.bundle,
+            "name": self.name,
+            "backend": self.backend,
+            "precision": self.precision,
+            "machine": asdict(self.machine),
+            "threads": self.threads,
+            "repeats": self.repeats,
+            "sampling": {name: getattr(p, name) for name in names},
+        }
 
 
-_SPEED = (
-    "gamma", "drafter", "tokens/s", "speedup", "quartiles", "overall", "", "accepted", "yield",
+def target_precision(manifest: Manifest) -> str:
+    """Return what the weights that decide the output are stored as; `fp32` where all are."""
+    return _stored(manifest.target)
+
+
+def _stored(model: ModelRecord) -> str:
+    # Looking up a row of the embedding table rounds nothing: it is the same for every width.
+    alike = model.head == model.precision
+    return model.precision if alike else f"{model.precision} with a head of {model.head}"
+
+
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory of a process that opened a bundle. Units: bytes."""
+
+    before: int
+    """Resident before the bundle was opened: the interpreter and its libraries so far."""
+    peak: int
+    """Most that was resident at once."""
+    weights: int
+    caches: int
+    """KV buffers with every position filled; those never written take no memory."""
+
+    @property
+    def ratio(self) -> float:
+        """Peak over weights and caches; interpreter and libraries count against it."""
+        return self.peak / (self.weights + self.caches)
+
+    @property
+    def opened_ratio(self) -> float:
+        """What opening and running added, over weights and caches."""
+        return (self.peak - self.before) / (self.weights + self.caches)
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        mib = 1 << 20
+        return (
+            f"peak memory {self.peak / mib:.0f} MiB, {self.before / mib:.0f} of it before the "
+            f"bundle was opened; weights take {self.weights / mib:.0f} MiB and full caches "
+            f"{self.caches / mib:.0f} MiB"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return bytes and ratios."""
+        return {
+            "before_bytes": self.before,
+            "peak_bytes": self.peak,
+            "weight_bytes": self.weights,
+            "kv_bytes": self.caches,
+            "ratio": round(self.ratio, 4),
+            "opened_ratio": round(self.opened_ratio, 4),
+        }
+
+
+def footprint(manifest: Manifest, before: int, has_draft: bool) -> Footprint:
+    """Return the memory taken so far, for a bundle whose draft may have stayed closed."""
+    models = [manifest.target, *([manifest.draft] if manifest.draft and has_draft else [])]
+    caches = (
+        m.geometry.kv_bytes(manifest.batch, manifest.max_length, m.kv_item_bytes) for m in models
+    )
+    return Footprint(before, peak_bytes(), sum(m.weight_bytes for m in models), sum(caches))
+
+
+def resident_bytes(status: Path = _STATUS) -> int:
+    """Return the bytes of this process in memory now; its peak where the system has no figure."""
+    return _status_bytes("VmRSS", status) or peak_bytes(status)
+
+
+def peak_bytes(status: Path = _STATUS) -> int:
+    """Return the most bytes this process had in memory at once."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _status_bytes("VmHWM", status) or kib << 10
+
+
+def _status_bytes(name: str, status: Path) -> int:
+    try:
+        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    sizes = [line.split() for line in lines if line.startswith(f"{name}:")]
+    return int(sizes[0][1]) << 10 if sizes else 0
+
+
+COLUMNS = (
+    "prompts", "gamma", "drafter", "tokens/s", "speedup", "quartiles", "accepted", "yield",
     "tokens/round", "TTFT ms", "ITL p50", "p95 ms",
 )  # fmt: skip
 
-_ROUND = (
-    "gamma", "drafter", "draft us", "verify us", "accept us", "other us", "outside us",
-    "weights GB/s", "accepted at 1, 2, ...",
-)  # fmt: skip
+CAPTION = (
+    "speedup: median of each completion's tokens/s over that of plain decoding on the same prompt, "
+    "not the ratio of the tokens/s above"
+)
 
 
-def speed_table(task: Task, title: str) -> Table:
-    """Return how fast each configuration was, the losing ones marked."""
-    return Table(title, _SPEED, [_speed(row) for row in task.rows])
+def table_rows(report: BenchReport) -> list[tuple[str, ...]]:
+    """Return the cells below `COLUMNS`, a line for each class and configuration."""
+    return [_cells(task, row) for task in report.tasks for row in task.rows]
 
 
-def round_table(task: Task, title: str) -> Table:
-    """Return where the time of a round goes, and how far drafts are right."""
-    return Table(title, _ROUND, [_round(row) for row in task.rows])
-
-
-def _speed(row: BenchRow) -> list[str]:
-    counts, drafted = row.counts, row.counts.drafted > 0
-    p50, p95 = row.itl_ms
-    mark = "slower" if row.standing == "slower" else ""
-    return [
-        *_name(row),
+def _cells(task: Task, row: BenchRow) -> tuple[str, ...]:
+    counts, (p50, p95) = row.counts, row.itl_ms
+    is_plain = row.configuration.is_plain
+    return (
+        f"{task.category} {task.prompts}" if row is task.plain else "",
+        f"{row.configuration.gamma}",
+        "" if is_plain else row.configuration.drafter,
         f"{row.tokens_per_second.median:.0f}",
         f"{row.speedup.median:.2f}",
-        "" if row.configuration.is_plain else f"{row.speedup.low:.2f}-{row.speedup.high:.2f}",
-        f"{row.overall:.2f}",
-        mark,
-        f"{counts.acceptance_rate:.3f}" if drafted else "",
-        f"{counts.draft_yield:.3f}" if drafted else "",
+        "" if is_plain else str(row.speedup),
+        f"{counts.acceptance_rate:.3f}" if counts.drafted else "",
+        f"{counts.draft_yield:.3f}" if counts.drafted else "",
         f"{counts.tokens_per_round:.2f}",
         f"{row.ttft_ms.median:.1f}",
         f"{p50:.2f}",
         f"{p95:.2f}",
-    ]
-
-
-def _round(row: BenchRow) -> list[str]:
-    def us(spread: Spread) -> str:
-        return f"{spread.median:.0f}"
-
-    return [
-        *_name(row),
-        *map(us, row.stages.values()),
-        us(row.outside_us),
-        f"{row.weights_per_second.median / 1e9:.1f}",
-        " ".join(f"{rate:.2f}" for rate in row.acceptance_by_position),
-    ]
-
-
-def _name(row: BenchRow) -> tuple[str, str]:
-    gamma, drafter = row.configuration
-    return str(gamma), "" if row.configuration.is_plain else drafter
-
-
-def verdicts(report: BenchReport) -> list[str]:
-    """Return a sentence for each class of tasks, and one on the outputs."""
-    several = len(report.tasks) > 1
-    told = [f"{task.category}: {_verdict(task)}" if several else _verdict(task)
-            for task in report.tasks]  # fmt: skip
-    return [*told, str(report.outputs)]
-
-
-def _verdict(task: Task) -> str:
-    drafting = [row for row in task.rows if not row.configuration.is_plain]
-    parts = [_best(max(drafting, key=lambda row: row.speedup.median))] if drafting else []
-    autos = [row for row in drafting if row.configuration.gamma == AUTO]
-    fixed = [row for row in drafting if row.configuration.gamma != AUTO]
-    if autos and fixed:
-        parts.append(_auto(autos, fixed))
-    parts += [_fallback(row) for row in drafting if row.counts.fallback]
-    parts.append(f"{task.repetition:.0%} of the plain output repeats an earlier run of 16 tokens")
-    return "; ".join(parts)
-
-
-def _best(row: BenchRow) -> str:
-    speed, name = row.speedup, row.configuration
-    gain = f"{speed.median:.2f}x (quartiles {speed.low:.2f} to {speed.high:.2f})"
-    if speed.median <= 1.0:
-        return f"speculation does not pay here: the best, {name}, is {gain} plain decoding"
-    return f"{name} is {gain} plain decoding{_cost(row)}"
-
-
-def _cost(row: BenchRow) -> str:
-    """Say what a drafted token and a verify pass cost, in steps of the target."""
-    share, gamma = row.draft_steps, row.configuration.gamma
-    if share is None:
-        return ""
-    drafted = f"; a drafted token costs {share:.1%} of a target step"
-    width = "a draft" if gamma == AUTO else f"{gamma + 1} tokens"
-    return f"{drafted} and verifying {width} {row.verify_steps:.2f} steps"
-
-
-def _auto(autos: list[BenchRow], fixed: list[BenchRow]) -> str:
-    """Hold the gamma policy to the best that any fixed gamma reached."""
-    auto = max(autos, key=lambda row: row.overall)
-    best = max(fixed, key=lambda row: row.overall)
-    return (
-        f"over the whole run {auto.configuration} is {auto.overall:.2f}x and the best fixed, "
-        f"{best.configuration}, {best.overall:.2f}x"
-    )
-
-
-def _fallback(row: BenchRow) -> str:
-    """Say how often a limit was crossed."""
-    off = sum(s.counts.fallback is not None for s in row.samples)
-    return (
-        f"{row.configuration} fell back in {off} of {len(row.samples)} completions: "
-        f"{row.counts.fallback}"
     )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A report, what it holds for, and what memory had to do with it."""
+    """A report, its setting, and the memory behind it."""
 
     setting: Environment
     report: BenchReport
@@ -247,35 +447,20 @@ class Summary:
 
     @property
     def sentences(self) -> list[str]:
-        """What was found, in words."""
-        return [*verdicts(self.report), self._reading(), str(self.memory)]
+        """The verdict on each class, whether outputs were identical, bandwidth and memory."""
+        tasks = self.report.tasks
+        verdicts = [f"{t.category}: {verdict(t)}" if len(tasks) > 1 else verdict(t) for t in tasks]
+        return [*verdicts, str(self.report.outputs), self._reading(), str(self.memory)]
 
     def _reading(self) -> str:
-        """Hold plain decoding, which reads every weight for a token, to what memory can give."""
-        read = self.report.total.plain.weights_per_second.median
-        share = read / self.bandwidth.bytes_per_second
-        inside = "; more than memory gives, so weights stay in the cache" if share > 1 else ""
+        """Compare what plain decoding reads, all weights a token, with what memory can give."""
+        rate = self.report.total.plain.weights_per_second.median
+        share = rate / self.bandwidth.bytes_per_second
+        cached = "; more than memory gives, so weights stay in the cache" if share > 1 else ""
         return (
-            f"plain decoding reads {read / 1e9:.1f} GB/s of weights in the target's passes, "
-            f"{share:.0%} of {self.bandwidth}{inside}"
+            f"plain decoding reads {rate / 1e9:.1f} GB/s of weights in the target's passes, "
+            f"{share:.0%} of {self.bandwidth}{cached}"
         )
-
-    def to_text(self) -> str:
-        """Return tables and sentences for a terminal."""
-        tables = (table.to_text() for table in self._tables(str))
-        return "\n\n".join([str(self.setting), *tables, "\n".join(self.sentences)])
-
-    def to_markdown(self) -> str:
-        """Return tables and sentences for a README."""
-        tables = (table.to_markdown() for table in self._tables(lambda name: f"**{name}**"))
-        said = "\n".join(f"- {sentence}" for sentence in self.sentences)
-        return "\n\n".join([str(self.setting), *tables, said])
-
-    def _tables(self, title: Callable[[str], str]) -> list[Table]:
-        speeds = [speed_table(t, f"{title(t.category)}, {_prompts(t)}") for t in self.report.tasks]
-        total = self.report.total
-        rounds = f"{title('a round')}, {_prompts(total)}: where its time goes"
-        return [*speeds, round_table(total, rounds)]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON types."""
@@ -288,94 +473,33 @@ class Summary:
         }
 
 
-def _prompts(task: Task) -> str:
-    return f"{task.prompts} prompt{'s' if task.prompts > 1 else ''}"
+def verdict(task: Task) -> str:
+    """Return in words the best configuration, what `auto` makes of it, and what qualifies both."""
+    drafting = [row for row in task.rows if not row.configuration.is_plain]
+    parts = [_best(drafting)] if drafting else []
+    autos = [row for row in drafting if row.configuration.gamma == AUTO]
+    fixed = [row for row in drafting if row.configuration.gamma != AUTO]
+    if autos and fixed:
+        auto, best = (max(rows, key=lambda row: row.overall) for rows in (autos, fixed))
+        parts.append(
+            f"in total time {auto.configuration} is {auto.overall:.2f} times and the best fixed, "
+            f"{best.configuration}, {best.overall:.2f} times as fast"
+        )
+    for row in drafting:
+        if row.counts.fallback:
+            count = sum(s.counts.fallback is not None for s in row.samples)
+            parts.append(
+                f"{row.configuration} fell back to plain decoding in {count} of "
+                f"{len(row.samples)} completions ({row.counts.fallback})"
+            )
+    if task.repetition >= 0.01:
+        parts.append(f"{task.repetition:.0%} of the plain output repeats itself")
+    return "; ".join(parts) or "plain decoding alone was measured"
 
 
-FORMATS = (".png", ".svg", ".pdf")
-
-
-class Point(NamedTuple):
-    """A fixed gamma and its throughput."""
-
-    gamma: int
-    tokens_per_second: Spread
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything is measured.
-
-    Raises: RequestError with the remedy.
-    """
-    folder = path.parent
-    if path.suffix.lower() not in FORMATS:
-        raise RequestError(f"--plot is {str(path)!r}; expected a name ending in .png, .svg or .pdf")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(EISDIR, "it is a folder")
-        with TemporaryFile(dir=folder):  # what may be written is known only by writing
-            pass
-    except OSError as error:
-        raise RequestError(
-            f"{path} cannot be written: {error.strerror}; name a file in a folder that can be"
-        ) from None
-    if find_spec("matplotlib") is None:
-        raise RequestError('--plot needs matplotlib; pip install "specrt[plot]", or leave it out')
-
-
-def curves(task: Task) -> dict[str, list[Point]]:
-    """Return a curve for each drafter over the fixed gammas, each from plain decoding on."""
-    plain = Point(0, task.plain.tokens_per_second)
-    found: dict[str, list[Point]] = {}
-    for row in task.rows:
-        gamma, drafter = row.configuration
-        if gamma != AUTO and row.configuration != PLAIN:
-            found.setdefault(drafter, [plain]).append(Point(gamma, row.tokens_per_second))
-    return {drafter: sorted(points) for drafter, points in found.items()}
-
-
-def levels(task: Task) -> dict[str, float]:
-    """Return what has no place over gamma: plain decoding, and gamma auto for each drafter."""
-    found = {"plain": task.plain.tokens_per_second.median}
-    for row in task.rows:
-        if row.configuration.gamma == AUTO:
-            found[f"auto ({row.configuration.drafter})"] = row.tokens_per_second.median
-    return found
-
-
-def draw(report: BenchReport, path: Path, title: str) -> None:
-    """Write the picture, one panel a class of tasks; whole, or not at all.
-
-    Whiskers are quartiles.
-    """
-    figure_type: Any = import_module("matplotlib.figure").Figure
-    count = len(report.tasks)
-    figure = figure_type(figsize=(4.0 * count + 1.0, 3.6), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for panel, task in zip(panels, report.tasks, strict=True):
-        _panel(panel, task)
-    figure.suptitle(fill(title, 60 * count), fontsize="small")
-    partial = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(partial, dpi=150)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _panel(panel: Any, task: Task) -> None:
-    for drafter, points in curves(task).items():
-        speeds = [p.tokens_per_second for p in points]
-        middle = [s.median for s in speeds]
-        below = [s.median - s.low for s in speeds]
-        above = [s.high - s.median for s in speeds]
-        places = [p.gamma for p in points]
-        panel.errorbar(places, middle, yerr=(below, above), marker="o", capsize=3, label=drafter)
-    for number, (name, speed) in enumerate(levels(task).items()):
-        panel.axhline(speed, linestyle="--", linewidth=1, color=f"C{7 + number}", label=name)
-    panel.set_title(f"{task.category}, {task.prompts} prompts")
-    panel.set_xlabel("gamma")
-    panel.set_ylabel("tokens/s")
-    panel.set_ylim(bottom=0)
-    panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.legend(fontsize="small")
+def _best(drafting: Sequence[BenchRow]) -> str:
+    best = max(drafting, key=lambda row: row.speedup.median)
+    ratio = f"{best.speedup.median:.2f} times plain decoding (quartiles {best.speedup})"
+    if best.speedup.median <= 1.0:
+        return f"speculation does not pay here: the best, {best.configuration}, is {ratio}"
+    return f"{best.configuration} is {ratio}"

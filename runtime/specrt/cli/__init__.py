@@ -1,4 +1,4 @@
-"""The command line. Each verb is a module, imported when it is called for."""
+"""The command line. The module of a verb is imported when the verb runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import click
 
 from specrt.errors import SpecrtError, did_you_mean
 
-COMMANDS = (
-    "generate",
-    "chat",
-    "build",
-    "export",
-    "inspect",
-    "lint",
-    "verify",
-    "bench",
-    "tune",
-    "doctor",
-    "config",
-)
+COMMANDS = {
+    "generate": "generate.command",
+    "chat": "chat.command",
+    "build": "build.command",
+    "export": "export.command",
+    "inspect": "inspect.command",
+    "lint": "lint.command",
+    "verify": "verify.command",
+    "bench": "bench.command",
+    "tune": "tune.command",
+    "doctor": "inspect.doctor",
+    "config": "config.command",
+}
+"""Verbs in the order a user meets them, each with its module and the function there."""
 
 INTERRUPTED = 130
 
@@ -33,18 +34,19 @@ class Verbs(click.Group):
     """A group that imports a command's module only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order a user meets them."""
+        """Return the verbs, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the module of a verb and return its command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"specrt.cli.{name}").command
+        module, _, function = COMMANDS[name].partition(".")
+        command: click.Command = getattr(importlib.import_module(f"specrt.cli.{module}"), function)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Name the nearest verb for an unknown one."""
+        """Refuse an unknown verb, naming the nearest one."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             ctx.fail(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -53,7 +55,7 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="specrt", message="specrt %(version)s")
 def specrt() -> None:
-    """Lossless speculative decoding as a compiled artifact."""
+    """Run, build and measure bundles: lossless speculative decoding as a compiled artifact."""
 
 
 def main() -> None:
@@ -73,41 +75,41 @@ def main() -> None:
 def run(args: list[str], *, owns_process: bool = False) -> int:
     """Run one command and return its exit status; `owns_process` as in `specrt.load`."""
     try:
-        # Not through click's own main, which ends the line and the process in ways of its own.
+        # Not through click's own main, which ends the process itself.
         with specrt.make_context("specrt", args or ["--help"], obj=owns_process) as context:
             status = specrt.invoke(context)
         return status if isinstance(status, int) else 0
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except SpecrtError as error:
-        return _say(str(error), 2)
+        return _fail(str(error), 2)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "specrt"
-        return _say(f"{error.format_message()} (see `{path} --help`)", error.exit_code)
+        return _fail(f"{error.format_message()} (see `{path} --help`)", error.exit_code)
     except click.ClickException as error:
-        return _say(error.format_message(), error.exit_code)
+        return _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted", INTERRUPTED)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        _discard_output()  # the reader went away; nothing is left to say
+        _discard_output()  # the reader is gone
         return 1
     except OSError as error:
         _discard_output()
-        return _say(error.strerror or str(error), 2)
+        return _fail(error.strerror or str(error), 2)
 
 
-def _say(message: str, status: int) -> int:
+def _fail(message: str, status: int) -> int:
     print(f"specrt: {message}", file=sys.stderr)
     return status
 
 
 def _fill_streams() -> None:
-    """Give a process started with closed streams something to write to and read from."""
+    """Open null devices for the standard streams that the process was started without."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _discard_output() -> None:
-    """Keep the exit flush from failing again on what could not be written."""
+    """Redirect standard output, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

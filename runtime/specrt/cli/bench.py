@@ -1,11 +1,11 @@
-"""`specrt bench`: tokens per second of each gamma and drafter, against plain decoding."""
+"""`specrt bench`: tokens per second of each gamma and drafter, compared with plain decoding."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,35 @@ import click
 
 from specrt.bench.batch import (
     check_rows,
-    measure_structure,
+    constraint_table,
+    measure_constraint,
     measure_throughput,
-    structure_table,
     throughput_table,
 )
 from specrt.bench.lossless import Comparison, compare_outputs, plain_margin
-from specrt.bench.measure import (
+from specrt.bench.measure import Configuration, Samples, configurations, measure
+from specrt.bench.report import (
+    ALL,
+    CAPTION,
+    COLUMNS,
+    BenchReport,
     Environment,
-    Samples,
+    Summary,
     footprint,
-    measure,
+    report,
     resident_bytes,
+    table_rows,
     target_precision,
 )
-from specrt.bench.report import ALL, BenchReport, Summary, Table, check_plot, draw, report
-from specrt.bench.samples import Configuration, configurations
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
-from specrt.cli.options import parse_gammas, read_structured, structured
+from specrt.cli.options import (
+    constraint_options,
+    parse_gammas,
+    print_notices,
+    progress,
+    read_constraint,
+    table,
+)
 from specrt.constraints import KINDS
 from specrt.engine.backends import backend_of
 from specrt.errors import RequestError, did_you_mean
@@ -43,16 +54,16 @@ from specrt.speculation.target import VERIFIERS
 from specrt.system import measure_bandwidth
 from specrt.text import Prompt, first_of_each, of_categories, read_prompts
 
-SHARED_PROMPTS = 24
-"""Prompts measured where no limit is given, shared by the classes: about a minute for codelet."""
+DEFAULT_PROMPTS = 24
+"""Prompts measured without --limit, over all classes: about a minute for codelet."""
 
-FEW_GAMMAS = (2, 4)
-"""Fixed gammas measured beside plain decoding and auto where none are named."""
+DEFAULT_GAMMAS = (2, 4)
+"""Fixed gammas measured beside plain decoding and auto without --gammas."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be measured; None and nothing leave it to the bundle."""
+class BenchRequest:
+    """What to measure; the bundle decides on gammas that are None and drafters that are empty."""
 
     prompts: Sequence[Prompt]
     gammas: Sequence[Gamma] | None
@@ -64,28 +75,28 @@ class Asked:
 def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
     """Return the prompts to measure; one without a category takes the name of its file.
 
-    Raises: RequestError for prompts that cannot be read, and a class called as all of them.
+    Raises: RequestError for prompts that cannot be read, and for a category named `all`.
     """
-    read = [(file, prompt) for file in files for prompt in read_prompts(file)]
-    named = [replace(p, category=p.category or file.stem) for file, p in read]
+    pairs = [(file, prompt) for file in files for prompt in read_prompts(file)]
+    named = [replace(p, category=p.category or file.stem) for file, p in pairs]
     wanted = of_categories(named, categories)
     classes = {p.category for p in wanted}
     if ALL in classes and len(classes) > 1:
         place = next(p.place for p in wanted if p.category == ALL)
         raise RequestError(
-            f"{place} is of category {ALL!r}, as all classes together are called; give it another "
+            f"{place} is of category {ALL!r}, the name of all categories together; give it another "
             "`category`, or its file another name"
         )
-    each = limit or max(1, SHARED_PROMPTS // len(classes))
+    each = limit or max(1, DEFAULT_PROMPTS // len(classes))
     return first_of_each(wanted, each)
 
 
-def parse_drafters(given: Sequence[str]) -> list[str]:
+def parse_drafters(values: Sequence[str]) -> list[str]:
     """Read names of drafters, several in one separated by commas.
 
     Raises: RequestError for an unknown one.
     """
-    names = [name.strip() for text in given for name in text.split(",")]
+    names = [name.strip() for text in values for name in text.split(",")]
     for name in names:
         if name not in DRAFTERS:
             raise RequestError(f"--drafter is {name!r}{did_you_mean(name, DRAFTERS)}")
@@ -95,13 +106,13 @@ def parse_drafters(given: Sequence[str]) -> list[str]:
 def resolve(
     generator: Generator, gammas: Sequence[Gamma] | None, drafters: Sequence[str]
 ) -> list[Configuration]:
-    """Return what to compare, every configuration one that this bundle can run.
+    """Return the configurations to compare, all of which this bundle can run.
 
     Raises: RequestError for a gamma that was not built, or a drafter that is not there.
     """
     if gammas is None:
         built = generator.models.gammas
-        gammas = [0, *(g for g in FEW_GAMMAS if g in built), AUTO]
+        gammas = [0, *(g for g in DEFAULT_GAMMAS if g in built), AUTO]
     if not drafters:
         drafters = [generator.stream([0]).completion.speculation.drafter]
     for gamma in gammas:
@@ -132,63 +143,83 @@ def encode(
     return encoded
 
 
-def progress(done: float) -> None:
-    """Show how much was measured, where somebody looks."""
-    if sys.stderr.isatty():
-        end = "\n" if done >= 1 else ""
-        print(f"\rmeasuring {done:4.0%}", end=end, file=sys.stderr, flush=True)
-
-
-def crowd(
-    generator: Generator, asked: Asked, rows: Sequence[int], setting: Environment, markdown: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Measure several completions at once, and print what that came to."""
+def bench_rows(
+    generator: Generator,
+    request: BenchRequest,
+    rows: Sequence[int],
+    show: Callable[[float], None],
+) -> Measured:
+    """Measure several completions at once."""
     check_rows(generator, rows)
-    if len(asked.prompts) < max(rows):
+    if len(request.prompts) < max(rows):
         raise RequestError(
-            f"{len(asked.prompts)} prompts cannot keep {max(rows)} rows busy; give as many "
+            f"{len(request.prompts)} prompts cannot keep {max(rows)} rows busy; give as many "
             "prompts as rows, or more"
         )
-    gammas, drafter = asked.gammas or [0, AUTO], one_drafter(generator, asked, "--rows")
-    found = measure_throughput(
-        generator, encode(generator, asked.prompts, asked.params), rows, gammas, asked.params,
-        repeats=asked.repeats, drafter=drafter, progress=progress,
-    )  # fmt: skip
-    title = f"{len(asked.prompts)} prompts, read and completed so many at once"
-    _print(setting, throughput_table(found, title), markdown, as_json)
-    print(json.dumps({**setting.to_json(), "throughput": [t.to_json() for t in found]}))
+    measured = measure_throughput(
+        generator,
+        encode(generator, request.prompts, request.params),
+        rows,
+        request.gammas or [0, AUTO],
+        request.params,
+        repeats=request.repeats,
+        drafter=one_drafter(generator, request, "--rows"),
+        progress=show,
+    )
+    title = f"{count_of(request)}, prefill included; ratios are medians over repeats"
+    facts = {"throughput": [each.to_json() for each in measured]}
+    return Measured(*throughput_table(measured), title, facts)
 
 
-def structure(
-    generator: Generator, asked: Asked, setting: Environment, markdown: bool, as_json: bool
-) -> None:
-    """Measure what keeping to a structure costs, and print it."""
-    gammas, drafter = asked.gammas or [0, 4, AUTO], one_drafter(generator, asked, "a structure")
-    found = measure_structure(
-        generator, encode(generator, asked.prompts, asked.params), gammas, asked.params,
-        repeats=asked.repeats, drafter=drafter, progress=progress,
-    )  # fmt: skip
-    title = f"{len(asked.prompts)} prompts, freely and within the structure"
-    _print(setting, structure_table(found, title), markdown, as_json)
-    print(json.dumps({**setting.to_json(), "structure": [cost.to_json() for cost in found]}))
+def bench_constraint(
+    generator: Generator, request: BenchRequest, show: Callable[[float], None]
+) -> Measured:
+    """Measure what constrained decoding costs."""
+    measured = measure_constraint(
+        generator,
+        encode(generator, request.prompts, request.params),
+        request.gammas or [0, 4, AUTO],
+        request.params,
+        repeats=request.repeats,
+        drafter=one_drafter(generator, request, "a constraint"),
+        progress=show,
+    )
+    title = f"{count_of(request)}, free and constrained; the ratio is the median over pairs"
+    facts = {"structure": [cost.to_json() for cost in measured]}
+    return Measured(*constraint_table(measured), title, facts)
 
 
-def one_drafter(generator: Generator, asked: Asked, what: str) -> str | None:
-    """Return the drafter that was named, if one was, after every check of gammas and drafter.
+def count_of(request: BenchRequest) -> str:
+    """Return the number of prompts in words."""
+    return f"{len(request.prompts)} prompt{'' if len(request.prompts) == 1 else 's'}"
 
-    Raises: RequestError.
+
+@dataclass(frozen=True)
+class Measured:
+    """A table, the line above it, and the same facts for JSON."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str
+    facts: dict[str, Any]
+
+    def show(self, setting: Environment, markdown: bool, as_json: bool) -> None:
+        """Print the table, unless only JSON is wanted, and then one line of JSON."""
+        if not as_json:
+            print(setting, self.title, sep="\n\n", end="\n\n")
+            print(table(self.columns, self.rows, markdown=markdown), end="\n\n")
+        print(json.dumps({**setting.to_json(), **self.facts}))
+
+
+def one_drafter(generator: Generator, request: BenchRequest, what: str) -> str | None:
+    """Return the drafter that was named, if any, once gammas and drafter are checked.
+
+    Raises: RequestError for several drafters, and those of `resolve`.
     """
-    if len(asked.drafters) > 1:
-        raise RequestError(f"{what} is measured with one drafter, not {len(asked.drafters)}")
-    resolve(generator, asked.gammas, asked.drafters)
-    return asked.drafters[0] if asked.drafters else None
-
-
-def _print(setting: Environment, table: Table, markdown: bool, as_json: bool) -> None:
-    if not as_json:
-        print(setting, table.to_markdown() if markdown else table.to_text(), sep="\n\n")
-        print()
+    if len(request.drafters) > 1:
+        raise RequestError(f"{what} is measured with one drafter, not {len(request.drafters)}")
+    resolve(generator, request.gammas, request.drafters)
+    return request.drafters[0] if request.drafters else None
 
 
 def parse_rows(text: str) -> list[int]:
@@ -208,103 +239,111 @@ def parse_rows(text: str) -> list[int]:
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--prompts", "files", type=click.Path(path_type=Path), required=True, multiple=True,
-              help="JSONL file; may be repeated.")  # fmt: skip
+              help="JSONL file of prompts; may be repeated.")  # fmt: skip
 @click.option("--category", "categories", multiple=True,
               help="Measure only prompts of this category; may be repeated.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Most prompts of each category.  "
-              f"[default: {SHARED_PROMPTS} in all]")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Prompts of each category at most.  "
+              f"[default: {DEFAULT_PROMPTS} in all]")  # fmt: skip
 @click.option("--gammas", help="Gammas to measure, as 0,2,4,auto.  [default: 0,2,4,auto]")
 @click.option("--drafter", "drafters", multiple=True,
-              help=f"Who drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
+              help=f"What drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
               "[default: the bundle's]")  # fmt: skip
-@click.option("--rows", help="Completions at once to measure, as 1,2,4: tokens per second of all "
-              "together, on a bundle built for as many.")  # fmt: skip
-@structured
-@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--rows", help="Measure so many completions at once, as 1,2,4: tokens per second of "
+              "all together. The bundle must be built for as many.")  # fmt: skip
+@constraint_options
+@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True,
+              help="Tokens of each completion.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
+              help="Completions of each prompt at each configuration.")  # fmt: skip
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
-@click.option("--top-p", default=1.0, help="Keep the fewest tokens that reach this probability.")
-@click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest.")
+@click.option("--top-p", default=1.0, help="Keep the likeliest tokens that reach this probability.")
+@click.option(
+    "--min-p", default=0.0, help="Drop tokens less likely than this share of the likeliest."
+)
 @click.option("--seed", default=0, show_default=True, help="Same seed, same text.")
 @click.option("--verifier", type=click.Choice(list(VERIFIERS)), default="match", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw tokens/s over gamma here.")
-@click.option("--markdown", is_flag=True, help="Print Markdown tables, as for a README.")
-@click.option("--json", "as_json", is_flag=True, help="Print only the JSON object.")
+@click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print only the JSON object of the last line."
+)
 @click.pass_obj
 def command(
     owns_process: bool, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
     limit: int | None, gammas: str | None, drafters: Sequence[str], repeats: int,
-    threads: int | None, plot: Path | None, markdown: bool, as_json: bool, rows: str | None,
+    threads: int | None, markdown: bool, as_json: bool, rows: str | None,
     **sampling: Any,
 ) -> int:  # fmt: skip
-    """Measure BUNDLE on files of prompts; the last line is JSON.
+    """Measure the speed of BUNDLE on files of prompts; the last line is JSON.
 
-    Every prompt is completed at every gamma by every drafter back to back, plain decoding among
-    them, so that a machine that slows down slows them alike. Exit status 1 when outputs differ
-    from plain decoding and rounding does not explain it: no speed is reported then.
+    Each prompt is completed at every gamma by every drafter back to back, plain decoding among
+    them, so that a machine that slows down slows all of them. Where outputs differ from plain
+    decoding and rounding does not explain it, no speed is reported and the exit status is 1.
     """
     if as_json and markdown:
-        raise RequestError("--json and --markdown are two forms of one answer; give one of them")
-    if plot is not None:
-        check_plot(plot)
-    sampling |= read_structured(sampling)
-    kept = any(sampling[kind] is not None for kind in KINDS)
-    if sum((plot is not None, rows is not None, kept)) > 1:
-        raise RequestError(
-            "--plot draws gammas, --rows measures rows, and a structure what it costs; give one "
-            "of them"
-        )
-    asked = Asked(
+        raise RequestError("--json and --markdown exclude each other; give one of them")
+    sampling |= read_constraint(sampling)
+    constrained = any(sampling[kind] is not None for kind in KINDS)
+    if rows is not None and constrained:
+        raise RequestError("--rows and a constraint are measured apart; give one of them")
+    request = BenchRequest(
         choose(files, categories, limit),
         parse_gammas(gammas) if gammas is not None else None,
         parse_drafters(drafters),
-        SamplingParams.of(ignore_eos=not kept, **sampling),
+        SamplingParams.of(ignore_eos=not constrained, **sampling),
         repeats,
     )
     at_once = None if rows is None else parse_rows(rows)
     cores = threads or len(os.sched_getaffinity(0))
     before, manifest = resident_bytes(), read_manifest(bundle)
-    setting = Environment.of(bundle, manifest, asked.params, cores, repeats)
+    setting = Environment.of(bundle, manifest, request.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
-        for notice in generator.notices:
-            print(f"note: {notice}", file=sys.stderr)
-        if at_once is not None:
-            crowd(generator, asked, at_once, setting, markdown, as_json)
-            return 0
-        if kept:
-            structure(generator, asked, setting, markdown, as_json)
-            return 0
-        found = answer(generator, manifest, asked)
-        taken = footprint(manifest, before, generator.models.draft is not None)
-    if found.outputs.unexplained:
+        print_notices(generator.notices)
+        with progress("bench") as line:
+
+            def show(share: float) -> None:
+                line(share, "")
+
+            if at_once is not None:
+                measured = bench_rows(generator, request, at_once, show)
+            elif constrained:
+                measured = bench_constraint(generator, request, show)
+            else:
+                result = compare_configurations(generator, manifest, request, show)
+        memory = footprint(manifest, before, generator.models.draft is not None)
+    if at_once is not None or constrained:
+        measured.show(setting, markdown, as_json)
+        return 0
+    if result.outputs.unexplained:
         remedy = f"run `specrt verify {bundle} --prompts {files[0]}`"
-        print(f"specrt: {found.outputs}, so no speed is reported; {remedy}", file=sys.stderr)
+        print(f"specrt: {result.outputs}, so no speed is reported; {remedy}", file=sys.stderr)
         return 1
-    show(Summary(setting, found, taken, measure_bandwidth(cores)), markdown, as_json)
-    if plot is not None:
-        draw(found, plot, str(setting))
+    print_summary(Summary(setting, result, memory, measure_bandwidth(cores)), markdown, as_json)
     return 0
 
 
-def show(summary: Summary, markdown: bool, as_json: bool) -> None:
-    """Print tables for people, unless only JSON is wanted, and then one line of it."""
+def print_summary(summary: Summary, markdown: bool, as_json: bool) -> None:
+    """Print table and verdict, unless only JSON is wanted, and then one line of JSON."""
     if not as_json:
-        print(summary.to_markdown() if markdown else summary.to_text(), end="\n\n")
+        print(summary.setting, end="\n\n")
+        print(table(COLUMNS, table_rows(summary.report), left=1, markdown=markdown))
+        print(f"\n{CAPTION}\n")
+        print("\n".join(f"{'- ' if markdown else ''}{text}" for text in summary.sentences))
+        print()
     print(json.dumps(summary.to_json()))
 
 
-def answer(generator: Generator, manifest: Manifest, asked: Asked) -> BenchReport:
-    """Measure, and hold outputs to plain decoding before any figure is made of it."""
-    compared = resolve(generator, asked.gammas, asked.drafters)
-    params = asked.params
-    ids = encode(generator, asked.prompts, params)
-    samples = measure(
-        generator, ids, compared, params, repeats=asked.repeats, progress=progress
-    )  # fmt: skip
+def compare_configurations(
+    generator: Generator, manifest: Manifest, request: BenchRequest, show: Callable[[float], None]
+) -> BenchReport:
+    """Measure every configuration, and compare outputs with plain decoding."""
+    params = request.params
+    compared = resolve(generator, request.gammas, request.drafters)
+    ids = encode(generator, request.prompts, params)
+    samples = measure(generator, ids, compared, params, repeats=request.repeats, progress=show)
     outputs = compared_outputs(generator, manifest, ids, samples, params)
-    categories = [p.category for p in asked.prompts]
+    categories = [p.category for p in request.prompts]
     return report(samples, categories, outputs, manifest.target.weight_bytes)
 
 
@@ -315,13 +354,13 @@ def compared_outputs(
     samples: Samples,
     params: SamplingParams,
 ) -> Comparison:
-    """Hold every output to plain decoding; of a greedy one that differs, tell the margin."""
+    """Compare every output with plain decoding, with the margin of a greedy one that differs."""
     if VERIFIERS[params.verifier].needs_distributions and not params.greedy:
-        return Comparison(0, untold="the rejection rule keeps the distribution, not the text")
+        return Comparison(0, reason=f"{params.verifier} keeps the distribution, not the text")
 
     def margin(number: int, plain: Sequence[int]) -> float:
         return plain_margin(generator, [*prompts[number], *plain])
 
-    promised = backend_of(manifest, manifest.target).exact
-    told = margin if params.greedy else None
-    return compare_outputs(samples, told, target_precision(manifest), promised)
+    exact = backend_of(manifest, manifest.target).exact
+    precision = target_precision(manifest)
+    return compare_outputs(samples, margin if params.greedy else None, precision, exact)

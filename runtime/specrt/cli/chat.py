@@ -1,44 +1,234 @@
-"""`specrt chat`: a conversation in the terminal."""
+"""`specrt chat`: a conversation at a terminal, or from a pipe."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
+from statistics import median
+from types import FrameType
 from typing import Any, NamedTuple
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.options import read_params, sampled
-from specrt.cli.terminal import (
-    LEGEND,
-    Interruption,
-    Painter,
-    Read,
-    Typed,
-    next_typed,
-    pipe_reader,
-    tally,
-    terminal_reader,
-)
-from specrt.completion import Chunk, Completion, Stream
+from specrt.cli.options import completion_options, print_notices, read_params
+from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.session import Session
 from specrt.speculation.drafters import DRAFTERS
-from specrt.text import ChatTemplate, Message, NoTemplateError, Tokenizer, read_template
+from specrt.text import (
+    ChatTemplate,
+    Message,
+    NoTemplateError,
+    Tokenizer,
+    decode_utf8,
+    read_template,
+)
+
+
+class Interruption:
+    """Records the first Ctrl-C, so that no round is interrupted; the second one raises.
+
+    Does nothing when it is not `wanted`, and outside the main thread, where no signal arrives.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self.arrived = False
+        self._wanted = wanted and threading.current_thread() is threading.main_thread()
+        self._before: Any = None
+
+    def __enter__(self) -> Interruption:
+        if self._wanted:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, _: int, __: FrameType | None) -> None:
+        if self.arrived:
+            raise KeyboardInterrupt
+        self.arrived = True
+
+
+PROMPT, MORE = ">>> ", "... "
+
+_QUOTES = '"""'
+
+Read = Callable[[str], str]
+"""Shows a prompt and returns a line; raises EOFError at the end."""
+
+
+class Typed(NamedTuple):
+    """A message or a command."""
+
+    text: str
+    command: bool = False
+
+
+def next_typed(read: Read) -> Typed:
+    r"""Read a message or a command.
+
+    A line that ends in a backslash continues in the next. Text after three quotes continues to the
+    next three, and is a message even where it begins with a slash.
+    Raises: EOFError at the end, RequestError for input that is not UTF-8 or ends in a message.
+    """
+    line = read(PROMPT)
+    if line.startswith(_QUOTES):
+        return Typed(_quoted(line[len(_QUOTES) :], read))
+    if line.startswith("/"):
+        return Typed(line, command=True)
+    while line.endswith("\\"):
+        line = f"{line[:-1]}\n{_more(read, 'a backslash')}"
+    return Typed(line)
+
+
+def _quoted(text: str, read: Read) -> str:
+    while not text.endswith(_QUOTES):
+        text += "\n" + _more(read, _QUOTES)
+    return text[: -len(_QUOTES)]
+
+
+def _more(read: Read, opened: str) -> str:
+    try:
+        return read(MORE)
+    except EOFError:
+        raise RequestError(f"the input ended in a message that {opened} keeps open") from None
+
+
+def terminal_reader() -> Read:
+    """Return a reader of lines typed at a terminal, with editing and history."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (input() uses it once it is there)
+    shown = sys.stdout.isatty()
+
+    def read(prompt: str) -> str:
+        try:
+            return input(prompt if shown else "")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"the line is not UTF-8: {error.reason}") from None
+
+    return read
+
+
+def pipe_reader() -> Read:
+    """Return a reader of the lines of standard input, without a prompt."""
+    number = 0
+
+    def read(_: str) -> str:
+        nonlocal number
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        number += 1
+        text = decode_utf8(line, f"line {number} of standard input")
+        return text.removesuffix("\n").removesuffix("\r")
+
+    return read
+
+
+_GREEN, _RESET = "\x1b[32m", "\x1b[0m"
+
+LEGEND = f"{_GREEN}green{_RESET}: drafted and accepted; plain: the target's own"
+
+
+class TextSpan(NamedTuple):
+    """A part of a text, and whether it was drafted."""
+
+    text: str
+    drafted: bool
+
+
+class Painter:
+    """Maps the text of an answer to the tokens it came from.
+
+    A character split over tokens belongs to the one that completes it. The spans of a chunk join to
+    its text: text held back by a stop string has its span when it is shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """(characters, drafted) of tokens whose text was not shown yet."""
+
+    def spans(self, chunk: Chunk) -> list[TextSpan]:
+        """Return the text of a chunk, token by token."""
+        for number, token in enumerate(chunk.token_ids):
+            length = len(self._detokenizer.push([token]))
+            if length:
+                self._waiting.append((length, number < chunk.accepted))
+        spans = []
+        text = chunk.text
+        while text and self._waiting:
+            length, drafted = self._waiting.popleft()
+            if length > len(text):
+                self._waiting.appendleft((length - len(text), drafted))
+            spans.append(TextSpan(text[:length], drafted))
+            text = text[length:]
+        return [*spans, TextSpan(text, False)] if text else spans
+
+    def paint(self, chunk: Chunk) -> str:
+        """Return the text of a chunk with drafted text in green."""
+        shown = ""
+        for drafted, spans in groupby(self.spans(chunk), lambda span: span.drafted):
+            text = "".join(span.text for span in spans)
+            shown += f"{_GREEN}{text}{_RESET}" if drafted else text
+        return shown
+
+
+def tally(answers: Sequence[Completion]) -> str:
+    """Return tokens, times, rounds and cached tokens of one answer or several."""
+    tokens = sum(len(a.token_ids) for a in answers)
+    prompts, cached = (
+        sum(getattr(a, n) for a in answers) for n in ("prompt_tokens", "cached_tokens")
+    )
+    ttfts = [a.timings.ttft_ms for a in answers if a.timings.arrivals]
+    parts = [f"{tokens} tokens"]
+    if speed := _tokens_per_second(answers):
+        parts.append(f"{speed:.0f} tokens/s")
+    if ttfts:
+        parts.append(f"TTFT {median(ttfts):.1f} ms")
+    parts.append(f"{cached} of {prompts} prompt tokens cached")
+    return ", ".join(parts) + _rounds(answers)
+
+
+def _tokens_per_second(answers: Sequence[Completion]) -> float:
+    """Return the tokens after the first delivery of each answer over their time."""
+    arrivals = [a.timings.arrivals for a in answers if len(a.timings.arrivals) > 1]
+    ns = sum(each[-1][0] - each[0][0] for each in arrivals)
+    tokens = sum(count for each in arrivals for _, count in each[1:])
+    return tokens / ns * 1e9 if ns else 0.0
+
+
+def _rounds(answers: Sequence[Completion]) -> str:
+    counts = SpeculationStats(0)
+    for answer in answers:
+        counts.merge(answer.speculation)
+    if not counts.drafted:
+        return f" | {counts.rounds} rounds, nothing drafted"
+    drafters = sorted({a.speculation.drafter for a in answers if a.speculation.drafted})
+    return (
+        f" | {', '.join(drafters)}: {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens "
+        f"per round, acceptance rate {counts.acceptance_rate:.2f}"
+    )
 
 
 class Talk:
-    """Answers go to standard output, everything else that is said to standard error.
+    """Writes answers to standard output, and everything else to standard error.
 
-    `patient` is for a person at a terminal: Ctrl-C stops the answer alone. `colours` says whether
-    there are any.
+    `interactive`: Ctrl-C stops the answer alone. `colours`: standard output shows them.
     """
 
     def __init__(
@@ -46,22 +236,22 @@ class Talk:
         session: Session,
         tokenizer: Tokenizer,
         *,
-        patient: bool = False,
+        interactive: bool = False,
         colours: bool = False,
         show_draft: bool = False,
     ) -> None:
         self._session = session
         self._tokenizer = tokenizer
-        self._patient = patient
+        self._interactive = interactive
         self._colours = colours
         self._show_draft = show_draft
         self._explained = False
         self._answers: list[Completion] = []
 
     def take(self, typed: Typed) -> None:
-        """Answer a message or do as a command says.
+        """Answer a message or run a command.
 
-        Raises: EOFError for the command to leave; RequestError for what cannot be done,
+        Raises: EOFError for /quit; RequestError for a message or command that is refused;
             EngineError from a pass.
         """
         if typed.command:
@@ -71,7 +261,7 @@ class Talk:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether an empty line asks for more of a plain text."""
+        """Whether an empty line continues a plain text."""
         return self._session.template is None and bool(self._answers)
 
     def _answer(self, message: str) -> None:
@@ -84,18 +274,18 @@ class Talk:
                 self._answers.append(stream.completion)
                 _write("\n")
         if stopped:
-            said = bool(stream.completion.token_ids)
-            _say("[stopped]" if said else "[stopped before a word: the message is taken back]")
+            empty = not stream.completion.token_ids
+            _say("[stopped before any text: the message is removed]" if empty else "[stopped]")
         elif stream.completion.finish_reason == "length":
             _say(f"[ended after {len(stream.completion.token_ids)} tokens: the limit]")
 
     def _show(self, stream: Stream) -> bool:
-        """Print an answer as it comes; return whether Ctrl-C stopped it."""
+        """Print an answer as it is generated; return whether Ctrl-C stopped it."""
         paint = self._painted()
-        with Interruption(self._patient) as interruption:
+        with Interruption(self._interactive) as interruption:
             for chunk in stream:
                 _write(paint(chunk))
-                if interruption.came:
+                if interruption.arrived:
                     return stream.completion.finish_reason is None
         return False
 
@@ -115,20 +305,20 @@ class Talk:
         argument = argument.strip()
         command = _COMMANDS[name]
         if argument and not command.argument:
-            raise RequestError(f"/{name} takes nothing behind it; it was given {argument!r}")
-        command.does(self, argument)
+            raise RequestError(f"/{name} takes no argument, and {argument!r} was given")
+        command.run(self, argument)
 
     def _help(self, _: str) -> None:
         shown = [f"/{name} {command.argument}".rstrip() for name, command in _COMMANDS.items()]
         width = max(map(len, shown))
         for usage, command in zip(shown, _COMMANDS.values(), strict=True):
             _say(f"{usage:{width}}  {command.help}")
-        _say('A line that ends in \\ goes on in the next; """ begins and ends several lines.')
+        _say('A line that ends in \\ continues in the next; """ begins and ends several lines.')
         _say("Ctrl-C stops an answer; Ctrl-C or Ctrl-D at the prompt leaves.")
 
     def _stats(self, _: str) -> None:
         if not self._answers:
-            raise RequestError("there are no statistics: nothing was answered yet")
+            raise RequestError("there are no statistics before the first answer")
         _say(f"this answer: {tally(self._answers[-1:])}")
         _say(f"the session: {tally(self._answers)}")
         _say(f"the conversation: {self._session.tokens} of {self._session.context} tokens")
@@ -146,8 +336,8 @@ class Talk:
     def _switch(self, _: str) -> None:
         if not self._colours:
             raise RequestError(
-                "there are no colours to show drafted tokens in: standard output is no terminal, "
-                "or NO_COLOR is set"
+                "drafted tokens cannot be coloured: standard output is not a terminal, or NO_COLOR "
+                "is set"
             )
         self._show_draft = not self._show_draft
         _say(f"drafted tokens are {'green' if self._show_draft else 'no longer coloured'}")
@@ -159,40 +349,45 @@ class Talk:
 
     def _reset(self, _: str) -> None:
         self._session.reset()
-        _say("the conversation begins anew")
+        _say("the conversation is empty again")
 
     def _undo(self, _: str) -> None:
-        _say(f"taken back: {self._session.undo()!r}")
+        _say(f"removed: {self._session.undo()!r}")
 
     def _save(self, argument: str) -> None:
         if not argument:
             raise RequestError("/save needs the name of a file to write")
         messages = self._session.messages
         write_messages(Path(argument), messages)
-        _say(f"{len(messages)} messages are in {argument}")
+        count = f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
+        _say(f"wrote {count} to {argument}")
 
     def _quit(self, _: str) -> None:
         raise EOFError
 
 
 class Command(NamedTuple):
-    """What a word behind a slash does."""
+    """The argument, help and function of a word after a slash."""
 
     argument: str
     help: str
-    does: Callable[[Talk, str], None]
+    run: Callable[[Talk, str], None]
 
 
 _COMMANDS = {
     "help": Command("", "show this", Talk._help),
-    "stats": Command("", "what the last answer and the session took", Talk._stats),
+    "stats": Command(
+        "", "tokens, times and rounds of the last answer and of the session", Talk._stats
+    ),
     "gamma": Command("N|auto", "tokens to draft each round; 0 drafts none", Talk._gamma),
     "drafter": Command("D", f"what drafts: {', '.join(DRAFTERS)}", Talk._drafter),
-    "show-draft": Command("", "colour what was drafted and accepted, or stop it", Talk._switch),
-    "system": Command("TEXT", "the system message; none without TEXT", Talk._system),
+    "show-draft": Command(
+        "", "switch the colour of drafted and accepted tokens on or off", Talk._switch
+    ),
+    "system": Command("TEXT", "set the system message; remove it without TEXT", Talk._system),
     "reset": Command("", "forget the conversation", Talk._reset),
-    "undo": Command("", "take the last message and its answer back", Talk._undo),
-    "save": Command("F", "write the messages to a file, a JSON object a line", Talk._save),
+    "undo": Command("", "remove the last message and its answer", Talk._undo),
+    "save": Command("F", "write the messages to a file, one JSON object a line", Talk._save),
     "quit": Command("", "leave", Talk._quit),
 }
 
@@ -205,7 +400,7 @@ def write_messages(path: Path, messages: list[Message]) -> None:
     try:
         path = path.expanduser().resolve()
         if path.exists() and not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         partial = path.with_name(f".{path.name}.partial")
         lines = [json.dumps(message, ensure_ascii=False) + "\n" for message in messages]
         try:
@@ -243,11 +438,11 @@ def _say(text: str) -> None:
 
 @click.command("chat")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--system", help="What the model is told first.")
+@click.option("--system", help="System message.")
 @click.option(
     "--show-draft", is_flag=True, help="Show drafted and accepted tokens in green, at a terminal."
 )
-@sampled
+@completion_options
 @click.pass_obj
 def command(
     owns_process: bool,
@@ -263,8 +458,8 @@ def command(
 ) -> int:
     """Talk with the model of BUNDLE.
 
-    Type a message, or /help. Ctrl-C stops an answer; at the prompt it leaves, as Ctrl-D does. From
-    a pipe each line is a message; answers go to standard output, all else to standard error.
+    Type a message, or /help. Ctrl-C stops an answer; at the prompt it leaves, as Ctrl-D does. In
+    piped input each line is a message. Answers go to standard output, the rest to standard error.
     """
     params = read_params(options)
     most = memory << 20 if memory is not None else None
@@ -274,18 +469,18 @@ def command(
             generator, template, system=system, params=params, gamma=gamma, drafter=drafter
         )
         _greet(generator, template)
-        person = sys.stdin.isatty()
+        interactive = sys.stdin.isatty()
         talk = Talk(
             session,
             generator.tokenizer,
-            patient=person,
+            interactive=interactive,
             colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
             show_draft=show_draft,
         )
-        return _with_person(talk) if person else converse(talk, pipe_reader())
+        return _at_terminal(talk) if interactive else converse(talk, pipe_reader())
 
 
-def _with_person(talk: Talk) -> int:
+def _at_terminal(talk: Talk) -> int:
     print("Type a message, or /help.", file=sys.stderr, flush=True)
     try:
         converse(talk, terminal_reader())
@@ -296,7 +491,7 @@ def _with_person(talk: Talk) -> int:
 
 
 def converse(talk: Talk, read: Read) -> int:
-    """Take messages and commands to their end; return 1 when one of them failed."""
+    """Read messages and commands to their end; return 1 where one of them failed."""
     failed = False
     while True:
         try:
@@ -316,10 +511,7 @@ def _template(bundle: Path) -> ChatTemplate | None:
 
 
 def _greet(generator: Generator, template: ChatTemplate | None) -> None:
-    for notice in generator.notices:
-        print(f"note: {notice}", file=sys.stderr)
+    print_notices(generator.notices)
     if template is None:
-        print(
-            "note: this model was not trained for chat; it goes on with your text", file=sys.stderr
-        )
+        print("note: this model was not trained for chat; it continues your text", file=sys.stderr)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`specrt export`: from a checkpoint to its portable graph."""
+"""`specrt export`: writes the portable graph of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from specrt.errors import ExportError
 
 if TYPE_CHECKING:
-    from specrt_export.check.parity import ParityReport
+    from specrt_export.check.equivalence import ParityReport
     from specrt_export.portable.exporter import ExportedGraph
 
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     "--out", required=True, type=click.Path(path_type=Path), help="The graph file to write."
 )
 @click.option(
-    "--check", is_flag=True, help="Compare the graph with transformers; fail if it differs."
+    "--check", is_flag=True, help="Compare the graph with transformers; fail where it differs."
 )
-@click.option("--config-only", is_flag=True, help="Need config.json alone; attach weights later.")
 @click.option(
-    "--attach", is_flag=True, help="Give --out, a graph made with --config-only, its weights."
+    "--config-only", is_flag=True, help="Export from config.json alone; --attach the weights later."
 )
+@click.option("--attach", is_flag=True, help="Add weights to --out, a graph of --config-only.")
 @click.option("--revision", help="Branch, tag or commit of a hub name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -69,12 +69,12 @@ def _export(
         if attach:
             graph = attach_graph(out, checkpoint, place)
         else:
-            graph = export_graph(checkpoint, place, progress=_tell)
+            graph = export_graph(checkpoint, place, progress=_show_stage)
         if not check:
             return graph, None
-        from specrt_export.check.parity import check_parity
+        from specrt_export.check.equivalence import check_parity
 
-        _tell("check")
+        _show_stage("check")
         report = check_parity(checkpoint, place)
         place.replace(out)
         return replace(graph, path=out), report
@@ -83,7 +83,7 @@ def _export(
             place.unlink(missing_ok=True)
 
 
-def _tell(stage: str) -> None:
+def _show_stage(stage: str) -> None:
     if sys.stderr.isatty():
         print(f"export: {stage}", file=sys.stderr)
 

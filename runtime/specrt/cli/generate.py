@@ -1,4 +1,4 @@
-"""`specrt generate`: complete one prompt, several times, or all prompts of a file."""
+"""`specrt generate`: completes one prompt, once or several times, or all prompts of a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.options import ranking, read_params, require_json, sampled
-from specrt.cli.terminal import summary
+from specrt.cli.options import (
+    completion_options,
+    logprob_options,
+    print_notices,
+    read_params,
+    require_json,
+)
 from specrt.completion import Completion, Stream
 from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
@@ -24,10 +29,10 @@ from specrt.text import Prompt, decode_utf8, read_prompts, read_text
 
 @dataclass(frozen=True)
 class FilePrompts:
-    """The prompts of a file, and what turns each into tokens; the tokenizer where nothing does."""
+    """The prompts of a file, and the function that encodes them; the tokenizer's when None."""
 
     prompts: Sequence[Prompt]
-    rendered: Callable[[str], list[int]] | None = None
+    encode: Callable[[str], list[int]] | None = None
 
 
 Source = str | list[int] | FilePrompts
@@ -41,12 +46,12 @@ Source = str | list[int] | FilePrompts
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="JSONL file of prompts; prints a JSON object a line, in order.",
+    help="JSONL file of prompts; prints one JSON object a line, in order.",
 )
 @click.option("--n", default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
-@sampled
-@ranking
+@completion_options
+@logprob_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -68,8 +73,8 @@ def command(
     """Complete a prompt with the engines of BUNDLE.
 
     The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
-    standard output as it comes, one line of statistics to standard error. With --n or --prompts
-    the exit status is 1 when a completion failed; the others go on.
+    standard output as it is generated, one line of statistics to standard error. With --n or
+    --prompts the exit status is 1 where a completion failed; the others go on.
     """
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
@@ -77,51 +82,47 @@ def command(
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
     most = memory << 20 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
-        for notice in generator.notices:
-            print(f"note: {notice}", file=sys.stderr)
-        asked = _rendered(source, bundle, generator) if chat else source
-        if isinstance(asked, FilePrompts):
-            return complete_file(generator, asked, params, gamma, drafter)
+        print_notices(generator.notices)
+        rendered = _with_template(source, bundle, generator) if chat else source
+        if isinstance(rendered, FilePrompts):
+            return complete_file(generator, rendered, params, gamma, drafter)
         if params.n > 1:
-            return complete_one(generator, asked, params, gamma, drafter, as_json)
-        stream = generator.stream(asked, params, gamma=gamma, drafter=drafter)
+            return complete_several(generator, rendered, params, gamma, drafter, as_json)
+        stream = generator.stream(rendered, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
     report(stream.completion, as_json)
     return 130 if interrupted else 0
 
 
-def _rendered(source: Source, bundle: Path, generator: Generator) -> Source:
-    """Return prompts as messages of a user, as the bundle's chat template writes them."""
+def _with_template(source: Source, bundle: Path, generator: Generator) -> Source:
+    """Return prompts as a user's messages, rendered by the bundle's chat template."""
     from specrt.text import read_template
 
     if isinstance(source, list):
         raise RequestError("--chat needs a text prompt, not --prompt-ids")
     template, tokenizer = read_template(bundle), generator.tokenizer
 
-    def rendered(text: str) -> list[int]:
-        written = template.render([{"role": "user", "content": text}])
-        return tokenizer.encode(written, special=False)
+    def encode(text: str) -> list[int]:
+        rendered = template.render([{"role": "user", "content": text}])
+        return tokenizer.encode(rendered, special=False)
 
-    if isinstance(source, str):
-        return rendered(source)
-    return FilePrompts(source.prompts, rendered)
+    return encode(source) if isinstance(source, str) else FilePrompts(source.prompts, encode)
 
 
 def _check_place(bundle: Path, prompt: str | None) -> None:
-    """Refuse a text in the place of a bundle."""
+    """Refuse a prompt given where the bundle belongs."""
     if prompt is None and not bundle.exists():
         raise BundleError(
             f"{bundle} does not exist; build one with `make engines` or `specrt build RECIPE`, or "
-            "put --prompt before it if it is the text to complete"
+            "put --prompt before it where it is the text to complete"
         )
 
 
 def read_source(
     text: str | None, file: Path | None, ids: str | None, prompts: Path | None = None
 ) -> Source:
-    """Return the prompts of a file, or the one prompt that was given; standard input when none."""
-    given = (text, file, ids, prompts)
-    if sum(source is not None for source in given) > 1:
+    """Return the prompts of a file, or one prompt; that of standard input without an option."""
+    if sum(source is not None for source in (text, file, ids, prompts)) > 1:
         raise RequestError(
             "give one of --prompt, --prompt-file, --prompt-ids and --prompts, not several"
         )
@@ -131,7 +132,7 @@ def read_source(
 
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
-    """Return the one prompt that was given; standard input when none was."""
+    """Return the prompt of an option, else that of standard input."""
     if text is not None:
         return text
     if file is not None:
@@ -151,7 +152,7 @@ def _parse_ids(ids: str) -> list[int]:
 
 
 def follow(stream: Stream, show: bool) -> bool:
-    """Print chunks as they come; return whether Ctrl-C ended it."""
+    """Print chunks as they arrive; return whether Ctrl-C ended the stream."""
     interrupted = False
     try:
         for chunk in stream:
@@ -173,6 +174,23 @@ def _end_line(stream: Stream, show: bool) -> None:
         sys.stdout.flush()
 
 
+def summary(completion: Completion) -> str:
+    """Return the line of statistics of a completion."""
+    timings, counts = completion.timings, completion.speculation
+    tokens = len(completion.token_ids)
+    speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
+    line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
+    if counts.drafted:
+        line += (
+            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
+            f"{counts.tokens_per_round:.2f} tokens per round, "
+            f"acceptance rate {counts.acceptance_rate:.2f}"
+        )
+    if counts.fallback:
+        line += f" | speculation is off: {counts.fallback}"
+    return f"[{line} | {completion.finish_reason or 'interrupted'}]"
+
+
 def report(completion: Completion, as_json: bool) -> None:
     """Print the JSON object to stdout, or the line of statistics to stderr."""
     if as_json:
@@ -181,56 +199,68 @@ def report(completion: Completion, as_json: bool) -> None:
     print(summary(completion), file=sys.stderr)
 
 
-def complete_one(
+def complete_several(
     generator: Generator, prompt: str | list[int], params: SamplingParams, gamma: Gamma | None,
     drafter: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Print n completions of a prompt, each under its number; return 1 where one failed."""
-    (done,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
+    (completions,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
     if as_json:
-        _print_json({"completions": [_entry(completion) for completion in done]})
+        _print_json({"completions": [_entry(completion) for completion in completions]})
     else:
-        for completion in done:
-            _show(completion)
-    return _status(done)
+        for completion in completions:
+            _print_numbered(completion)
+    return _status(completions)
 
 
 def complete_file(
     generator: Generator, source: FilePrompts, params: SamplingParams, gamma: Gamma | None,
     drafter: str | None,
 ) -> int:  # fmt: skip
-    """Print a JSON object for each prompt, in order, once it is complete; return 1 on failures.
+    """Print a JSON object for each prompt, in order; return 1 where one failed.
 
-    Raises: RequestError before any work, naming the line of a prompt that cannot be completed.
+    A prompt that cannot be completed has an entry with its error, and the others go on.
+    Raises: RequestError for options that no prompt could have.
     """
-    encode = source.rendered or generator.tokenizer.encode
-    asked = []
-    for prompt in source.prompts:
+    encode = source.encode or generator.tokenizer.encode
+    one = replace(params, n=1)
+    generator.stream([0], one, gamma=gamma, drafter=drafter)  # checks the options; runs nothing
+    encoded: dict[int, list[int]] = {}
+    errors: dict[int, RequestError] = {}
+    for number, prompt in enumerate(source.prompts):
         try:
-            asked.append(encode(prompt.text))
-            generator.stream(asked[-1], replace(params, n=1), gamma=gamma, drafter=drafter)
+            ids = encode(prompt.text)
+            generator.stream(ids, one, gamma=gamma, drafter=drafter)
+            encoded[number] = ids
         except RequestError as error:
-            raise RequestError(f"{prompt.place}: {error}") from None
+            errors[number] = error
+    results = generator.generate_each([*encoded.values()], params, gamma=gamma, drafter=drafter)
     status = 0
-    found = generator.generate_each(asked, params, gamma=gamma, drafter=drafter)
-    for prompt, done in zip(source.prompts, found, strict=True):
-        entries = [_entry(completion) for completion in done]
-        told = entries[0] if params.n == 1 else {"completions": entries}
-        _print_json({"prompt": prompt.text, **told})
-        status |= _status(done)
+    for number, prompt in enumerate(source.prompts):
+        if number in errors:
+            status = 1
+            print(f"specrt: {prompt.place}: {errors[number]}", file=sys.stderr, flush=True)
+            failure = {"finish_reason": "error", "error": str(errors[number])}
+            _print_json({"prompt": prompt.text, **failure})
+            continue
+        completions = next(results)
+        entries = [_entry(completion) for completion in completions]
+        result = entries[0] if params.n == 1 else {"completions": entries}
+        _print_json({"prompt": prompt.text, **result})
+        status |= _status(completions)
     return status
 
 
 def _entry(completion: Completion) -> dict[str, Any]:
-    failed = {} if completion.error is None else {"error": completion.error}
-    return {**completion.to_json(), **failed}
+    error = {} if completion.error is None else {"error": completion.error}
+    return {**completion.to_json(), **error}
 
 
-def _print_json(told: dict[str, Any]) -> None:
-    print(json.dumps(told, ensure_ascii=False), flush=True)
+def _print_json(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts, ensure_ascii=False), flush=True)
 
 
-def _show(completion: Completion) -> None:
+def _print_numbered(completion: Completion) -> None:
     print(f"[{completion.index + 1}]\n{completion.text}", flush=True)
     if completion.error is not None:
         print(f"specrt: completion {completion.index + 1}: {completion.error}", file=sys.stderr)
@@ -238,5 +268,5 @@ def _show(completion: Completion) -> None:
         print(summary(completion), file=sys.stderr)
 
 
-def _status(done: Sequence[Completion]) -> int:
-    return int(any(completion.error is not None for completion in done))
+def _status(completions: Sequence[Completion]) -> int:
+    return int(any(completion.error is not None for completion in completions))

@@ -1,16 +1,19 @@
-"""`specrt inspect`: everything a bundle says of itself."""
+"""`specrt inspect`: what a bundle holds. `specrt doctor`: what this machine can build and run."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
+from specrt.cli.options import table
 from specrt.engine.backends import backend_of
+from specrt.params import AUTO
+from specrt.system.doctor import abilities, libraries, machine
 from specrt.tuning.tuning_record import read_tuning
 
 MIB = 1 << 20
@@ -20,7 +23,7 @@ MIB = 1 << 20
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds, for whom it was built, and the memory it will take."""
+    """Show what BUNDLE holds, the device it was built for, and the memory it needs."""
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     if as_json:
@@ -30,9 +33,9 @@ def command(bundle: Path, as_json: bool) -> None:
 
 
 def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
-    """Return the bytes a device needs: weights, KV buffers when full, and their sum.
+    """Return the bytes a device needs: weights, full KV buffers, and their sum.
 
-    Passes of a decomposed plan write new KV buffers beside those they read.
+    A decomposed plan has two sets of KV buffers: its passes read one and write the other.
     """
     weights = sum(model.weight_bytes for model in manifest.models)
     caches = 0
@@ -43,7 +46,7 @@ def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
 
 
 def _tuned(bundle: Bundle) -> str:
-    """Say what tuning found, or why it does not hold here."""
+    """Return the result of tuning, or why there is none for this machine."""
     tuning, ignored = read_tuning(bundle, len(os.sched_getaffinity(0)))
     if tuning is None:
         return ignored or f"no; `specrt tune {bundle.path}` measures what passes cost here"
@@ -52,28 +55,33 @@ def _tuned(bundle: Bundle) -> str:
 
 
 def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(_facts(*_bundle_facts(bundle, manifest), ("tuned", tuned)))
+    _print_facts([*_bundle_facts(bundle, manifest), ("tuned", tuned)])
     for role, model in (("target", manifest.target), ("draft", manifest.draft)):
         if model is not None:
             weights = _weight_facts(model, role == "target")
             facts = backend_of(manifest, model).facts(bundle / model.engine)
             engine = [(f"  {name}", value) for name, value in facts.lines]
-            console.print(_facts((role, ""), *_model_facts(model), *weights, *engine))
-    console.print(_files(manifest))
+            print(role)
+            _print_facts([*_model_facts(model), *weights, *engine])
+    files = [(name, f"{f.bytes:,}", f.sha256[:16]) for name, f in manifest.files.items()]
+    print(table(("file", "bytes", "sha256"), files, left=1))
+
+
+def _print_facts(facts: list[tuple[str, str]]) -> None:
+    for name, value in facts:
+        print(f"{name:14}{value}")
 
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
+    gamma = AUTO if manifest.gamma is None else manifest.gamma
     needs = {name: f"{size / MIB:.0f}" for name, size in memory(bundle, manifest).items()}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
-        ("gammas", f"{_list(manifest.gammas)} (default {_default(manifest.gamma)})"),
+        ("gammas", f"{_list(manifest.gammas)} (default {gamma})"),
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
-        ("begins with", f"token {manifest.bos_token_id} when the prompt is empty"),
+        ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
         (
@@ -82,16 +90,6 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             f"KV buffers up to {needs['kv_bytes']}",
         ),
     ]
-
-
-def _facts(*rows: tuple[str, str]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in rows:
-        table.add_row(Text(name, style="" if value else "bold"), Text(value))
-    return table
 
 
 def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
@@ -108,7 +106,7 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
 
 
 def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
-    """Say what weights are stored as, and what that did."""
+    """Return how the weights are stored, and the measured loss of quality."""
     block = f", {model.block} weights to a scale" if model.block else ""
     block += ", 8 bits with one scale a row" if model.per_row else ""
     ends = f"; embedding {model.embedding}, head {model.head}"
@@ -119,11 +117,13 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
             (
                 "  quality",
                 f"KL divergence {kl:.4f} nats from the checkpoint, same likeliest token in "
-                f"{100 * top1:.1f} % of {tokens} places",
+                f"{100 * top1:.1f} % of {tokens} positions",
             )
         )
     if verifies and model.quantized:
-        facts.append(("  lossless", "output is that of this quantized target decoding plainly"))
+        facts.append(
+            ("  lossless", "the output is that of this quantized target in plain decoding")
+        )
     return facts
 
 
@@ -134,22 +134,20 @@ def _backends(manifest: Manifest) -> str:
     return f"{target} (draft: {draft})" if draft and draft != target else target
 
 
-def _default(gamma: int | None) -> str:
-    return "auto" if gamma is None else str(gamma)
-
-
 def _list(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def _files(manifest: Manifest) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
-    table.add_column("sha256")
-    for name, record in manifest.files.items():
-        table.add_row(Text(name), f"{record.bytes:,}", record.sha256[:16])
-    return table
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine can build and run, and what is missing for more."""
+    sections = {"machine": machine(), "libraries": libraries(), "abilities": abilities()}
+    if as_json:
+        print(json.dumps({name: [asdict(c) for c in checks] for name, checks in sections.items()}))
+        return
+    for name, checks in sections.items():
+        print(name)
+        for check in checks:
+            remedy = "" if check.works else f"  ->  {check.remedy}"
+            print(f"  {'ok' if check.works else '--'}  {check.name:28}{check.found}{remedy}")

@@ -1,4 +1,4 @@
-"""`specrt lint`: what TensorRT will not take of a graph, before its parser is called."""
+"""`specrt lint`: finds what TensorRT refuses in a graph, without its parser."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specrt.errors import BuildError
 if TYPE_CHECKING:
     import onnx
 
-    from specrt_export.lint.facts import Finding
+    from specrt_export.lint.rules import Finding
 
 
 LARGEST_BYTES = (1 << 31) - 1
-"""Protobuf reads no longer message."""
+"""The longest message that protobuf reads."""
 
 GEOMETRY = "specrt.geometry"
-"""Metadata of graphs that `specrt export` made."""
+"""Metadata key of the graphs of `specrt export`."""
 
 SHOWN = 3
 """Nodes named in one line."""
@@ -32,12 +32,10 @@ SHOWN = 3
 
 @click.command("lint")
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option(
-    "--tensorrt", default="11.0", show_default=True, help="The version that will parse it."
-)
+@click.option("--tensorrt", default="11.0", show_default=True, help="TensorRT's version.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def command(graph: Path, tensorrt: str, as_json: bool) -> int:
-    """Say what TensorRT refuses, drops or does slowly in the ONNX file GRAPH.
+    """List what TensorRT refuses, drops or runs slowly in the ONNX file GRAPH.
 
     The exit status is 1 when anything is refused or dropped.
     """
@@ -61,8 +59,8 @@ def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
     from specrt.engine.tensorrt.library import OLDEST
 
-    found = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
-    version = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
+    version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise BuildError(f"--tensorrt is {text!r}; expected {oldest} or later, such as 11.0")
@@ -99,7 +97,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _text(graph: Path, findings: list[Finding]) -> str:
     if not findings:
-        return f"{graph}: nothing that TensorRT would not take"
+        return f"{graph}: TensorRT takes all of it"
     alike = groupby(findings, key=lambda f: (f.severity, f.rule, f.reason, f.remedy))
     lines = []
     for (severity, rule, reason, remedy), group in alike:
@@ -118,5 +116,5 @@ def _plain_all(texts: Iterable[str]) -> Iterable[str]:
 
 
 def _plain(text: str) -> str:
-    """Keep a name from a file from writing escape sequences to a terminal."""
+    """Return a name from a file without escape sequences for a terminal."""
     return text if text.isprintable() else ascii(text)

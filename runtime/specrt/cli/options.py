@@ -1,9 +1,12 @@
-"""The options that several verbs share."""
+"""What several verbs share: options and their readers, tables, notices, progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import click
@@ -21,7 +24,7 @@ class GammaType(click.ParamType):  # type: ignore[type-arg]
     name = "gamma"
 
     def get_metavar(self, *_: Any, **__: Any) -> str:
-        """Name what is expected; click would make capitals of it."""
+        """Return the expected values; click would show them in capitals."""
         return "N|auto"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Gamma:
@@ -56,12 +59,12 @@ class BiasType(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, float]:
-        """Return the token id and what is added to its score."""
+        """Return the token id and the number added to its logit."""
         token, _, number = str(value).partition("=")
         try:
             return int(token), float(number)
         except ValueError:
-            self.fail(f"{value!r} is no bias; expected a token id and a number, as 50=-2.5")
+            self.fail(f"{value!r} is not a bias; expected a token id and a number, as 50=-2.5")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,28 +73,30 @@ _CONSTRAINT_OPTIONS = (
     click.option(
         "--json-schema",
         metavar="F",
-        help="Keep to a JSON Schema: a file, the schema itself, or true for any JSON.",
+        help="Answer in JSON of this schema: a file, the schema itself, or true for any JSON.",
     ),
-    click.option("--regex", help="Keep to a regular expression, from beginning to end."),
-    click.option("--choice", multiple=True, help="Take one of these texts; repeat for each."),
+    click.option("--regex", help="Answer with a text that this regular expression matches whole."),
+    click.option(
+        "--choice", multiple=True, help="Answer with one of these texts; repeat for each."
+    ),
     click.option(
         "--grammar",
         type=click.Path(path_type=Path),
         metavar="F",
-        help="Keep to the Lark or GBNF grammar of a file.",
+        help="Answer in the language of this file's Lark or GBNF grammar.",
     ),
 )
 
 
-def structured(command: F) -> F:
-    """Give a command the options."""
+def constraint_options(command: F) -> F:
+    """Add the options that constrain the text."""
     for option in reversed(_CONSTRAINT_OPTIONS):
         command = option(command)
     return command
 
 
-def read_structured(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options out of a command's, as `SamplingParams` names and takes them.
+def read_constraint(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the constraint from a command's options, and return it as `SamplingParams` takes it.
 
     Raises: RequestError for a file that cannot be read.
     """
@@ -105,12 +110,12 @@ def read_structured(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_schema(given: str) -> str:
-    """Return a schema's text: what was given where it is one, else what the file holds."""
-    if not given.strip():
+def read_schema(value: str) -> str:
+    """Return the text of a schema: the value itself, or the content of the file it names."""
+    if not value.strip():
         raise RequestError("--json-schema is empty; expected a file, a schema, or true")
-    written_out = given.lstrip().startswith("{") or given.strip() in ("true", "false")
-    return given if written_out else read_text(Path(given))
+    is_schema = value.lstrip().startswith("{") or value.strip() in ("true", "false")
+    return value if is_schema else read_text(Path(value))
 
 
 _LOGPROB_OPTIONS = (
@@ -129,118 +134,220 @@ _LOGPROB_OPTIONS = (
 )
 
 
-def ranking(command: F) -> F:
-    """Give a command the options that ask for log-probabilities."""
+def logprob_options(command: F) -> F:
+    """Add the options for log-probabilities."""
     for option in reversed(_LOGPROB_OPTIONS):
         command = option(command)
     return command
 
 
 def require_json(params: SamplingParams, as_json: bool) -> None:
-    """Refuse to look for log-probabilities that would not be shown.
+    """Refuse log-probabilities that nothing would show.
 
     Raises: RequestError.
     """
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None and not as_json:
             option = f"--{name.replace('_', '-')}"
-            raise RequestError(f"{option} was given without --json, which prints them; add --json")
+            raise RequestError(f"{option} needs --json, which alone prints log-probabilities")
 
 
 _BEFORE = (
-    click.option("--max-tokens", default=128, show_default=True, help="Most tokens to emit."),
+    click.option("--max-tokens", default=128, show_default=True, help="Tokens to emit at most."),
     click.option(
         "--gamma",
         "--num-speculative-tokens",
         type=GammaType(),
-        help="Tokens drafted per round: a number, 0 for plain decoding, or auto to draft what "
-        "pays.  [default: the bundle's, or auto]",
+        help="Tokens drafted per round: a number, 0 for plain decoding, or auto, which chooses the "
+        "fastest round by round.  [default: the bundle's, or auto]",
     ),
     click.option(
         "--drafter",
         type=click.Choice(list(DRAFTERS)),
         help="What drafts: the draft model, n-gram lookup in the text so far, lookup and then the "
-        "model, or nothing.  [default: the bundle's]",
+        "model (cascade), or nothing.  [default: the bundle's]",
     ),
     click.option("--temperature", default=0.0, show_default=True, help="0 is greedy."),
     click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all."),
     click.option(
-        "--top-p", default=1.0, help="Keep the fewest tokens that reach this probability."
+        "--top-p", default=1.0, help="Keep the likeliest tokens that reach this probability."
     ),
-    click.option("--min-p", default=0.0, help="Keep tokens this likely relative to the likeliest."),
-    click.option("--typical-p", default=1.0, help="Keep the tokens of the most typical surprise."),
+    click.option(
+        "--min-p", default=0.0, help="Drop tokens less likely than this share of the likeliest."
+    ),
+    click.option(
+        "--typical-p",
+        default=1.0,
+        help="Keep the most typical tokens that reach this probability; 1 keeps all.",
+    ),
     click.option(
         "--repetition-penalty",
         default=1.0,
-        help="Above 1, what prompt and text hold gets unlikelier.",
+        help="Above 1, tokens of the prompt and the text become less likely.",
     ),
-    click.option("--presence-penalty", default=0.0, help="Taken from tokens that the text holds."),
-    click.option("--frequency-penalty", default=0.0, help="The same, for each time it holds them."),
+    click.option(
+        "--presence-penalty", default=0.0, help="Subtracted from the logits of tokens in the text."
+    ),
+    click.option("--frequency-penalty", default=0.0, help="The same, times how often they occur."),
     click.option(
         "--no-repeat-ngram",
         "no_repeat_ngram_size",
         default=0,
-        help="No N tokens in a row come twice.",
+        help="No N tokens in a row occur twice; 0 allows them.",
     ),
     click.option(
-        "--logit-bias", type=BiasType(), multiple=True, help="ID=NUMBER, added to a token's score."
+        "--logit-bias",
+        type=BiasType(),
+        multiple=True,
+        help="ID=NUMBER, added to the logit of a token; may be repeated.",
     ),
-    click.option("--bad-word", "bad_words", multiple=True, help="A text that must not come."),
+    click.option(
+        "--bad-word",
+        "bad_words",
+        multiple=True,
+        help="A text that must not occur; may be repeated.",
+    ),
     click.option(
         "--allowed-token-id",
         "allowed_token_ids",
         type=int,
         multiple=True,
-        help="Only these may come.",
+        help="Allow only this token, and others so named.",
     ),
-    click.option("--min-tokens", default=0, help="Tokens before which no end token comes."),
+    click.option("--min-tokens", default=0, help="Emit no end token before so many tokens."),
 )
 
 _BEHIND = (
     click.option("--seed", type=int, help="Same seed, same text."),
-    click.option("--stop", multiple=True, help="End before this string; may be repeated."),
+    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
     click.option(
-        "--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token."
+        "--stop-token-id",
+        "stop_token_ids",
+        type=int,
+        multiple=True,
+        help="Stop at this token; may be repeated.",
     ),
-    click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end."),
+    click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end token."),
     click.option(
         "--verifier",
         type=click.Choice(list(VERIFIERS)),
         default="match",
         show_default=True,
-        help="match: same seed, same text at every gamma. rejection: accepts more when sampling; "
-        "a seed repeats its text at a numbered gamma only.",
+        help="match: one seed gives one text at every gamma. rejection: accepts more when "
+        "sampling; a seed repeats its text only at the same numbered gamma.",
     ),
     click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]"),
     click.option(
         "--memory",
         type=click.IntRange(min=1),
-        help="MiB that weights and caches may take; without room the draft model stays closed.  "
+        help="MiB for weights and caches; without room for it the draft model is not loaded.  "
         "[default: what is available]",
     ),
 )
 
 
-def sampled(command: F) -> F:
-    """Give a command the options of a completion, and of opening a bundle."""
+def completion_options(command: F) -> F:
+    """Add the options of a completion and of opening a bundle."""
     for option in reversed(_BEHIND):
         command = option(command)
-    command = structured(command)
+    command = constraint_options(command)
     for option in reversed(_BEFORE):
         command = option(command)
     return command
 
 
 def read_params(options: dict[str, Any]) -> SamplingParams:
-    """Return what was asked of a completion; `options` are named as `SamplingParams` has them.
+    """Return the parameters of a completion; `options` have the names of `SamplingParams`.
 
     Raises: RequestError for a value out of range, and for a file that cannot be read.
     """
     allowed = options["allowed_token_ids"]
-    given = {
-        **read_structured(options),
+    values = {
+        **read_constraint(options),
         **options,
         "logit_bias": dict(options["logit_bias"]),
         "allowed_token_ids": allowed or None,
     }
-    return SamplingParams.of(**given)
+    return SamplingParams.of(**values)
+
+
+def print_notices(notices: Sequence[str]) -> None:
+    """Print what a user should know of an opened bundle to standard error."""
+    for notice in notices:
+        print(f"note: {notice}", file=sys.stderr)
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0, markdown: bool = False
+) -> str:
+    """Return a table as text or Markdown; the first `left` columns are aligned to the left."""
+    if markdown:
+        rule = ["---"] * left + ["---:"] * (len(columns) - left)
+        return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rule, *rows))
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in (columns, *rows)
+    ]
+    return "\n".join(map(str.rstrip, lines))
+
+
+INTERVAL_S = 5.0
+"""Time between two lines of progress where standard error is not a terminal."""
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[float, str], None]]:
+    """Give a function that takes the share done and the stage, and show both on standard error.
+
+    At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
+    `INTERVAL_S` without one, so that a log shows that work goes on.
+    """
+    line = ProgressLine(title)
+    try:
+        yield line.update
+    finally:
+        line.close()
+
+
+class ProgressLine:
+    """The state behind `progress`."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._share, self._stage = 0.0, ""
+        self._terminal = sys.stderr.isatty()
+        self._printed = False
+        self._ended = Event()
+        self._thread = Thread(target=self._repeat, name="specrt progress", daemon=True)
+        if not self._terminal:
+            self._thread.start()
+
+    def update(self, share: float, stage: str = "") -> None:
+        """Show a share of the work, and the stage that runs."""
+        begins = stage != self._stage
+        self._share, self._stage = share, stage
+        if self._terminal or begins:
+            self._print()
+
+    def close(self) -> None:
+        """End the line."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._terminal and self._printed:
+            print(file=sys.stderr)
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._print()
+
+    def _print(self) -> None:
+        text = f"{self._title}: {self._share:4.0%} {self._stage}".rstrip()
+        # One write a line: Ctrl-C must not find half of one.
+        sys.stderr.write(f"\r{text}\x1b[K" if self._terminal else f"{text}\n")
+        sys.stderr.flush()
+        self._printed = True

@@ -137,8 +137,8 @@ def _limit(probs: Numbers, away: Numbers, mass: float) -> float:
 def _nearby(probs: Numbers, away: Numbers, mass: float) -> float | None:
     """Return the same, having sorted only tokens about as far off; None where that cannot tell.
 
-    Sorting a whole vocabulary takes 16 times as long as all else. Adding up in bins rounds
-    otherwise than adding up in order: where the mass is met to the last bits, order decides.
+    Sorting a whole vocabulary takes 16 times as long as all else. Sums over bins round differently
+    from sums in order: where the mass is met to the last bits, order decides.
     """
     farthest = float(away.max())
     if not farthest > 0.0:
@@ -171,8 +171,8 @@ class Distribution:
     def prob(self, token: int) -> float:
         """Return the probability of one token, 0 where it is not among the candidates."""
         at = int(np.searchsorted(self.ids, token))
-        found = at < len(self.ids) and self.ids[at] == token
-        return float(self.probs[at]) if found else 0.0
+        present = at < len(self.ids) and self.ids[at] == token
+        return float(self.probs[at]) if present else 0.0
 
     def draw(self, noise: Noise, purpose: Purpose, position: int) -> int:
         """Draw a token by the Gumbel-max trick, with noise that depends on the position only.
@@ -210,10 +210,10 @@ def distribution_of(
     reach: float = inf,
     vocabulary: int | None = None,
 ) -> Distribution:
-    """Return what may follow a row of a pass: from the engine's candidates where they tell it.
+    """Return what may follow a row of a pass: from the engine's candidates where they are enough.
 
-    Then no logits are read, and the distribution is that of the whole row, bit for bit; unless
-    `reach` is asked for, with which candidates always do. Ids from `vocabulary` on are left out.
+    Then no logits are read, and the distribution is that of the whole row, bit for bit; with
+    `reach`, candidates always do. Ids from `vocabulary` on are left out.
     Raises: EngineError when a logit is not a number.
     """
     candidates = candidates_of(output)
@@ -226,8 +226,8 @@ def distribution_of(
             scores, ids = scores[known], ids[known]
         if len(ids) and (reach < inf or _tell_all(scores, params)):
             order = ids.argsort()
-            found = process(scores[order], params, reach)
-            return Distribution(ids[order][found.ids], found.probs)
+            known = process(scores[order], params, reach)
+            return Distribution(ids[order][known.ids], known.probs)
     return process(output.logits[0, row, :vocabulary], params, reach)
 
 
@@ -236,7 +236,7 @@ def _tell_all(falling: NDArray[np.float32], params: SamplingParams) -> bool:
 
     So it is where the k-th best is above the last one: all that top-k keeps is there, ties
     included, and what comes after looks at those alone. So it is, too, where the last one weighs
-    less than min-p asks for, or nothing: no token behind it weighs more. Only top-p without top-k
+    less than min-p allows, or nothing: no token behind it weighs more. Only top-p without top-k
     adds up the whole row.
     """
     last, k = float(falling[-1]), params.top_k
@@ -326,14 +326,14 @@ def not_a_number() -> EngineError:
 
 
 LEAST = -9999.0
-"""What JSON, which knows no infinity, says of a token that the model rules out."""
+"""In JSON, which knows no infinity, the log-probability of a token that the model rules out."""
 
 _BLOCK = 1 << 20
 """Scores that are turned into f64 at a time."""
 
 
 class Logprob(NamedTuple):
-    """What the target thought of one token; the names are vLLM's."""
+    """The probability of one token by the target; the names are vLLM's."""
 
     logprob: float
     """Natural logarithm of its probability: -inf where the score is."""
@@ -348,14 +348,14 @@ class Logprob(NamedTuple):
 
 
 Entry = dict[int, Logprob]
-"""What is told of one position: the token that came, then the others among the likeliest."""
+"""By token, of one position: the token of the output, then the others among the likeliest."""
 
 
 class Ranked(NamedTuple):
-    """What rows of scores say of one token each, and of the K likeliest.
+    """Log-probabilities and ranks of one token in each row of scores, and of the K likeliest.
 
-    Shapes: ids and logprobs [N, 1 + K], the token asked about first, the likeliest falling behind
-        it; ranks [N], those of the tokens asked about.
+    Shapes: ids and logprobs [N, 1 + K], the token of the output first, the likeliest falling behind
+        it; ranks [N], those of the tokens of the output.
     """
 
     ids: NDArray[np.int64]
@@ -363,20 +363,20 @@ class Ranked(NamedTuple):
     ranks: NDArray[np.int64]
 
     def entries(self, count: int, text: Callable[[int], str]) -> list[Entry]:
-        """Return what the first `count` rows say; `text` decodes a token."""
+        """Return the first `count` rows as entries; `text` decodes a token."""
         rows = zip(self.ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
-        found = []
+        entries = []
         for (token, *others), (own, *falling), rank in [*rows][:count]:
             entry = {token: Logprob(own, rank, text(token))}
             for place, (other, logprob) in enumerate(zip(others, falling, strict=True), 1):
                 if other != token:
                     entry[other] = Logprob(logprob, place, text(other))
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
 
 def ranked(logits: NDArray[np.float32], tokens: Sequence[int], k: int) -> Ranked:
-    """Return what each row says of the token that came after it, and of the k likeliest.
+    """Rank, in each row, the token that followed it and the k likeliest.
 
     Shapes: logits [N, V] f32, one token for each row.
     Raises: EngineError when scores are not numbers.

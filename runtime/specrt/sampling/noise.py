@@ -1,6 +1,6 @@
 """Randomness without state: a number is a function of seed, request, purpose, position and token.
 
-Two passes that ask for the same number get the same number, whatever was drawn between them. That
+Two passes that draw the same number get the same number, whatever was drawn between them. That
 is why a seed gives the same text with speculation on or off and in any batch, and why rolling back
 costs nothing. docs/randomness.md says it in steps, with numbers to check others against.
 """

@@ -129,7 +129,7 @@ class LogitsProcessors:
             self._known = len(tokens)
 
     def edit(self, row: Row, path: Sequence[int]) -> Row:
-        """Return a row with every edit made, in memory that the next call overwrites.
+        """Return a row with every edit, in memory that the next call overwrites.
 
         Shapes: row [V] f32, or shorter, of a draft that knows fewer tokens.
         """
@@ -145,7 +145,7 @@ class LogitsProcessors:
         return edited[: len(row)]
 
     def read(self, row: Row, path: Sequence[int], take: Callable[[Row], T]) -> T:
-        """Return what `take` makes of a row with every edit made; it must not keep the row.
+        """Return what `take` returns for a row with every edit; it must not keep the row.
 
         Where all processors are sparse the row itself is edited, and then restored: a copy of a
         large vocabulary takes longer than all edits.
@@ -179,7 +179,7 @@ def likeliest(row: Row) -> int:
 
 
 class ProcessorContext(NamedTuple):
-    """What a processor is made with, besides the value of its own option."""
+    """The request of a processor, besides the value of its own option."""
 
     params: SamplingParams
     tokenizer: Tokenizer | None
@@ -508,10 +508,10 @@ PROCESSORS: dict[str, ProcessorMaker] = {
     "presence_penalty": OutputPenalties.of,
     "no_repeat_ngram_size": NoRepeatNgram.of,
 }
-"""By the option that asks for each, in the order they are applied, which is vLLM's.
+"""By the option of each, in the order they are applied, which is vLLM's.
 
 An entry is called with the option's value, where that is not None, and returns None where the value
-asks for nothing. The option is a field of `SamplingParams`, or else a key of `extra_args`.
+has no effect. The option is a field of `SamplingParams`, or else a key of `extra_args`.
 """
 
 
@@ -522,7 +522,7 @@ def build_processors(
     vocabulary: int,
     grammars: Grammars | None = None,
 ) -> LogitsProcessors | None:
-    """Return the processors of a request; None where it asks for none.
+    """Return the processors of a request; None without any.
 
     Only bad words and a constraint need a tokenizer. `grammars` holds what was compiled for other
     requests. A constraint comes last: no other processor allows again what it ruled out.
@@ -538,8 +538,8 @@ def build_processors(
             raise RequestError(f"extra_args has {name!r}{did_you_mean(name, extra)}")
         options[name] = value
     values = ((make, options.get(name)) for name, make in PROCESSORS.items())
-    made = (make(value, context) for make, value in values if value is not None)
-    processors = [processor for processor in made if processor is not None]
+    optional = (make(value, context) for make, value in values if value is not None)
+    processors = [processor for processor in optional if processor is not None]
     constraint = params.constraint
     if constraint is not None:
         if grammars is None:

@@ -308,7 +308,7 @@ class ForcedDrafter:
 
 
 class DraftContext(Protocol):
-    """What a drafter of one completion is made with."""
+    """The parts that a drafter of one completion needs."""
 
     @property
     def params(self) -> SamplingParams:

@@ -1,25 +1,50 @@
-"""The gamma policy that is never slower: as many tokens as pay, round by round."""
+"""How far to draft: the protocol, fixed gammas, and the policy that drafts as far as it pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
-from math import log
-from typing import Protocol
+from math import exp, log, log1p, sqrt
+from operator import mul
+from typing import NamedTuple, Protocol
 
-from specrt.speculation.acceptance import Acceptance
-from specrt.speculation.costs import Costs, DraftPlan, Drift, plan
+from specrt.speculation.costs import Costs
 from specrt.speculation.round import Round
+
+TURN = 0.01
+"""How likely the text is to become easier or harder from one round to the next."""
+SURER = 0.8
+"""How much likelier a token is thought per log odds of confidence, before any was judged."""
+TRUST = 8.0
+"""Judged tokens, or timed passes, that what was assumed before them weighs as much as."""
+RECENT = 1 / 16
+"""Share of a running mean that the latest round makes up."""
+PROBING = 0.015
+"""Share of the time that probes may cost while drafting does not pay."""
+DEAREST = 8.0
+"""The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
+CHECK = 200
+"""Rounds in a row that draft, before a plain step shows what one costs now."""
+PLANNED = 16
+"""Rounds that a plan is good for; of the first so many rounds, one."""
+SPARED = 32
+"""Of so many tokens that are to be left out, one is verified, to learn whether that was right."""
+SILENT = 256
+"""Tokens without drafting, probes aside, before that is called a fallback."""
+LEVELS = tuple(range(-4, 5))
+"""How easy a text may be, as log odds of its drafted tokens."""
+FINE = 8
+"""Steps of log odds in a table of chances."""
 
 
 class DraftDecision(Enum):
-    """What a policy says of a token that was just drafted."""
+    """What a policy decides about the token just drafted."""
 
-    DISCARD = "drop"
+    DISCARD = "discard"
     """Leave this token out, and stop."""
-    STOP = "last"
+    STOP = "stop"
     """Keep this token, and stop."""
-    CONTINUE = "more"
+    CONTINUE = "continue"
     """Keep this token, and draft another."""
 
 
@@ -30,7 +55,7 @@ class GammaPolicy(Protocol):
         """Return the most tokens to draft in the coming round; 0 is a plain step."""
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        """Say what becomes of the token just drafted.
+        """Decide about the token just drafted.
 
         `drafted` is its place in the draft, from 1; `confidence` is its drafter's, in (0, 1],
         and 1.0 for every token where the drafter has none to give.
@@ -38,32 +63,6 @@ class GammaPolicy(Protocol):
 
     def observe(self, round_: Round) -> None:
         """Learn from a round: its own, or one in which nothing was drafted."""
-
-
-class BuiltGamma:
-    """Keeps another policy to the gammas that verify passes were built for.
-
-    Where it would stop between two of them the draft goes on to the next one.
-    """
-
-    def __init__(self, policy: GammaPolicy, gammas: Collection[int]) -> None:
-        self._policy = policy
-        self._gammas = gammas
-
-    def choose(self) -> int:
-        """Return the smallest gamma that was built and reaches as far."""
-        most = self._policy.choose()
-        return min((g for g in self._gammas if g >= most), default=max(self._gammas))
-
-    def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        """Stop where the other policy does, if that is at a gamma that was built."""
-        weight = self._policy.decide(drafted, confidence)
-        kept = drafted - (weight is DraftDecision.DISCARD)
-        return weight if kept in self._gammas else DraftDecision.CONTINUE
-
-    def observe(self, round_: Round) -> None:
-        """Let the other policy learn."""
-        self._policy.observe(round_)
 
 
 class FixedGamma:
@@ -84,323 +83,34 @@ class FixedGamma:
         """Learn nothing."""
 
 
-PROBING = 0.015
-"""Share of the time that probes may cost while drafting does not pay."""
+class BuiltGamma:
+    """Keeps another policy to the gammas that verify passes were built for.
 
-PATIENCE = 1.05
-"""How much longer to wait after each probe that fails."""
-
-LONGEST = 4.0
-"""How many times as long at most."""
-
-DEAREST = 8.0
-"""The most one probe counts, in tokens lost: a pass held up for other reasons is not its fault."""
-
-DULL = 3
-"""Drafts in a row whose first token was left out, before there is a rest."""
-
-
-class Probes:
-    """Spaces probes by what they lose, so that all of them cost a small share of the time."""
-
-    def __init__(self) -> None:
-        self.idle = 0
-        """Rounds since anything was drafted."""
-        self._wait: float | None = None
-        self._hits = self._misses = 0
-
-    def depth(self, loss: float) -> int:
-        """Return how many tokens to probe with now; none while it is too early.
-
-        `loss` is what a probe is expected to lose, in tokens, where none was made yet.
-        """
-        if self._wait is None:
-            self._wait = loss / PROBING
-        return 1 + self._hits if self.idle >= self._wait else 0
-
-    def charge(self, drafted: int, accepted: int, lost: float) -> None:
-        """Wait as long as a probe's loss asks for; let the next go further if all was kept."""
-        self._hits = self._hits + 1 if accepted == drafted else 0
-        self._misses = 0 if accepted else self._misses + 1
-        patience = min(LONGEST, PATIENCE ** min(self._misses, 100))
-        self._wait = min(DEAREST, lost) / PROBING * patience
-
-    def reset(self) -> None:
-        """Forget the probes: drafting pays."""
-        self._wait = None
-        self._hits = self._misses = 0
-
-
-class Rests:
-    """Stops asking a drafter that was unsure of its first token again and again.
-
-    Such drafts cost a draft step and tell nothing. Rests double until these steps cost as little
-    as probes may.
+    Where it would stop between two of them the draft goes on to the next one.
     """
 
-    def __init__(self) -> None:
-        self.dull = 0
-        """Drafts in a row whose first token was left out."""
-        self.left = 0.0
-        """Rounds to rest for."""
-
-    def bore(self, loss: float) -> None:
-        """Take note of a draft whose first token was left out, and what it lost, in tokens."""
-        self.dull += 1
-        if self.dull > DULL:
-            self.left = min(loss / PROBING, 2.0 ** min(self.dull - DULL - 1, 30))
-
-
-CHECK = 200
-"""Rounds in a row that draft, before a plain step shows what one costs now."""
-
-LIMIT = 256
-"""Tokens without drafting before that is called a fallback."""
-
-ENOUGH = 8
-"""Drafted tokens judged before an acceptance is quoted."""
-
-CELLS = 32
-"""Of the chance of the first token; a plan is made for each when it is first needed."""
-
-REFIT = 16
-"""Rounds between refits, at first fewer."""
-
-REPLAN = 4
-"""Refits between plans."""
-
-TIMED = 2
-"""Of so many rounds one is timed; the clock moves slower than the text."""
-
-SURE = 0.4
-"""Share of tokens that count as the surest."""
-
-TELLING = 0.2
-"""How much surer these must be, in log odds, for confidence to be worth asking for."""
-
-SPARED = 31
-"""Of 32 tokens to be left out one is verified all the same, to learn whether that was right."""
-
-FINE = 16
-"""Steps of a rival's rate, per plain step's."""
-
-
-class AutoGamma:
-    """Drafts as many tokens as pay, none included, from costs and a running estimate.
-
-    `rival` is the policy of whoever drafts when this one does not; without one that is a plain
-    step. What was learned stays for the completions that follow.
-
-    While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
-    that probes cost 1.5 % of the time, and less the longer they fail. Each is charged what it
-    really took, draft passes that caught up included.
-    """
-
-    def __init__(self, costs: Costs, most: int, rival: AutoGamma | None = None) -> None:
-        self._most = most
-        self._rival = rival
-        self._acceptance = Acceptance(most)
-        self._costs = costs
-        self._load = 1
-        self._drift = Drift(costs.shared(1, most), most)
-        self._plans: dict[int, DraftPlan] = {}
-        self._known = {1: (self._drift, self._plans)}
-        """Per load, what passes cost and what follows from it."""
-        self._surest, self._share, self._telling = 0.0, 1.0, False
-        self._refit_in = self._refit_after = 4
-        self._refits = 0
-        self._plan = self._planned()
-        self._reach = 1.0
-        self._steps = 0
-        self._asked = self._trying = self._sparing = False
-        self._run = self._dropped = 0
-        self._probes = Probes()
-        self._rests = Rests()
-        self._silent = self._judged = self._kept = 0
-        self.fallback: str | None = self._unpayable()
-        """Why nothing is drafted but for probes; None again as soon as drafting pays."""
-
-    def set_load(self, load: int) -> None:
-        """Go by what passes cost while so many rows share them."""
-        if self._rival is not None:
-            self._rival.set_load(load)
-        if load == self._load:
-            return
-        if load not in self._known:
-            self._known[load] = (Drift(self._costs.shared(load, self._most), self._most), {})
-        self._load = load
-        self._drift, self._plans = self._known[load]
-
-    @property
-    def rate(self) -> float:
-        """Tokens per nanosecond expected of the coming rounds."""
-        return self._plan.rate
+    def __init__(self, policy: GammaPolicy, gammas: Collection[int]) -> None:
+        self._policy = policy
+        self._gammas = gammas
 
     def choose(self) -> int:
-        """Return the most tokens worth drafting now: none, one to probe, or more."""
-        self._asked = True
-        self._trying = False
-        self._reach = 1.0
-        self._steps = 0
-        self._acceptance.begin()
-        self._plan = plan = self._planned()
-        if plan.gamma or (self._telling and plan.more[0] <= 1.0):
-            if self._rests.left > 0:
-                self._rests.left -= 1
-                return 0
-            if self._run >= CHECK and self._rival is None:
-                return 0
-            return self._most if self._telling else plan.gamma
-        depth = self._probes.depth(self._loss())
-        self._trying = depth > 0
-        return min(depth, self._most)
+        """Return the smallest gamma that was built and reaches as far."""
+        most = self._policy.choose()
+        return min((g for g in self._gammas if g >= most), default=max(self._gammas))
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        """Weigh the chance of a token to be kept against what it costs."""
-        self._steps = drafted
-        self._reach = reach = self._reach * self._acceptance.expect(drafted - 1, confidence)
-        if reach >= self._plan.more[drafted] or self._trying:
-            return DraftDecision.CONTINUE
-        if reach >= self._plan.keep[drafted]:
-            return DraftDecision.STOP
-        self._dropped += 1
-        self._sparing = not self._dropped & SPARED
-        return DraftDecision.STOP if self._sparing else DraftDecision.DISCARD
+        """Stop where the other policy does, if that is at a gamma that was built."""
+        decision = self._policy.decide(drafted, confidence)
+        kept = drafted - (decision is DraftDecision.DISCARD)
+        return decision if kept in self._gammas else DraftDecision.CONTINUE
 
     def observe(self, round_: Round) -> None:
-        """Learn from the tokens that were judged, and from what passes took.
-
-        A round in which others drafted, or nothing matched, only brings the next probe nearer.
-        """
-        drafted, asked = round_.drafted, self._asked
-        self._asked = False
-        if drafted:
-            self._judge(round_)
-            return
-        self._probes.idle += 1
-        if asked and self._steps:
-            self._rests.bore(self._drift.prices.step[0] * self._floor())
-        self._silent += len(round_.tokens)
-        if asked and self._rival is None:
-            self._run = 0
-            self._drift.time_verify(0, round_.verify_ns)
-        if not self._probes.idle & (REFIT * REPLAN - 1):
-            self._replan()
-        if self._silent >= LIMIT and self.fallback is None:
-            self.fallback = self._unprofitable()
-
-    def _judge(self, round_: Round) -> None:
-        """Learn from a round that this policy drafted in."""
-        drafted, accepted = round_.drafted, round_.accepted
-        evaluated = accepted + (accepted < drafted)
-        self._acceptance.learn(accepted, evaluated)
-        if not self._refit_in % TIMED:
-            self._drift.time_verify(drafted, round_.verify_ns)
-            self._drift.time_draft(self._steps or drafted, round_.draft_ns, not round_.caught_up)
-        if not self._sparing:
-            self._rests.dull = 0
-        self._sparing = False
-        self._run += 1
-        self._probes.idle = 0
-        self._judged += evaluated
-        self._kept += accepted
-        if self._trying:
-            self._charge(round_)
-        else:
-            self._probes.reset()
-            self._silent = 0
-            if accepted:
-                self._judged = self._kept = 0
-                self.fallback = None
-        self._refit_in -= 1
-        if not self._refit_in:
-            self._refit()
-
-    def _charge(self, round_: Round) -> None:
-        """Charge a probe what it lost: of one token on average, not by the luck it had."""
-        drafted, accepted = round_.drafted, round_.accepted
-        gained = 1.0 + (self._acceptance.mean if drafted == 1 else accepted)
-        spent = (round_.draft_ns + round_.verify_ns) * self._floor()
-        self._probes.charge(drafted, accepted, max(self._loss() / 2, spent - gained))
-
-    def _loss(self) -> float:
-        """Return the tokens that a probe is expected to cost, where it has nothing to catch up."""
-        total = self._drift.prices.total
-        return total[min(1, self._most)] * self._floor() - 1.0 - self._acceptance.mean
-
-    def _floor(self) -> float:
-        """Return the tokens per nanosecond to be had without drafting."""
-        plain = 1.0 / self._drift.prices.total[0]
-        return plain if self._rival is None else max(plain, self._rival.rate)
-
-    def _refit(self) -> None:
-        self._acceptance.refit()
-        self._refits += 1
-        early = self._refit_after < REFIT
-        self._refit_after = min(REFIT, 2 * self._refit_after)
-        self._refit_in = self._refit_after
-        if early or self._refits % REPLAN == 0:
-            self._replan()
-
-    def _replan(self) -> None:
-        """Let plans be made again, from what is known by now."""
-        self._drift.settle()
-        for _, plans in self._known.values():
-            plans.clear()
-        offset, share = self._acceptance.surest(SURE)
-        self._telling = offset > TELLING
-        self._surest, self._share = (offset, share) if self._telling else (0.0, 1.0)
-
-    def _planned(self) -> DraftPlan:
-        """Return the plan for how easy the text is now, and how fast the rival."""
-        cell = int(self._acceptance.mean * CELLS)
-        if self._rival is None:
-            floor = 0
-        else:
-            floor = int(self._floor() * self._drift.prices.total[0] * FINE)
-        known = self._plans.get(cell + CELLS * floor)
-        return known or self._make_plan(cell, floor)
-
-    def _make_plan(self, cell: int, floor: int) -> DraftPlan:
-        mean = (cell + 0.5) / CELLS
-        odds = log(mean / (1.0 - mean))
-        prices, acceptance = self._drift.prices, self._acceptance
-        rate = (floor / FINE if floor else 1.0) / prices.total[0]
-        made = plan(
-            prices,
-            acceptance.chances(odds),
-            acceptance.chances(odds, self._surest),
-            self._share,
-            rate,
-        )
-        self._plans[cell + CELLS * floor] = made
-        return made
-
-    def _unpayable(self) -> str | None:
-        """Say so where costs are such that not even perfect drafts would pay."""
-        total = self._drift.prices.total
-        pays = ((g + 1) * total[0] > total[g] for g in range(1, self._most + 1))
-        if not self._most or any(pays):
-            return None
-        return (
-            f"drafting and verifying one token takes {total[1] / total[0] - 1:.1f} times as long "
-            "as a plain step here: no acceptance pays for that"
-        )
-
-    def _unprofitable(self) -> str | None:
-        if self._judged >= ENOUGH:
-            rate = self._kept / self._judged
-            return f"acceptance {rate:.2f} over the last {self._judged} drafted tokens"
-        if self._rests.dull >= ENOUGH:
-            return f"the draft was unsure of its first token {self._rests.dull} times in a row"
-        return None
+        """Let the other policy learn."""
+        self._policy.observe(round_)
 
 
 class LoadAwareGamma:
-    """Lets a policy go by how many rows share the passes: the more, the less drafting pays.
-
-    A pass of many tokens is bound by arithmetic, and each drafted token then costs its share.
-    """
+    """Tells a policy how many rows share the passes before it chooses."""
 
     def __init__(self, policy: AutoGamma, load: Callable[[], int]) -> None:
         self._policy = policy
@@ -412,3 +122,333 @@ class LoadAwareGamma:
         """See `GammaPolicy`."""
         self._policy.set_load(max(1, self._load()))
         return self._policy.choose()
+
+
+def _chance(odds: float) -> float:
+    """Return a chance by its log odds, never 0 or 1."""
+    return 1.0 / (1.0 + exp(-max(-12.0, min(12.0, odds))))
+
+
+CHANCES = [_chance(LEVELS[0] - 8 + step / FINE) for step in range(FINE * (16 + len(LEVELS)))]
+"""Chances by log odds, from 8 below the lowest level on."""
+
+
+class Acceptance:
+    """The chance of each drafted token, given its place and its drafter's confidence.
+
+    Its log odds are a sum: how easy the text is now, a weight times how much surer the drafter is
+    than usual, another one times how much less sure, a third one times the logarithm of its place.
+    How easy the text is now is a belief over a few levels. Every judged token makes some of them
+    likelier, by Bayes' rule; each round a little of the belief goes back to what texts are usually
+    like, in case this one has turned. The weights follow by logistic regression, a step for each
+    judged token.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._even = [1.0 / len(LEVELS)] * len(LEVELS)
+        self._belief = self._usual = self._even
+        self._weights = [SURER, SURER, 0.0]
+        self._seen = [TRUST, TRUST, 4 * TRUST]
+        """How much was seen of each weight's feature; weights move the less, the more that is."""
+        self._mean = self._variance = 0.0
+        self._tokens: list[tuple[float, float, float]] = []
+        self._eases = [0.0] * (most + 1)
+        """Log odds at each place, given that the tokens before it are kept: the text is then
+        likelier an easy one."""
+        self.turn(0.0)
+
+    @property
+    def spread(self) -> float:
+        """How much easier tokens are whose confidence is a standard deviation above its mean."""
+        return self._weights[0] * sqrt(self._variance)
+
+    def begin(self) -> None:
+        """Expect a new draft."""
+        self._tokens.clear()
+
+    @property
+    def ease(self) -> float:
+        """Log odds of a first token of usual confidence."""
+        return self._eases[0]
+
+    def chance(self, place: int) -> float:
+        """Return the chance of a token of usual confidence; places count from 0."""
+        return _chance(self._eases[place] + self._weights[2] * log1p(place))
+
+    def expect(self, place: int, confidence: float) -> float:
+        """Return the chance of the next drafted token, given that those before it are kept.
+
+        A confidence of 1, and one that is no probability, tells nothing.
+        """
+        surer = 0.0
+        if 0.0 < confidence < 1.0:
+            surer = log(confidence / (1.0 - confidence)) - self._mean
+            self._mean += RECENT * surer
+            self._variance += RECENT * (surer * surer - self._variance)
+        features = (max(0.0, surer), min(0.0, surer), log1p(place))
+        self._tokens.append(features)
+        return _chance(self._eases[place] + sum(map(mul, self._weights, features)))
+
+    def learn(self, accepted: int, evaluated: int) -> None:
+        """Learn what became of the draft: how many tokens were judged, how many of them kept."""
+        while len(self._tokens) < evaluated:
+            self.expect(len(self._tokens), 1.0)
+        for place, features in enumerate(self._tokens[:evaluated]):
+            right, offset = place < accepted, sum(map(mul, self._weights, features))
+            first = round(FINE * max(-8.0, min(8.0, offset))) + 8 * FINE
+            likelihood = CHANCES[first : first + FINE * len(LEVELS) : FINE]
+            if not right:
+                likelihood = [1.0 - chance for chance in likelihood]
+            self._belief = list(map(mul, self._belief, likelihood))
+            chance = _chance(self._eases[place] + offset)
+            for i, feature in enumerate(features):
+                self._seen[i] += chance * (1.0 - chance) * feature * feature
+                self._weights[i] += (right - chance) * feature / self._seen[i]
+        self._weights[2] = min(0.0, self._weights[2])
+        total = sum(self._belief)
+        self._belief = [share / total for share in self._belief]
+        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), self._even, TURN)
+        self.turn(TURN)
+
+    def turn(self, chance: float) -> None:
+        """Allow for a text that has become easier or harder with some chance."""
+        self._belief = belief = _mixed(self._belief, self._usual, chance)
+        left = 1.0
+        for place in range(len(self._eases)):
+            belief = list(map(mul, belief, CHANCES[8 * FINE : (8 + len(LEVELS)) * FINE : FINE]))
+            left, before = sum(belief), left
+            self._eases[place] = log(left / (before - left))
+
+
+class CostTracker:
+    """What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
+
+    Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
+    One in less than half the time shows at once that a tuned cost was wrong, and twice in a row
+    that a cost found here is; one that takes more than twice as long counts only if four in a row
+    do. Where no pass was timed yet, the cost is believed to be no higher than that of the next
+    shorter draft that was: a width that tuning found too dear is so tried once.
+    """
+
+    def __init__(self, tuned: Sequence[float]) -> None:
+        self._own = list(tuned)
+        self._common = 1.0
+        self._passes = [0] * len(tuned)
+        self._fast = [1] * len(tuned)
+        self._slow = [0] * len(tuned)
+
+    def record(self, drafted: int, ns: float) -> None:
+        """Take note of what a pass took."""
+        expected = self._own[drafted] * self._common
+        if ns <= 0 or expected <= 0:
+            return
+        ratio = ns / expected
+        self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
+        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
+        if self._fast[drafted] == 2 or self._slow[drafted] == 4:
+            self._own[drafted] *= ratio
+            self._fast[drafted] = self._slow[drafted] = 0
+        elif 0.5 <= ratio <= 2.0:
+            surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
+            self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
+            self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
+        self._passes[drafted] += 1
+
+    def costs(self) -> list[float]:
+        """Return the cost for each number of drafted tokens."""
+        costs = [self._common * ns for ns in self._own]
+        timed = next((ns for ns, passes in zip(costs, self._passes, strict=True) if passes), None)
+        if timed is not None:
+            for drafted, passes in enumerate(self._passes):
+                timed = costs[drafted] if passes else timed
+                costs[drafted] = min(costs[drafted], timed)
+        return costs
+
+
+class DraftPlan(NamedTuple):
+    """What a round should do; the chance of some tokens is that all of them are kept."""
+
+    gamma: int
+    """The best number of tokens to draft where all look alike."""
+    rate: float
+    """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
+    floor: float
+    """Tokens per nanosecond without drafting."""
+    loss: float
+    """Tokens that a probe is expected to lose."""
+    total: list[float]
+    """What rounds cost, by their number of drafted tokens."""
+    keep: list[float]
+    """At index k, the chance of k tokens that the k-th needs to be verified."""
+    more: list[float]
+    """At index k, the chance of k tokens that drafting another needs; the last one is never had."""
+
+
+class AutoGamma:
+    """Drafts as many tokens as pay, none included, from costs and a running estimate.
+
+    It drafts while another token, or the best number of tokens more, is worth its time; a token is
+    worth the time in which the best round emits one. `rival` is the policy of the drafter that is
+    asked where this one proposes nothing; without one that is a plain step. What was learned stays
+    for the completions that follow.
+
+    While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
+    that probes cost 1.5 % of the time. Each is charged what it really took, draft passes that
+    caught up included.
+    """
+
+    def __init__(self, costs: Costs, most: int, rival: AutoGamma | None = None) -> None:
+        self._most = most
+        self._rival = rival
+        self._costs = costs
+        self._acceptance = Acceptance(most)
+        self._trackers: dict[int, tuple[CostTracker, CostTracker, float]] = {}
+        """By load: of the target's passes, of the draft's, and what is outside of both."""
+        self._load = 0
+        self.verify_tracker: CostTracker
+        self._plans: dict[tuple[int, int, int], DraftPlan] = {}
+        """By load, by how easy the text is, and by how fast the rival."""
+        self._rounds, self._plain = 0, 1.0
+        self._reach = 1.0
+        self._steps = 0
+        self._asked = self._probing = False
+        self._run = self._idle = self._silent = self._discarded = 0
+        self._lost = 0.0
+        self.set_load(1)
+        self.fallback = self._unpayable()
+        """Why nothing is drafted but for probes; None again as soon as drafting pays."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per nanosecond expected of the coming rounds."""
+        return self._plan.rate
+
+    def set_load(self, load: int) -> None:
+        """Go by what passes cost while so many rows share them."""
+        if self._rival is not None:
+            self._rival.set_load(load)
+        if load == self._load:
+            return
+        self._load = load
+        if load not in self._trackers:
+            shared, rival = self._costs.shared(load, self._most), self._rival
+            verify = CostTracker(shared.verify_ns) if rival is None else rival.verify_tracker
+            self._trackers[load] = verify, CostTracker(shared.draft_ns), shared.outside_ns
+        self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
+        self._plan = self._planned()
+
+    def choose(self) -> int:
+        """Return the most tokens worth drafting now: none, one to probe, or more."""
+        self._asked, self._probing = True, False
+        self._reach, self._steps = 1.0, 0
+        self._acceptance.begin()
+        self._plan = plan = self._planned()
+        if plan.gamma or plan.more[0] <= 1.0:
+            self._lost = 0.0
+            if self._run >= CHECK and self._rival is None:
+                return 0
+            return self._most if self._acceptance.spread else plan.gamma
+        self._probing = self._idle * PROBING >= max(self._lost, plan.loss)
+        return min(self._most, int(self._probing))
+
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        """Weigh the chance of a token to be kept against what it costs."""
+        self._steps = drafted
+        self._reach *= self._acceptance.expect(drafted - 1, confidence)
+        if self._probing or self._reach >= self._plan.more[drafted]:
+            return DraftDecision.CONTINUE
+        if self._reach >= self._plan.keep[drafted]:
+            return DraftDecision.STOP
+        self._discarded += 1
+        return DraftDecision.DISCARD if self._discarded % SPARED else DraftDecision.STOP
+
+    def observe(self, round_: Round) -> None:
+        """Learn from the tokens that were judged, and from what passes took.
+
+        A round that another drafter drafted, or in which nothing matched, only brings the next
+        probe nearer.
+        """
+        asked, self._asked = self._asked, False
+        self._rounds += 1
+        if round_.drafted:
+            self._judge(round_)
+            return
+        self._idle += 1
+        self._silent += len(round_.tokens)
+        if asked and self._rival is None:
+            self._run = 0
+            self.verify_tracker.record(0, round_.verify_ns)
+        if self._silent >= SILENT and not self.fallback and not self._plan.gamma:
+            self.fallback = self._unprofitable()
+
+    def _judge(self, round_: Round) -> None:
+        """Learn from a round that this policy drafted in."""
+        if self._probing and round_.accepted:
+            self._acceptance.turn(1.0 - (1.0 - TURN) ** self._idle)
+        self._acceptance.learn(round_.accepted, round_.evaluated)
+        self.verify_tracker.record(round_.drafted, round_.verify_ns)
+        if not round_.caught_up:
+            self._draft_tracker.record(self._steps or round_.drafted, round_.draft_ns)
+        self._run += 1
+        self._idle = 0
+        if self._probing:
+            spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
+            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chance(0))
+        else:
+            self._silent = 0
+            if round_.accepted:
+                self.fallback = None
+
+    def _planned(self) -> DraftPlan:
+        """Return the plan for how easy the text is now, a new one every few rounds."""
+        if self._rounds <= PLANNED or self._rounds % PLANNED == 0:
+            self._plans.clear()
+        rival = 0.0 if self._rival is None else self._rival.rate
+        key = self._load, round(FINE * self._acceptance.ease), round(rival * self._plain * FINE)
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(rival)
+        return self._plans[key]
+
+    def _make_plan(self, rival: float) -> DraftPlan:
+        verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
+        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
+        chances = [self._acceptance.chance(place) for place in range(self._most)]
+        self._plain = total[0]
+        floor = rate = max(rival, 1.0 / total[0])
+        gamma, tokens, reach = 0, 1.0, 1.0
+        for k, chance in enumerate(chances, 1):
+            reach *= chance
+            tokens += reach
+            if tokens > rate * total[k]:
+                gamma, rate = k, tokens / total[k]
+        keep, more = [0.0], []
+        for k, chance in enumerate(chances):
+            wider, step = verify[k + 1] - verify[k], draft[k + 1] - draft[k]
+            # Drafted, and verified if it is one of the surer half.
+            surer = _chance(log(chance / (1.0 - chance)) + self._acceptance.spread)
+            enough, tokens, reach = (wider + 2 * step) / surer, 0.0, 1.0
+            for further, cost in zip(chances[k:], total[k + 1 :], strict=True):
+                reach *= further
+                tokens += reach
+                enough = min(enough, (cost - total[k]) / tokens)
+            keep.append(rate * wider)
+            more.append(rate * enough)
+        loss = total[min(1, self._most)] * floor - 1.0 - self._acceptance.chance(0)
+        return DraftPlan(gamma, rate, floor, loss, total, keep, [*more, 2.0])
+
+    def _unpayable(self) -> str | None:
+        """Say so where costs are such that not even perfect drafts would pay."""
+        total = self._plan.total
+        pays = ((g + 1) * total[0] > total[g] for g in range(1, self._most + 1))
+        return None if not self._most or any(pays) else self._unprofitable()
+
+    def _unprofitable(self) -> str:
+        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chance(0)
+        return (
+            f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
+            f"and {tokens:.2f} tokens are expected of it"
+        )
+
+
+def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:
+    return [a + share * (b - a) for a, b in zip(one, other, strict=True)]

@@ -21,25 +21,25 @@ class Match(NamedTuple):
 
 
 class Suffixes:
-    """Knows, of the longest suffix that occurred before, where it did so most recently.
+    """Finds the longest suffix of a text that occurred before, at its most recent occurrence.
 
     Suffixes shorter than `least` do not count, and of longer ones only the last `most` tokens do.
     Tokens are only ever appended: that costs O(most - least) on average over a text, whatever its
     length, and in practice a dictionary lookup or two. A single token may cost as much as the text
-    is long, as the first other one does after a long run of equal tokens. The answer is known
-    before it is asked for.
+    is long, as the first other one does after a long run of equal tokens. `longest` itself does no
+    work.
 
     A state is a set of suffixes that have the same occurrences, all lengths between its longest
     and, exclusively, that of the state it links to. The newest state's link is the longest suffix
     that occurred before. Where a state last ended is noted only for states with suffixes of the
-    lengths that are asked for: they are a short stretch of the path of links, from the match down.
+    lengths that count: they are a short stretch of the path of links, from the match down.
     Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text".
     """
 
     def __init__(self, least: int, most: int) -> None:
         if not 1 <= least <= most:
             raise RequestError(
-                f"suffixes of {least} to {most} tokens were asked for; expected at least 1, and "
+                f"suffixes of {least} to {most} tokens cannot be; expected at least 1, and "
                 "no more at least than at most"
             )
         self._least = least
@@ -121,7 +121,7 @@ class Suffixes:
 
         They are the ones that `token` leads to from `before` and from the states it links to.
         """
-        length, made = self._length[before] + 1, len(self._link)
+        length, state = self._length[before] + 1, len(self._link)
         others = self._others[whole]
         self._add(
             length,
@@ -130,11 +130,11 @@ class Suffixes:
             self._next[whole],
             others and others.copy(),
         )
-        self._link[made], self._link[whole] = self._link[whole], made
+        self._link[state], self._link[whole] = self._link[whole], state
         while before != NONE and self._after(before, token) == whole:
-            self._lead(before, token, made)
+            self._lead(before, token, state)
             before = self._link[before]
-        return made
+        return state
 
     def _lead(self, state: int, token: int, to: int) -> None:
         """Let a token lead from one state to another."""
@@ -173,10 +173,10 @@ class NgramDrafter:
     of the text it goes on with the tokens it has just drafted, so that a text of any period
     continues. Where nothing matches it proposes nothing, and the round is a plain step.
 
-    `gamma` says how far to draft. The confidence it is told is n / (n + 2) for a token that
-    follows n tokens of agreement: the match, and the tokens drafted before it, which count only
-    once they are kept. It is known without drawing anything, so leaving tokens out on its word is
-    lossless under both rules. A drafted token is certain: there is no distribution.
+    `gamma` decides how far to draft. The confidence of a token is n / (n + 2), where n tokens of
+    agreement come before it: the match, and the tokens drafted so far, which count only once they
+    are accepted. It is known without drawing anything, so leaving tokens out because of it is
+    lossless under every verifier. A drafted token is certain: there is no distribution.
 
     The text is read as it grows, each token once. A drafter is made for one completion; given a
     text that does not continue the one before it starts anew. It looks only at how long the text
@@ -222,12 +222,12 @@ class NgramDrafter:
         confidences: list[float] = []
         for i in range(most):
             confidence = agreed / (agreed + 2)
-            weight = decide(i + 1, confidence)
-            if weight is DraftDecision.DISCARD:
+            decision = decide(i + 1, confidence)
+            if decision is DraftDecision.DISCARD:
                 break
             drafted.append(tokens[start + i] if i < period else drafted[i - period])
             confidences.append(confidence)
-            if weight is DraftDecision.STOP:
+            if decision is DraftDecision.STOP:
                 break
             agreed += 1
         return Proposal(drafted, None, self.SOURCE, confidences) if drafted else NOTHING

@@ -249,12 +249,12 @@ class DrafterPool:
         """Return a drafter for one completion; `caches` are its row's, the target's first."""
         if gamma == 0 or len(self._models.gammas) < 2:
             return NoDrafter()
-        made = DRAFTERS[drafter].make(
+        inner = DRAFTERS[drafter].make(
             _Context(self._models, policies, drafter, gamma, params, noise, processors, caches)
         )
-        if isinstance(made, NoDrafter) or processors is None or not processors.forces:
-            return made
-        return ForcedDrafter(made, processors.forced, self._models.gammas)
+        if isinstance(inner, NoDrafter) or processors is None or not processors.forces:
+            return inner
+        return ForcedDrafter(inner, processors.forced, self._models.gammas)
 
     def lacks_costs(self, drafter: str, gamma: Gamma) -> bool:
         """Tell whether a request needs the costs of passes, and they are not measured."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from specrt.engine.protocol import Output
-from specrt.errors import EngineError, RequestError, did_you_mean
+from specrt.errors import EngineError, RequestError
 from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import (
     Distribution,
@@ -106,10 +106,7 @@ def check_verifier(name: str) -> Verifier:
     Raises: RequestError for one that is unknown.
     """
     if name not in VERIFIERS:
-        raise RequestError(
-            f"verifier is {name!r}{did_you_mean(name, VERIFIERS)}; expected one of "
-            f"{', '.join(VERIFIERS)}"
-        )
+        raise RequestError(f"verifier is {name!r}; expected {' or '.join(map(repr, VERIFIERS))}")
     return VERIFIERS[name]
 
 

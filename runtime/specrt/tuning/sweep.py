@@ -1,4 +1,4 @@
-"""Complete the same prompts with every drafter at every gamma, in turn, and name the best."""
+"""Completes the same prompts with every drafter at every gamma, in turn, and picks the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.pass_timer import thinned, turned
+from specrt.tuning import thinned, turned
 from specrt.tuning.tuning_record import TunedSetting
 
 T = TypeVar("T")
@@ -49,48 +49,48 @@ PLAIN = Candidate("none", 0)
 
 
 class SweepPlan(NamedTuple):
-    """How much is completed to tell contenders apart."""
+    """The candidates, and the work that compares them."""
 
-    contenders: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     prompts: int
     tokens: int
     """Of each completion."""
     repeats: int
 
     def price_s(self, plain_ns: float) -> float:
-        """Return what it takes where no contender is slower than plain decoding."""
-        runs = len(self.contenders) * self.prompts * self.repeats
+        """Return the time of the sweep where no candidate is slower than plain decoding."""
+        runs = len(self.candidates) * self.prompts * self.repeats
         return runs * self.tokens * plain_ns / 1e9
 
 
 @dataclass
 class SweepResult:
-    """What the contenders did so far."""
+    """Times and counts of each candidate."""
 
     decode_ns: dict[Candidate, list[list[int]]]
-    """Per contender and prompt, one time for each repeat."""
+    """Per candidate and prompt, one time for each repeat."""
     counts: dict[Candidate, SpeculationStats] = field(default_factory=dict)
     """Of the last repeat; greedy decoding emits the same in each."""
 
-    def prompt_ns(self, who: Candidate) -> list[float]:
+    def prompt_ns(self, candidate: Candidate) -> list[float]:
         """Return the median time for each prompt."""
-        return [median(times) for times in self.decode_ns[who]]
+        return [median(times) for times in self.decode_ns[candidate]]
 
-    def total_ns(self, who: Candidate) -> float:
+    def total_ns(self, candidate: Candidate) -> float:
         """Return the time for all prompts."""
-        return sum(self.prompt_ns(who))
+        return sum(self.prompt_ns(candidate))
 
     def settings(self) -> tuple[TunedSetting, ...]:
-        """Return what each contender came to, as a record keeps it."""
-        return tuple(self._setting(who) for who in self.decode_ns)
+        """Return the totals of each candidate as the tuning record stores them."""
+        return tuple(self._setting(candidate) for candidate in self.decode_ns)
 
-    def _setting(self, who: Candidate) -> TunedSetting:
-        counts = self.counts[who]
+    def _setting(self, candidate: Candidate) -> TunedSetting:
+        counts = self.counts[candidate]
         return TunedSetting(
-            drafter=who.drafter,
-            fixed_gamma=None if who.gamma == AUTO else who.gamma,
+            drafter=candidate.drafter,
+            fixed_gamma=None if candidate.gamma == AUTO else candidate.gamma,
             emitted=counts.emitted,
-            decode_ns=max(1, round(self.total_ns(who))),
+            decode_ns=max(1, round(self.total_ns(candidate))),
             rounds=counts.rounds,
             drafted=counts.drafted,
             evaluated=counts.evaluated,
@@ -98,29 +98,32 @@ class SweepResult:
         )
 
     def best(self) -> Candidate:
-        """Return the fastest contender that leaves gamma open, or a fixed one that beats it."""
+        """Return the fastest with gamma `auto`, or a fixed gamma that is clearly faster."""
         order = sorted(self.decode_ns, key=self.total_ns)
-        free = next((who for who in order if who.gamma == AUTO), order[0])
-        clear = (who for who in order if who.gamma != AUTO and self._beats(who, free))
-        return next(clear, free)
+        adaptive = next((each for each in order if each.gamma == AUTO), order[0])
+        fixed = (each for each in order if each.gamma != AUTO and self._beats(each, adaptive))
+        return next(fixed, adaptive)
 
-    def _beats(self, who: Candidate, other: Candidate) -> bool:
-        pairs = list(zip(self.prompt_ns(who), self.prompt_ns(other), strict=True))
-        faster = sum(mine < its for mine, its in pairs)
-        ahead = self.total_ns(who) * CLEARLY < self.total_ns(other)
+    def _beats(self, candidate: Candidate, other: Candidate) -> bool:
+        pairs = list(zip(self.prompt_ns(candidate), self.prompt_ns(other), strict=True))
+        faster = sum(own < others for own, others in pairs)
+        ahead = self.total_ns(candidate) * CLEARLY < self.total_ns(other)
         return ahead and faster >= _MOST_OF_THEM * len(pairs)
 
 
 def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> SweepPlan:
     """Return the most thorough sweep that fits its time, a shorter one for slow models."""
-    every, ladder = _contenders(models, models.gammas), _contenders(models, thinned(models.gammas))
+    every, ladder = (
+        _every_candidate(models, models.gammas),
+        _every_candidate(models, thinned(models.gammas)),
+    )
     efforts = [
         SweepPlan(every, 16, _MOST_TOKENS, 3),
         SweepPlan(every, 12, 64, 2),
         SweepPlan(ladder, 8, 64, 2),
         SweepPlan(ladder, 8, 64, 1),
         SweepPlan(ladder, 6, 48, 1),
-        SweepPlan(_contenders(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
+        SweepPlan(_every_candidate(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
     ]
     fits = [_fitted(effort, prompts) for effort in efforts[_QUICK if quick else 0 :]]
     budget_s = _QUICK_S if quick else _THOROUGH_S
@@ -128,12 +131,12 @@ def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> S
 
 
 def _fitted(effort: SweepPlan, prompts: int) -> SweepPlan:
-    """Make the completions of few prompts longer, so that they are enough."""
+    """Lengthen the completions of few prompts to `FEWEST_TOKENS` in all."""
     used = max(1, min(effort.prompts, prompts))
     return effort._replace(prompts=used, tokens=max(effort.tokens, -(-FEWEST_TOKENS // used)))
 
 
-def _contenders(models: Models, gammas: Sequence[int]) -> tuple[Candidate, ...]:
+def _every_candidate(models: Models, gammas: Sequence[int]) -> tuple[Candidate, ...]:
     drafting = sorted({g for g in gammas if g})
     drafters = available_drafters(has_model=models.draft is not None)
     ways: list[Gamma] = [*drafting, AUTO] if drafting else []
@@ -141,7 +144,7 @@ def _contenders(models: Models, gammas: Sequence[int]) -> tuple[Candidate, ...]:
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
-    """Refuse prompts on which contenders could not be told apart.
+    """Refuse prompts too few to compare candidates on.
 
     Raises: RequestError when they are too few, too long, or leave too little room.
     """
@@ -160,7 +163,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
 
 
 def spread(prompts: Sequence[T], number: int) -> list[T]:
-    """Return so many of the prompts, spread over all."""
+    """Return `number` of the prompts, spread over all."""
     return [prompts[i * len(prompts) // number] for i in range(number)]
 
 
@@ -169,33 +172,37 @@ def sweep(
     tokenizer: Tokenizer,
     prompts: Sequence[list[int]],
     effort: SweepPlan,
-    progress: Callable[[float], None] = lambda done: None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> SweepResult:
-    """Complete each prompt with every contender in turn, each prompt beginning with another.
+    """Complete each prompt with every candidate in turn, each prompt beginning with another.
 
-    Contenders learn from their own completions alone. One short completion of each comes first,
-    uncounted.
+    Each candidate has a generator of its own, so that it learns from its own completions alone. One
+    short completion of each comes first and is not counted.
     """
-    order = effort.contenders
-    each = {who: Generator(models, tokenizer) for who in order}
-    for who in order:
-        _complete(each[who], prompts[0], who, 2 + max(models.gammas))
-    contest = SweepResult({who: [[] for _ in prompts] for who in order})
+    order = effort.candidates
+    each = {candidate: Generator(models, tokenizer) for candidate in order}
+    for candidate in order:
+        _complete(each[candidate], prompts[0], candidate, 2 + max(models.gammas))
+    result = SweepResult({candidate: [[] for _ in prompts] for candidate in order})
     for repeat in range(effort.repeats):
-        contest.counts = {who: SpeculationStats(who.gamma, who.drafter) for who in order}
+        result.counts = {
+            candidate: SpeculationStats(candidate.gamma, candidate.drafter) for candidate in order
+        }
         for number, prompt in enumerate(prompts):
-            for who in turned(order, repeat + number):
-                took, counts = _complete(each[who], prompt, who, effort.tokens)
-                contest.decode_ns[who][number].append(took)
-                contest.counts[who].merge(counts)
+            for candidate in turned(order, repeat + number):
+                took, counts = _complete(each[candidate], prompt, candidate, effort.tokens)
+                result.decode_ns[candidate][number].append(took)
+                result.counts[candidate].merge(counts)
             progress((repeat + (number + 1) / len(prompts)) / effort.repeats)
-    return contest
+    return result
 
 
 def _complete(
-    generator: Generator, prompt: list[int], who: Candidate, tokens: int
+    generator: Generator, prompt: list[int], candidate: Candidate, tokens: int
 ) -> tuple[int, SpeculationStats]:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    done = generator.generate(prompt, params, gamma=who.gamma, drafter=who.drafter)
-    arrivals = done.timings.arrivals
-    return arrivals[-1][0] - arrivals[0][0], done.speculation
+    completion = generator.generate(
+        prompt, params, gamma=candidate.gamma, drafter=candidate.drafter
+    )
+    arrivals = completion.timings.arrivals
+    return arrivals[-1][0] - arrivals[0][0], completion.speculation

@@ -1,4 +1,4 @@
-"""What tuning found out about a bundle on one machine, and where it is kept.
+"""The record of tuning a bundle on one machine, and its file.
 
 The record lies beside the manifest, in a file of its own: the manifest stays what the build
 machine wrote, and the costs are of the machine that runs it.
@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """What one drafter at one gamma came to over the prompts that a bundle was tuned on."""
+    """Counts and time of one drafter at one gamma over the prompts of a tuning."""
 
     drafter: str
     fixed_gamma: int | None
@@ -68,7 +68,7 @@ class TunedSetting:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Costs and best defaults of a bundle, and everything they hold for.
+    """Costs and best defaults of a bundle, and what they hold for.
 
     Units: nanoseconds, whole ones, as in `Costs`.
     """
@@ -76,7 +76,7 @@ class Tuning:
     format: int
     date: str
     source: str
-    """Of the manifest: another one means that the bundle was built again from something else."""
+    """Of the manifest: it changes where the bundle is built again from something else."""
     machine: Machine
     threads: Count
     pools: Annotated[int, Interval(1, 2)]
@@ -87,7 +87,7 @@ class Tuning:
     fixed_gamma: int | None
     """The gamma that is best here; None where choosing it round by round is."""
     drafter: str
-    """The drafter that is best here; empty where none was tried."""
+    """The drafter that is best here; empty where no prompts were given."""
     settings: tuple[TunedSetting, ...]
     pad_to_even: bool = True
     """Whether a quantized target's passes need an even width here; see `OrtEngine`."""
@@ -117,10 +117,9 @@ class Tuning:
 def read_tuning(
     bundle: Bundle, threads: int, pools: int | None = None
 ) -> tuple[Tuning | None, str | None]:
-    """Return the tuning of a bundle, or why the one that is there must not be used.
+    """Return the tuning of a bundle, or the reason to ignore it; neither where there is no record.
 
-    A bundle that was never tuned gives neither. `threads` and `pools` are what the engines are
-    about to run on; any number of pools will do when None.
+    `threads` and `pools` are those of the engines about to run; None admits any number of pools.
     """
     path = bundle.file(FILE_NAME)
     if not os.path.lexists(path):
@@ -139,15 +138,15 @@ def read_tuning(
 
 
 def write_tuning(folder: Path, tuning: Tuning) -> Path:
-    """Put a tuning beside the manifest of a bundle, in place of the one that may be there.
+    """Write a tuning beside the manifest of a bundle, replacing an older one.
 
-    Raises: BundleError when the bundle cannot be written to; what was there is there still.
+    Raises: BundleError when the bundle cannot be written to; the older one stays.
     """
     return _put(folder, tuning.to_json())
 
 
 def check_writable(folder: Path) -> None:
-    """Find out whether a tuning can be kept, before it is measured.
+    """Check that a tuning can be written, before it is measured.
 
     Raises: BundleError with the remedy.
     """
@@ -155,7 +154,7 @@ def check_writable(folder: Path) -> None:
 
 
 def _put(folder: Path, text: str | None) -> Path:
-    """Write a file aside and put it in place; without a text, only try whether that is possible."""
+    """Write a file aside and rename it; without a text, only test that writing works."""
     place = folder / FILE_NAME
     aside = folder / f".{FILE_NAME}.{os.getpid()}"
     try:
@@ -176,12 +175,12 @@ def _put(folder: Path, text: str | None) -> Path:
 
 
 def read_record(path: Path) -> Tuning:
-    """Read a record from a file that may hold anything, whatever machine it is of.
+    """Read a record from a file that may hold anything, of any machine.
 
     Raises: OSError, ValueError.
     """
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError("it is no file")
+    if not path.is_file():  # reading a pipe would block
+        raise ValueError("it is not a file")
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -195,7 +194,7 @@ def read_record(path: Path) -> Tuning:
 
 
 def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
-    """Yield what is wrong with a record whose fields are fine by themselves."""
+    """Yield what is wrong between the fields of a record, and with its bundle."""
     gammas = bundle.manifest.gammas
     _ = tuning.costs  # refuses costs that no machine has
     lengths = len(tuning.verify_ns), len(tuning.draft_ns)
@@ -207,9 +206,9 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
         yield f"{lengths[0]} and {lengths[1]} costs, expected {expected[0]} and {expected[1]}"
     if bundle.manifest.draft is not None and not all(tuning.draft_ns[1:]):
         yield "the draft costs nothing"
-    named = [(tuning.fixed_gamma, tuning.drafter)]
-    named += [(setting.fixed_gamma, setting.drafter) for setting in tuning.settings]
-    for gamma, drafter in named:
+    choices = [(tuning.fixed_gamma, tuning.drafter)]
+    choices += [(setting.fixed_gamma, setting.drafter) for setting in tuning.settings]
+    for gamma, drafter in choices:
         if gamma is not None and gamma not in gammas:
             yield f"gamma {gamma}, expected one of {short(gammas)}"
         if drafter not in ("", *DRAFTERS):
@@ -217,7 +216,7 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
 
 
 def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> str | None:
-    """Say why a sound record does not hold here and now, and what to do."""
+    """Return why a sound record does not hold here, and the remedy; None where it holds."""
     again = _again(bundle, threads)
     if tuning.source != bundle.manifest.source:
         return f"the bundle was built again since; {again}"

@@ -7,8 +7,8 @@
 
 namespace specrt::checks {
 
+using native::DraftDecision;
 using native::Json;
-using native::Weight;
 
 namespace {
 
@@ -17,9 +17,9 @@ class Cautious : public native::GammaPolicy {
  public:
   Cautious(int most, double drop, double last) : most_(most), drop_(drop), last_(last) {}
   int choose() override { return most_; }
-  Weight weigh(int, double confidence) override {
-    if (confidence < drop_) return Weight::kDrop;
-    return confidence < last_ ? Weight::kLast : Weight::kMore;
+  DraftDecision decide(int, double confidence) override {
+    if (confidence < drop_) return DraftDecision::kDiscard;
+    return confidence < last_ ? DraftDecision::kStop : DraftDecision::kContinue;
   }
   void observe(const native::Round&) override {}
 

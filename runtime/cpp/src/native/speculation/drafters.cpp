@@ -57,11 +57,11 @@ void ModelDrafter::draft(std::vector<Token> pending, std::size_t position, std::
     const auto chosen = choose(output, position + drafted.size(), proposal);
     if (!chosen) return;
     const int place = static_cast<int>(drafted.size()) + 1;
-    const Weight weight = gamma_->weigh(place, chosen->confidence);
-    if (weight == Weight::kDrop) return;
+    const DraftDecision weight = gamma_->decide(place, chosen->confidence);
+    if (weight == DraftDecision::kDiscard) return;
     drafted.push_back(chosen->token);
     proposal.confidences.push_back(chosen->confidence);
-    if (weight == Weight::kLast || drafted.size() == most) return;
+    if (weight == DraftDecision::kStop || drafted.size() == most) return;
     pending.assign(1, chosen->token);
     cache_.check_wanted();
   }

@@ -1,7 +1,12 @@
-// How far to draft: the protocol, the policy that always drafts equally far, and built gammas.
+// How far to draft: the protocol, fixed gammas, and the policy that drafts as far as it pays.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "native/speculation/costs.hpp"
@@ -10,7 +15,7 @@
 namespace specrt::native {
 
 // What becomes of the token just drafted: left out, the last one, or another may follow.
-enum class Weight { kDrop, kLast, kMore };
+enum class DraftDecision { kDiscard, kStop, kContinue };
 
 // Decides how many tokens a round drafts, from what rounds before it came to.
 class GammaPolicy {
@@ -20,7 +25,7 @@ class GammaPolicy {
   virtual int choose() = 0;
   // What becomes of the token just drafted. `drafted` is its place in the draft, from 1;
   // `confidence` is its drafter's, in (0, 1], and 1 for every token where it has none to give.
-  virtual Weight weigh(int drafted, double confidence) = 0;
+  virtual DraftDecision decide(int drafted, double confidence) = 0;
   // Learn from a round: its own, or one in which nothing was drafted.
   virtual void observe(const Round& round) = 0;
 };
@@ -30,7 +35,7 @@ class FixedGamma : public GammaPolicy {
  public:
   explicit FixedGamma(int gamma) : gamma_(gamma) {}
   int choose() override { return gamma_; }
-  Weight weigh(int, double) override { return Weight::kMore; }
+  DraftDecision decide(int, double) override { return DraftDecision::kContinue; }
   void observe(const Round&) override {}
 
  private:
@@ -44,12 +49,93 @@ class BuiltGamma : public GammaPolicy {
   // `gammas` rise from 0.
   BuiltGamma(std::shared_ptr<GammaPolicy> policy, std::vector<int> gammas);
   int choose() override;
-  Weight weigh(int drafted, double confidence) override;
+  DraftDecision decide(int drafted, double confidence) override;
   void observe(const Round& round) override;
 
  private:
   std::shared_ptr<GammaPolicy> policy_;
   std::vector<int> gammas_;
+};
+
+// The chance of each drafted token, given its place and its drafter's confidence: a belief over how
+// easy the text is, and weights of being surer than usual, of being less sure, and of the place.
+class Acceptance {
+ public:
+  explicit Acceptance(std::size_t most);
+  void begin() { tokens_.clear(); }
+  double chance(std::size_t place) const;                   // of a token of usual confidence
+  double expect(std::size_t place, double confidence);      // of the next drafted token
+  void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
+  void turn(double chance);  // the text may have become easier or harder
+  double spread() const;     // how much easier tokens of one standard deviation more confidence are
+
+ private:
+  static constexpr std::size_t kLevels = 9;  // log odds of a drafted token, from -4 to 4
+  using Belief = std::array<double, kLevels>;
+  using Features = std::array<double, 3>;
+  double offset(const Features& features) const;
+
+  Belief belief_, usual_;
+  Features weights_, seen_;
+  std::vector<Features> tokens_;
+  // Log odds at each place, given that the tokens before it are kept.
+  std::vector<double> eases_;
+  double mean_ = 0, variance_ = 0;
+};
+
+// What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
+class CostTracker {
+ public:
+  explicit CostTracker(std::vector<double> tuned);
+  void record(std::size_t drafted, double ns);
+  std::vector<double> costs() const;
+
+ private:
+  struct Width {
+    double ns;
+    int passes = 0, fast = 1, slow = 0;
+  };
+  std::vector<Width> widths_;
+  double common_ = 1;
+  double passes_ = 0;
+};
+
+// Drafts as many tokens as pay, none included, from costs and a running estimate. `rival` is the
+// policy of the drafter that is asked where this one proposes nothing; without one that is a plain
+// step. While drafting does not pay, a round of one token now and then shows whether it would.
+// What was learned stays for the generations that follow. The Python runtime's `AutoGamma` has the
+// reasons.
+class AutoGamma : public GammaPolicy {
+ public:
+  AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGamma> rival = nullptr);
+  int choose() override;
+  DraftDecision decide(int drafted, double confidence) override;
+  void observe(const Round& round) override;
+
+  // Tokens per nanosecond expected of the coming rounds.
+  double rate() const { return rate_; }
+  // Why nothing is drafted but for probes; none again as soon as drafting pays.
+  const std::optional<std::string>& fallback() const { return fallback_; }
+
+ private:
+  void plan();
+  void judge(const Round& round);
+  double loss() const;
+  std::string unprofitable() const;
+
+  std::size_t most_;
+  std::shared_ptr<const AutoGamma> rival_;
+  Acceptance acceptance_;
+  std::shared_ptr<CostTracker> verify_;
+  CostTracker draft_;
+  double outside_;
+  std::vector<double> total_, keep_, more_;
+  std::size_t gamma_ = 0;
+  double floor_ = 0, rate_ = 0, reach_ = 1, lost_ = 0;
+  std::size_t steps_ = 0, silent_ = 0;
+  std::int64_t run_ = 0, idle_ = 0, discarded_ = 0;
+  bool asked_ = false, probing_ = false;
+  std::optional<std::string> fallback_;
 };
 
 }  // namespace specrt::native

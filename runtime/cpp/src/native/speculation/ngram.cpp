@@ -127,11 +127,11 @@ Proposal NgramDrafter::copy(const std::vector<Token>& tokens, const Match& match
   std::size_t agreed = match.length;
   for (std::size_t i = 0; i < most; ++i, ++agreed) {
     const double confidence = static_cast<double>(agreed) / static_cast<double>(agreed + 2);
-    const Weight weight = gamma_->weigh(static_cast<int>(i) + 1, confidence);
-    if (weight == Weight::kDrop) break;
+    const DraftDecision weight = gamma_->decide(static_cast<int>(i) + 1, confidence);
+    if (weight == DraftDecision::kDiscard) break;
     proposal.tokens.push_back(i < period ? tokens[match.end + i] : proposal.tokens[i - period]);
     proposal.confidences.push_back(confidence);
-    if (weight == Weight::kLast) break;
+    if (weight == DraftDecision::kStop) break;
   }
   if (!proposal.tokens.empty()) proposal.source = "ngram";
   return proposal;

@@ -1,0 +1,415 @@
+"""Texts on which a gamma policy can be ridden without an engine: recorded ones and made ones.
+
+A trace knows, for every position of a text, how many of the tokens drafted from there are right,
+and how confident the drafter was of each. What a policy would have gained is then arithmetic.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.speculation.costs import Costs
+from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.round import Round
+
+LARGEST = 8
+"""The largest gamma of all traces."""
+FOLDER = Path(__file__).parent / "traces"
+REGRETS = {
+    "recorded": 0.035,
+    "steady": 0.03,
+    "always wrong": 0.03,
+    "always right": 0.01,
+    "fading": 0.03,
+    "alternating": -0.02,
+    "recovering": -0.05,
+    "telling": 0.01,
+    "misleading": 0.03,
+    "noisy clock": 0.05,
+    "changing load": 0.04,
+    "wrong scale": 0.03,
+    "wrong shape": 0.04,
+}
+"""The most that `auto` may fall behind the best fixed gamma, by family of traces."""
+LEVELS = 255
+"""Of a confidence, as it is stored."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What one drafter proposes from each position of a text.
+
+    `right[t]` counts the tokens drafted from position t that the text goes on with;
+    `confidence[t]` has the drafter's for each token it proposes there, at most `LARGEST`.
+    """
+
+    right: Sequence[int]
+    confidence: Sequence[Sequence[float]]
+
+    def without_confidence(self) -> Drafts:
+        """Return the same drafts by a drafter that knows nothing of its own chances."""
+        return replace(self, confidence=[[1.0] * len(row) for row in self.confidence])
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A text, what was drafted along it, and the machine it runs on.
+
+    `costs` are the machine's, `tuned` what a policy is told of them. With a second drafter the
+    first is asked first, as in a cascade. `jitter` has how many times as long as they should passes
+    take on the clock, in turn; `loads` how many rows share them, in stretches of 250 tokens.
+    """
+
+    name: str
+    drafts: Drafts
+    costs: Costs
+    second: Drafts | None = None
+    tuned: Costs | None = None
+    jitter: Sequence[float] = (1.0,)
+    loads: Sequence[int] = (1,)
+
+    @property
+    def length(self) -> int:
+        """Positions of the text."""
+        return len(self.drafts.right)
+
+    @cached_property
+    def known(self) -> Costs:
+        """What a policy is told that passes cost."""
+        return self.tuned or self.costs
+
+    def timed(self, ns: float, number: int) -> int:
+        """Return what a pass takes on the clock; `number` counts passes."""
+        return round(ns * self.jitter[number % len(self.jitter)])
+
+    def load(self, position: int) -> int:
+        """Return how many rows share the passes where the text has come so far."""
+        return self.loads[position // 250 % len(self.loads)]
+
+    @cached_property
+    def by_load(self) -> dict[int, Costs]:
+        """What passes cost, for each number of rows that share them."""
+        return {load: self.costs.shared(load, LARGEST) for load in self.loads}
+
+
+@dataclass
+class Ride:
+    """A policy on a trace: its rounds, and what they cost by the machine's true costs."""
+
+    rounds: list[Round] = field(default_factory=list)
+    ns: list[float] = field(default_factory=list)
+
+    def rate(self, first: int = 0, last: int | None = None) -> float:
+        """Return the tokens per second from one token of the text to another."""
+        position, tokens, ns = 0, 0, 0.0
+        for round_, spent in zip(self.rounds, self.ns, strict=True):
+            if position >= first and (last is None or position < last):
+                tokens += len(round_.tokens)
+                ns += spent
+            position += len(round_.tokens)
+        return tokens / ns * 1e9
+
+
+@runtime_checkable
+class LoadPolicy(Protocol):
+    """A policy that goes by how many rows share the passes."""
+
+    def set_load(self, load: int) -> None:
+        """Go by what passes cost while so many rows share them."""
+
+
+def draft(policy: GammaPolicy, drafts: Drafts, position: int) -> tuple[int, int, int]:
+    """Draft from a position; return the draft steps, the tokens verified, and those accepted."""
+    proposed = drafts.confidence[position]
+    most = min(policy.choose(), len(proposed))
+    steps = kept = 0
+    while steps < most:
+        steps += 1
+        decision = policy.decide(steps, proposed[steps - 1])
+        if decision is not DraftDecision.DISCARD:
+            kept = steps
+        if decision is not DraftDecision.CONTINUE:
+            break
+    return steps, kept, min(kept, drafts.right[position])
+
+
+def ride(policy: GammaPolicy, trace: Trace, second: GammaPolicy | None = None) -> Ride:
+    """Run a policy along a trace; a trace of two drafters takes two."""
+    done = Ride()
+    position = 0
+    while position + LARGEST < trace.length:
+        number = len(done.rounds)
+        load = trace.load(position)
+        costs = trace.by_load[load]
+        if isinstance(policy, LoadPolicy):
+            policy.set_load(load)
+        steps, kept, accepted = draft(policy, trace.drafts, position)
+        draft_ns = costs.draft(steps) if trace.second is None else 0.0
+        both = second is not None and trace.second is not None and not kept
+        if both:
+            assert second is not None
+            assert trace.second is not None
+            steps, kept, accepted = draft(second, trace.second, position)
+            draft_ns = costs.draft(steps)
+        verify_ns = costs.verify(kept)
+        round_ = Round(
+            tokens=[0] * (accepted + 1),
+            drafted=kept,
+            accepted=accepted,
+            draft_ns=trace.timed(draft_ns, 2 * number),
+            verify_ns=trace.timed(verify_ns, 2 * number + 1),
+        )
+        if both:
+            assert second is not None
+            second.observe(round_)
+            policy.observe(Round([0], 0, 0, round_.draft_ns, round_.verify_ns))
+        else:
+            policy.observe(round_)
+        done.rounds.append(round_)
+        done.ns.append(draft_ns + verify_ns + costs.outside_ns)
+        position += accepted + 1
+    return done
+
+
+def best_fixed(trace: Trace, first: int = 0, last: int | None = None) -> float:
+    """Return the tokens per second of the fixed gammas that turn out best in hindsight."""
+    seconds = range(LARGEST + 1) if trace.second is not None else (0,)
+    return max(
+        ride(FixedGamma(gamma), trace, FixedGamma(second)).rate(first, last)
+        for gamma in range(LARGEST + 1)
+        for second in seconds
+    )
+
+
+# Recorded texts.
+
+
+def save(path: Path, costs: Costs, jitter: Iterable[float], **drafts: Drafts) -> None:
+    """Write a recorded text: what passes cost, by how much they vary, and the drafts."""
+    arrays: dict[str, NDArray[Any]] = {
+        "verify_ns": np.array(costs.verify_ns),
+        "draft_ns": np.array(costs.draft_ns),
+        "outside_ns": np.array(costs.outside_ns),
+        "jitter": np.array(list(jitter), np.float32),
+    }
+    for name, made in drafts.items():
+        table = np.zeros((len(made.right), LARGEST), np.uint8)
+        for row, confidences in zip(table, made.confidence, strict=True):
+            row[: len(confidences)] = [max(1, round(c * LEVELS)) for c in confidences]
+        arrays[f"{name}_right"] = np.array(made.right, np.uint8)
+        arrays[f"{name}_confidence"] = table
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+
+
+def recorded(path: Path) -> Trace:
+    """Read a recorded text, drafted by a cascade; `alone` leaves one drafter of it."""
+    arrays = np.load(path)
+    costs = Costs(
+        tuple(arrays["verify_ns"].tolist()),
+        tuple(arrays["draft_ns"].tolist()),
+        float(arrays["outside_ns"]),
+    )
+    first, second = _drafts(arrays, "ngram"), _drafts(arrays, "model")
+    return Trace(path.stem, first, costs, second, jitter=arrays["jitter"].tolist())
+
+
+def _drafts(arrays: np.lib.npyio.NpzFile, name: str) -> Drafts:
+    rows = arrays[f"{name}_confidence"].tolist()
+    # A sure token is stored below 1, which is what a drafter says that knows nothing.
+    confidence = [[min(c, LEVELS - 0.5) / LEVELS for c in row if c] for row in rows]
+    return Drafts(arrays[f"{name}_right"].tolist(), confidence)
+
+
+def alone(trace: Trace, drafter: str) -> Trace:
+    """Return a cascade's trace with one of its drafters only: `model` or `ngram`."""
+    if drafter == "ngram":
+        free = replace(trace.costs, draft_ns=(0.0,) * len(trace.costs.draft_ns))
+        return replace(trace, name=f"{trace.name} ngram", costs=free, second=None)
+    assert trace.second is not None
+    return replace(trace, name=f"{trace.name} {drafter}", drafts=trace.second, second=None)
+
+
+# Made texts.
+
+
+def steady(chance: float, length: int, seed: int, fade: float = 1.0) -> Drafts:
+    """Return drafts that are equally often right everywhere, less by `fade` at each place."""
+    return made([chance] * length, seed, fade=fade)
+
+
+def alternating(easy: float, hard: float, length: int, seed: int) -> Drafts:
+    """Return drafts along stretches of 100 to 300 tokens, easy and hard in turn."""
+    draw = random.Random(seed)
+    chances: list[float] = []
+    while len(chances) < length:
+        chances += [easy] * draw.randint(100, 300)
+        chances += [hard] * draw.randint(100, 300)
+    return made(chances, seed)
+
+
+def telling(
+    length: int, seed: int, shape: tuple[float, float] = (2.0, 1.0), warp: float = 1.0
+) -> Drafts:
+    """Return drafts of many chances, of which confidence tells: chance ** warp."""
+    draw = random.Random(seed)
+    chances = [draw.betavariate(*shape) for _ in range(length)]
+    return made(chances, seed, [min(0.999, max(1e-6, c**warp)) for c in chances])
+
+
+def made(
+    chances: Sequence[float],
+    seed: int,
+    confidence: Sequence[float] | None = None,
+    fade: float = 1.0,
+) -> Drafts:
+    """Return drafts whose token for position t, at place i, is right by chances[t] * fade ** i.
+
+    The luck of a position is the same at every place, so that all policies meet it.
+    """
+    draw = random.Random(seed)
+    luck = [draw.random() for _ in chances]
+    right = []
+    for position in range(len(chances)):
+        count = 0
+        for place, chance in enumerate(chances[position : position + LARGEST]):
+            if luck[position + place] >= chance * fade**place:
+                break
+            count += 1
+        right.append(count)
+    shown = confidence or [1.0] * len(chances)
+    return Drafts(right, [shown[t : t + LARGEST] for t in range(len(chances))])
+
+
+MACHINES = {
+    "cheap draft": Costs(
+        tuple(1e6 * (1 + 0.02 * g) for g in range(9)), tuple(1e6 * 0.02 * g for g in range(9)), 2e4
+    ),
+    "expensive draft": Costs(
+        tuple(1e6 * (1 + 0.05 * g) for g in range(9)), tuple(1e6 * 0.3 * g for g in range(9)), 2e4
+    ),
+    "206 M int8": Costs(
+        tuple(ms * 1e6 for ms in (6.1, 6.8, 7.5, 8.15, 8.8, 9.5, 10.2, 11.0, 11.7)),
+        tuple(0.25e6 * g for g in range(9)),
+        5e4,
+    ),
+    "206 M int4": Costs(
+        tuple(ms * 1e6 for ms in (4.1, 4.6, 5.5, 6.35, 7.2, 7.9, 8.8, 9.75, 10.7)),
+        tuple(0.25e6 * g for g in range(9)),
+        5e4,
+    ),
+    "16 M int8": Costs(
+        tuple(ms * 1e6 for ms in (0.43, 0.5, 0.58, 0.66, 0.74, 0.81, 0.9, 0.98, 1.06)),
+        tuple(0.07e6 * g for g in range(9)),
+        4e4,
+    ),
+    "lookup": Costs(
+        tuple(ms * 1e6 for ms in (6.1, 6.8, 7.5, 8.15, 8.8, 9.5, 10.2, 11.0, 11.7)),
+        (0.0,) * 9,
+        2e4,
+    ),
+    "stairs": Costs(
+        tuple(1e6 * (1 if g < 4 else 1.6) for g in range(9)),
+        tuple(1e6 * 0.04 * g for g in range(9)),
+        2e4,
+    ),
+}
+"""Machines of the shapes that engines have, measured ones among them."""
+
+
+def all_traces() -> dict[str, list[Trace]]:
+    """Return the made traces and the recorded ones, these with each drafter alone and with both."""
+    found = families()
+    found["recorded"] = []
+    for path in sorted(FOLDER.glob("*.npz")):
+        both = recorded(path)
+        found["recorded"] += [alone(both, "model"), alone(both, "ngram")]
+        found["recorded"].append(replace(both, name=f"{both.name} cascade"))
+    return found
+
+
+def families(seed: int = 1) -> dict[str, list[Trace]]:
+    """Return the made traces, by family, each family on every machine."""
+    draw = random.Random(seed)
+    texts: dict[str, list[Drafts]] = {
+        "steady": [steady(p, 6000, seed) for p in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)],
+        "always wrong": [
+            steady(0.0, 4000, seed),
+            made([0.0] * 4000, seed, [draw.uniform(0.6, 1) for _ in range(4000)]),
+            made([0.0] * 4000, seed, [0.04] * 4000),
+        ],
+        "always right": [steady(1.0, 4000, seed)],
+        "fading": [steady(0.9, 6000, seed, fade) for fade in (0.6, 0.9)],
+        "alternating": [
+            alternating(easy, hard, 8000, seed)
+            for easy, hard in ((0.95, 0.0), (0.9, 0.05), (0.85, 0.1))
+        ],
+        "recovering": [made([0.02] * 3000 + [0.92] * 3000, seed)],
+        "telling": [
+            telling(5000, seed, shape, warp)
+            for shape in ((1.0, 1.0), (2.0, 1.0))
+            for warp in (0.4, 1.0, 2.5)
+        ],
+        "misleading": [
+            made([p] * 6000, seed, [draw.random() for _ in range(6000)]) for p in (0.3, 0.7, 0.9)
+        ],
+    }
+    found = {
+        family: [
+            Trace(machine, drafts, costs)
+            for machine, costs in MACHINES.items()
+            for drafts in members
+        ]
+        for family, members in texts.items()
+    }
+    plain = [texts["steady"][i] for i in (0, 1, 3, 5)]
+    found["noisy clock"] = [
+        Trace(name, drafts, costs, jitter=noisy(noise))
+        for noise in (1, 2, 3)
+        for name, costs in MACHINES.items()
+        for drafts in plain
+    ]
+    found["changing load"] = [
+        Trace(name, drafts, costs, loads=(1, 4, 2))
+        for name, costs in MACHINES.items()
+        for drafts in plain
+    ]
+    found["wrong scale"] = [
+        Trace(name, drafts, MACHINES[name], tuned=MACHINES[name].scaled(verify, pace))
+        for name in ("206 M int8", "expensive draft")
+        for verify, pace in ((0.5, 1.0), (2.0, 1.0), (1.0, 3.0), (1.0, 1 / 3))
+        for drafts in plain
+    ]
+    found["wrong shape"] = [
+        Trace(name, drafts, costs, tuned=wrong)
+        for name, costs in MACHINES.items()
+        for wrong in wrong_shapes(costs)
+        for drafts in (texts["steady"][3], texts["steady"][5], texts["telling"][4])
+    ]
+    return found
+
+
+def noisy(seed: int) -> list[float]:
+    """Return a busy machine: passes vary by an eighth, and one in a hundred takes ten times."""
+    draw = random.Random(seed)
+    return [draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1) for _ in range(4999)]
+
+
+def wrong_shapes(costs: Costs) -> list[Costs]:
+    """Return the costs with some widths 27 to 50 times too dear, as a busy machine measures."""
+    draw = random.Random(2)
+    spoiled = []
+    for widths in (range(1, 9), range(2, 9), range(4, 9), (2, 3), (1, 4, 5), (0,)):
+        verify_ns = list(costs.verify_ns)
+        for width in widths:
+            verify_ns[width] *= draw.uniform(27, 50)
+        spoiled.append(replace(costs, verify_ns=tuple(verify_ns)))
+    return spoiled

@@ -1,0 +1,423 @@
+"""Builds a bundle from a recipe: each model in turn, in a folder that then takes its place."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+
+import specrt
+from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt.params import AUTO
+from specrt.text import Tokenizer
+from specrt_export.check.equivalence import check_engine, max_width
+from specrt_export.check.quality import QualityGate
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.compile import (
+    KV_BYTES,
+    CompiledModel,
+    Compiler,
+    GraphSource,
+    LoweredModel,
+    Progress,
+)
+from specrt_export.inputs import (
+    ModelInputs,
+    begin_token,
+    calibration_path,
+    check_graph,
+    check_inputs,
+    end_tokens,
+    find_inputs,
+    read_calibration,
+)
+from specrt_export.portable.external_data import external_tensors
+from specrt_export.portable.graph import GraphRun, read_graph, runs_here
+from specrt_export.quantize import Quantized, quantize
+from specrt_export.recipe import Recipe
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: None) -> None:
+    """Build the bundle of a recipe into `out`; a bundle that is there stays until it is done.
+
+    Raises: SpecrtError; whatever stops the build, nothing half-made is left.
+    """
+    progress("read checkpoints", 0.0)
+    inputs = find_inputs(recipe)
+    _check_place(out, recipe, inputs)
+    builder = ModelBuilder.of(recipe)
+    source = fingerprint(builder, inputs)
+    check_inputs(recipe, inputs, out)
+    builder = replace(builder, gate=_gate(recipe, inputs[0].checkpoint))
+    with atomic_folder(out) as folder:
+        builder.check()
+        models: dict[str, ModelRecord] = {}
+        for number, model in enumerate(inputs):
+            part = _part(progress, number, len(inputs))
+            models[model.role] = builder.build(model, folder, out, part)
+        progress("write manifest", 0.95)
+        _copy_tokenizer(inputs[0].checkpoint.folder, folder)
+        manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
+        (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def is_fresh(recipe: Recipe, out: Path) -> bool:
+    """Tell whether `out` holds a bundle that opens, built from exactly these inputs."""
+    try:
+        manifest = Bundle.open(out).manifest
+        return manifest.source == fingerprint(ModelBuilder.of(recipe), find_inputs(recipe))
+    except SpecrtError:
+        return False
+
+
+def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
+    """Refuse to replace anything but a bundle or an empty folder, and never what is built from.
+
+    Raises: BuildError.
+    """
+    there = out.is_symlink() or out.exists()
+    replaceable = out.is_dir() and ((out / FILE_NAME).is_file() or not any(out.iterdir()))
+    if there and (out.is_symlink() or not replaceable):
+        raise BuildError(
+            f"{out} exists and is not a bundle; name another place with --out, or remove it"
+        )
+    read = [recipe.path, *(model.checkpoint.folder for model in inputs)]
+    read += [model.graph for model in inputs if model.graph is not None]
+    if recipe.quality.calibration:
+        read.append(calibration_path(recipe))
+    for source in read:
+        if source.resolve().is_relative_to(out.resolve()):
+            raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
+
+
+def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
+    """Read the calibration text before any work, where there is one and something to measure.
+
+    Raises: BuildError.
+    """
+    if not recipe.quality.calibration or not any(p.rewrites for p in recipe.precisions.values()):
+        return None
+    tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
+    pieces = read_calibration(calibration_path(recipe), tokenizer, recipe.engine.max_length)
+    return QualityGate(recipe.engine, recipe.quality, pieces)
+
+
+def _part(progress: Progress, number: int, parts: int) -> Progress:
+    """Give one model's share of the bar; the manifest is the last twentieth."""
+    return lambda stage, done: progress(stage, 0.95 * (number + done) / parts)
+
+
+def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, folder / name)
+
+
+def _manifest(
+    builder: ModelBuilder,
+    models: dict[str, ModelRecord],
+    checkpoint: Checkpoint,
+    source: str,
+    folder: Path,
+) -> Manifest:
+    """Describe what is in the folder.
+
+    Raises: CheckpointError when the tokenizer knows tokens the model does not score.
+    """
+    recipe, options = builder.recipe, builder.recipe.engine
+    known = Tokenizer(folder / "tokenizer.json").size
+    scored = models["target"].geometry.vocab_size
+    if known > scored:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.folder} has token ids up to {known - 1}, and the model "
+            f"scores {scored}; they do not belong together"
+        )
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return Manifest(
+        format=FORMAT,
+        name=recipe.name,
+        backend=options.backend,
+        precision=models["target"].precision,
+        batch=options.batch,
+        max_length=options.max_length,
+        prefill=options.prefill,
+        gammas=tuple(sorted({0, *options.gammas})),
+        gamma=None if options.gamma == AUTO else options.gamma,
+        eos_token_ids=end_tokens(checkpoint),
+        bos_token_id=begin_token(checkpoint),
+        target=models["target"],
+        draft=models.get("draft"),
+        versions=builder.versions(),
+        device={"machine": platform.machine(), "system": platform.system()},
+        source=source,
+        files={p.relative_to(folder).as_posix(): hash_file(p) for p in files},
+    )
+
+
+_CPU_KV_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ModelBuilder:
+    """Builds the models of one recipe, each into a folder of its role."""
+
+    recipe: Recipe
+    compilers: dict[str, Compiler]
+    """Of each role."""
+    gate: QualityGate | None = None
+    """None without a calibration text."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, gate: QualityGate | None = None) -> ModelBuilder:
+        """Return a builder with the compilers of a recipe.
+
+        Raises: EngineError where a library is missing.
+        """
+        return cls(recipe, {role: open_compiler(recipe, role) for role in recipe.sources}, gate)
+
+    def check(self) -> None:
+        """Refuse, before any work, what a library would refuse after it.
+
+        Raises: BuildError.
+        """
+        for role, compiler in self.compilers.items():
+            measured = self.gate is not None and self.recipe.precisions[role].rewrites
+            compiler.check(role, measured=measured)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what writes a bundle."""
+        libraries = {"onnxruntime": "unknown"}
+        for compiler in self.compilers.values():
+            libraries |= compiler.versions()
+        return {"specrt": specrt.__version__, **libraries, "onnx": version("onnx")}
+
+    def build(
+        self, model: ModelInputs, folder: Path, previous: Path, progress: Progress
+    ) -> ModelRecord:
+        """Build an engine, compare it with its graph, and measure what quantizing did.
+
+        `folder` is the bundle that is built, `previous` where an older one may be.
+        Raises: SpecrtError.
+        """
+        role = model.role
+        compiler = self.compilers[role]
+
+        def compiled_part(stage: str, done: float) -> None:
+            progress(f"{role}: {stage}", 0.6 + 0.4 * done)
+
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            scratch = Path(name)
+            original = self._export(model, scratch, progress)
+            quantized = self._quantize(role, original, scratch, progress)
+            source = original
+            if quantized is not None:
+                source = GraphSource(quantized.graph, quantized.folder)
+            progress(f"lower {role}", 0.3)
+            lowered = compiler.lower(role, source, scratch / "lowered")
+            progress(f"check {role}", 0.4)
+            self._check(source, lowered)
+            quality = None
+            if quantized is not None and self.gate is not None:
+                progress(f"measure {role}", 0.5)
+                with compiler.score(lowered, self.gate.max_width) as engine:
+                    quality = self.gate.check(role, original, quantized, engine)
+            progress(f"compile {role}", 0.6)
+            compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
+            return self._record(original, lowered, compiled, quality)
+
+    def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
+        """Return the portable graph that the recipe names, or export one."""
+        graph, checkpoint = model.graph, model.checkpoint
+        if graph is None:
+            progress(f"export {model.role}", 0.0)
+            graph = _export(checkpoint, scratch / f"{model.role}.onnx")
+            check_graph(graph, checkpoint, self.recipe.engine.max_length)
+        return GraphSource(graph, checkpoint.folder)
+
+    def _quantize(
+        self, role: str, original: GraphSource, scratch: Path, progress: Progress
+    ) -> Quantized | None:
+        precision = self.recipe.precisions[role]
+        if not precision.rewrites:
+            return None
+        progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
+        return quantize(original.graph, original.weights, scratch / "quantized", precision)
+
+    def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
+        """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
+        if not runs_here():
+            return
+        options, role = self.recipe.engine, lowered.role
+        widths = sorted({1, options.widest})
+        widest = max_width(lowered.geometry, options.max_length, widths)
+        with self.compilers[role].score(lowered, widest, exact=True) as engine:
+            reference = GraphRun(source.graph, source.weights)
+            check_engine(reference, engine, widths, lowered.compute, self.recipe.backend_of(role))
+
+    def _record(
+        self, original: GraphSource, lowered: LoweredModel, compiled: CompiledModel,
+        quality: Quality | None,
+    ) -> ModelRecord:  # fmt: skip
+        role = lowered.role
+        precision = self.recipe.precisions[role]
+        return ModelRecord(
+            engine=f"{role}/{compiled.file}",
+            geometry=lowered.geometry,
+            model_type=lowered.model_type,
+            # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
+            parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
+            weight_bytes=compiled.weight_bytes,
+            kv_item_bytes=KV_BYTES[lowered.compute],
+            fused=lowered.fused,
+            precision=precision.layers,
+            embedding=precision.embedding,
+            head=precision.head,
+            block=precision.block,
+            per_row=precision.per_row,
+            quality=quality,
+            backend=self.recipe.backend_of(role),
+        )
+
+
+def open_compiler(recipe: Recipe, role: str) -> Compiler:
+    """Return the compiler of a model's backend.
+
+    Raises: EngineError where its library is missing.
+    """
+    module, _, name = recipe.spec_of(role).compiler.partition(":")
+    compiler: Compiler = getattr(import_module(module), name)(recipe, recipe.backend_of(role))
+    return compiler
+
+
+def _export(checkpoint: Checkpoint, graph: Path) -> Path:
+    try:
+        from specrt_export.portable.exporter import export_graph
+    except ImportError as error:
+        raise BuildError(
+            f"exporting a checkpoint needs {error.name}; install it with "
+            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
+        ) from None
+    return export_graph(checkpoint, graph).path
+
+
+def fingerprint(builder: ModelBuilder, inputs: list[ModelInputs]) -> str:
+    """Hash what decides the bytes of a bundle.
+
+    Recipe and graphs count by content, weights by size and time, so that asking is free.
+    """
+    recipe = builder.recipe
+    digest = hashlib.sha256(repr(replace(recipe, path=Path())).encode())
+    digest.update(json.dumps(builder.versions()).encode())
+    if recipe.quality.calibration:
+        with suppress(OSError):  # a build says what is wrong with it
+            digest.update(calibration_path(recipe).read_bytes())
+    for model in inputs:
+        if model.graph is not None:
+            digest.update(model.graph.read_bytes())
+        for path in sorted(model.checkpoint.folder.iterdir()):
+            if path.suffix in (".json", ".safetensors", ".jinja"):
+                facts = path.stat()
+                digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+_LEFT = re.compile(r"([0-9]{1,9})\.\w+\.(part|old)")
+"""What follows the name of a bundle in that of a folder it is built in: process, chance, state."""
+
+
+@contextmanager
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Give a folder to build in; put it in the place of `out` at the end.
+
+    Whatever stops the build, what was at `out` is as it was and the folder is gone. Leftovers of
+    builds that were killed are removed by the next one.
+    Raises: BuildError for what the disk refused.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(out)
+        prefix = f".{out.name}.{os.getpid()}."
+        folder = Path(tempfile.mkdtemp(".part", prefix, out.parent))
+        folder.chmod(0o755)
+    except OSError as error:
+        raise _refused(error, out) from error
+    try:
+        yield folder
+        _put_in_place(folder, out)
+    except OSError as error:
+        raise _refused(error, out) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refused(error: OSError, out: Path) -> BuildError:
+    place = error.filename2 or error.filename or out
+    return BuildError(f"the build stopped: {error.strerror or error} ({place}); {out} is as it was")
+
+
+def _put_in_place(folder: Path, out: Path) -> None:
+    """Rename a folder to `out`; a folder that is there changes places with it in one step."""
+    if not out.exists():
+        folder.rename(out)
+    elif not _exchange(folder, out):
+        old = folder.with_suffix(".old")
+        out.rename(old)
+        try:
+            folder.rename(out)
+        except BaseException:
+            old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two names change places atomically; return False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = (os.fsencode(first), os.fsencode(second))
+    return rename is not None and (rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a killed build left, and bring back a bundle it had moved away."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
+        # All of the rest: what `m.2` left begins with `.m.` too.
+        match = _LEFT.fullmatch(left.name.removeprefix(f".{out.name}."))
+        if match is None or _alive(int(match[1])):
+            continue
+        if left.suffix == ".old" and not out.exists():
+            left.rename(out)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

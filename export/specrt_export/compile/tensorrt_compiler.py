@@ -1,0 +1,312 @@
+"""Compiles a portable graph for TensorRT or TensorRT for RTX: lower, then build the plan."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Tokens, check_bounds
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
+from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
+from specrt.errors import BuildError
+from specrt.system import available_bytes
+from specrt.system.gpu import survey
+from specrt_export.compile import KV_BYTES, CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.compile.network import check_options, profiles
+from specrt_export.compile.plan_builder import SUFFIX, build_plan
+from specrt_export.lint import lint
+from specrt_export.lower.half import widened_folder
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
+from specrt_export.lower.logits import CANDIDATES
+from specrt_export.lower.tensorrt_lowering import (
+    TensorRtTarget,
+    form_of,
+    lower_tensorrt,
+    mark_decomposable,
+)
+from specrt_export.portable.graph import (
+    MODEL_TYPE,
+    check_length,
+    facts_of,
+    geometry_of,
+    read_graph,
+    repeated,
+    runs_here,
+)
+from specrt_export.recipe import Recipe
+
+CAPABLE = {"fp8": (8, 9), "bf16": (8, 0)}
+"""The first compute capability that has a type."""
+
+
+def compute_type(precision: str) -> str:
+    """Return what a plan computes in, from what the weights of its layers are stored as."""
+    return precision if precision in KV_BYTES else "fp16"
+
+
+class TensorRtCompiler:
+    """The compiler of `tensorrt` and `tensorrt-rtx`; see `Compiler`."""
+
+    def __init__(self, recipe: Recipe, backend: str, library: Library | None = None) -> None:
+        self.recipe = recipe
+        self.library = library or open_library(backend)
+
+    @property
+    def parser(self) -> tuple[int, ...]:
+        """The version of TensorRT that decides about the form."""
+        if self.recipe.tensorrt.version:
+            return parse_version(self.recipe.tensorrt.version)
+        # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
+        return (11, 0) if self.library.native else self.library.number
+
+    def check(self, role: str, *, measured: bool) -> None:
+        """Refuse settings that the library does not offer here; what takes long comes later."""
+        options = self.recipe.tensorrt.plan
+        try:
+            check_options(options, self.library, gpu=not survey().problem)
+            self._check_capabilities(options.capabilities, self.recipe.precisions[role].names)
+        except BuildError as error:
+            raise BuildError(f"{self.recipe.path}: [tensorrt] {error}") from error
+        if measured and form_of(self.parser) == NATIVE and not runs_here():
+            raise BuildError(
+                f"onnxruntime {ort.__version__} cannot run the graph that the plan is made "
+                "of, and quality.calibration asks for its quality; build with onnxruntime 1.25 or "
+                "later, which needs Python 3.11 or later"
+            )
+
+    def _check_capabilities(
+        self, capabilities: tuple[str, ...], precisions: tuple[str, ...]
+    ) -> None:
+        for name, least in CAPABLE.items():
+            lacking = [c for c in capabilities if parse_version(c)[:2] < least]
+            if name in precisions and lacking:
+                first = ".".join(map(str, least))
+                raise BuildError(
+                    f"capabilities holds {', '.join(lacking)}, and {name} needs {first} or later; "
+                    "remove it, or take another precision"
+                )
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of ONNX Runtime, which checks the graph, and of the library."""
+        return {"onnxruntime": ort.__version__, self.library.backend: self.library.version}
+
+    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+        """Write the lowered graph, which ONNX Runtime runs too."""
+        options = self.recipe.engine
+        portable = read_graph(source.graph)
+        geometry = geometry_of(portable)
+        compute = compute_type(self.recipe.precisions[role].layers)
+        check_length(geometry, options.max_length, source.weights)
+        self._check_room(geometry, compute)
+        target = TensorRtTarget(
+            geometry, options.max_length, options.batch, compute, form_of(self.parser),
+            candidates=self._candidates(geometry),
+            confidence=role == "draft",
+        )  # fmt: skip
+        lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
+        folder.mkdir(parents=True)
+        write_engine(lowered.model, lowered.weights, folder)
+        kind = facts_of(portable).get(MODEL_TYPE, "unknown")
+        return LoweredModel(role, folder, geometry, compute, kind, lowered.fused)
+
+    def _candidates(self, geometry: Geometry) -> int:
+        return min(self.recipe.tensorrt.candidates, geometry.vocab_size)
+
+    def _check_room(self, geometry: Geometry, compute: str) -> None:
+        """Refuse KV buffers that the check of the lowered graph has no memory for.
+
+        It holds them twice: those a pass reads, and those it makes.
+        """
+        options = self.recipe.engine
+        needed = 2 * geometry.kv_bytes(options.batch, options.max_length, KV_BYTES[compute])
+        free = available_bytes()
+        if runs_here() and free is not None and needed > free:
+            raise BuildError(
+                f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
+                f"{options.max_length} positions, and {free >> 20} MiB are free; lower max_length, "
+                "or build on a machine with more memory"
+            )
+
+    @contextmanager
+    def score(
+        self, lowered: LoweredModel, max_width: int, *, exact: bool = False
+    ) -> Iterator[Engine]:
+        """Open the lowered graph; one in bf16, which has no CPU kernels, in fp32."""
+        options = self.recipe.engine
+        with tempfile.TemporaryDirectory(dir=lowered.folder.parent) as scratch:
+            path = widened_folder(lowered.folder, Path(scratch)) / ENGINE
+            engine = LoweredEngine(
+                path, lowered.geometry, batch=options.batch, max_length=options.max_length
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        """Build the plan, write its record beside it, and keep its timing cache."""
+        path = lowered.folder / ENGINE
+        graph = onnx.load(path, load_external_data=False)
+        mark_decomposable(graph)
+        _check(graph, self.parser, lowered.folder)
+        path.write_bytes(graph.SerializeToString(deterministic=True))
+        out.mkdir(parents=True, exist_ok=True)
+        timing = (out / PLAN).with_suffix(SUFFIX)
+        if (previous / timing.name).is_file():
+            shutil.copyfile(previous / timing.name, timing)
+        recipe = self.recipe
+        options = replace(
+            recipe.tensorrt.plan,
+            candidates=self._candidates(lowered.geometry),
+            capabilities=self._capabilities(graph),
+        )
+        report = build_plan(
+            path, out / PLAN, self.library,
+            profiles(lowered.role, recipe.engine.prefill, recipe.engine.gammas),
+            options, progress, form=form_of(self.parser), timing_cache=timing,
+        )  # fmt: skip
+        (out / FILE_NAME).write_text(report.record.to_json(), encoding="utf-8")
+        if options.stripped:  # what the plan is filled from, on the device
+            for name in (ENGINE, WEIGHTS):
+                shutil.move(lowered.folder / name, out / name)
+        return CompiledModel(PLAN, report.record.weight_bytes)
+
+    def _capabilities(self, graph: onnx.ModelProto) -> tuple[str, ...]:
+        """Return what to build for; where the recipe names none, all that has a graph's types.
+
+        TensorRT for RTX leaves others out of its own accord, but the plan lists them all the same.
+        """
+        named = self.recipe.tensorrt.capabilities
+        known: tuple[str, ...] = tuple(self.library.capabilities)
+        if named or not known:
+            return named
+        kinds = {t.data_type for t in graph.graph.initializer}
+        if onnx.TensorProto.FLOAT8E4M3FN not in kinds:
+            return ()
+        return tuple(c for c in known if parse_version(c)[:2] >= CAPABLE["fp8"])
+
+
+def _check(graph: onnx.ModelProto, version: tuple[int, ...], folder: Path) -> None:
+    """Refuse a graph that TensorRT would refuse or misread.
+
+    Raises: BuildError with the first reason and remedy.
+    """
+    major, minor = version[:2]
+    findings = [f for f in lint(graph, (major, minor), folder) if f.severity != "slow"]
+    if findings:
+        one = findings[0]
+        more = f" ({len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise BuildError(
+            f"TensorRT {major}.{minor} would not take the lowered graph: "
+            f"{one.node}: {one.reason}; {one.remedy}{more}"
+        )
+
+
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+@dataclass(frozen=True)
+class _Output:
+    values: Mapping[str, NDArray[Any]]
+
+    @property
+    def argmax(self) -> Tokens:
+        """The most likely next tokens, [B, R] int64."""
+        return self.values["argmax"]
+
+    @property
+    def logits(self) -> Logits:
+        """The scores, [B, R, V] f32."""
+        return self.values["logits"]
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """Probability of each row's likeliest token, where the graph computes it."""
+        return self.values.get("confidence")
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """The best scores of each row and their ids, where the graph cuts them out."""
+        scores, ids = (self.values.get(name) for name in CANDIDATES)
+        return None if scores is None or ids is None else (scores, ids)
+
+
+class LoweredEngine:
+    """An engine over a lowered graph of standard operators; slow, and exact about what it means.
+
+    KV buffers are handed in and taken back in every pass, so both forms of caches run here.
+    """
+
+    def __init__(self, path: Path, geometry: Geometry, *, batch: int, max_length: int) -> None:
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = self.max_width = max_length
+        self._path = path
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        # Only checks run here, beside other work: waiting threads must not take its cores.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        with _blamed(path):
+            self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        self._names = [output.name for output in self._session.get_outputs()]
+        self._caches = {
+            value.name: np.zeros(value.shape, _TYPES[value.type])
+            for value in self._session.get_inputs()
+            if value.name.partition(".")[0] in ("key", "value")
+        }
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Output:
+        """Run one pass; see `Engine.forward`.
+
+        Raises: BuildError for a graph that does not run.
+        """
+        fed = np.asarray(tokens, np.int64)
+        starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,))
+        width = fed.shape[1]
+        check_bounds(self, width, int(starts.min()), int(starts.max()))
+        feed = {
+            "input_ids": fed,
+            "start": starts,
+            "rows": np.arange(width - (rows or width), width),
+            **self._caches,
+        }
+        with _blamed(self._path):
+            values = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
+        self._caches = {name: values[f"present_{name}"] for name in self._caches}
+        return _Output(values)
+
+    def repeat(self, filled: int) -> None:
+        """Fill the KV buffers with copies of their first positions, whatever is there."""
+        self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
+
+    def close(self) -> None:
+        """Drop the session and the KV buffers."""
+        self._caches = {}
+        self._session = None
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Say of a graph that ONNX Runtime refuses whose fault it is."""
+    try:
+        yield
+    except Exception as error:  # the library's exceptions have no common class
+        raise BuildError(
+            f"ONNX Runtime {ort.__version__} does not run the lowered graph {path.name}: "
+            f"{str(error).splitlines()[0][:300]}. This is a defect of the lowering: please report "
+            "the architecture"
+        ) from error

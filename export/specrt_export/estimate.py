@@ -1,0 +1,442 @@
+"""What a recipe will take: engines, KV buffers, working memory and the bytes of a step.
+
+Only configs are read. Sizes follow from the numbers in a config.json, and what the engines of a
+backend make of them: joined projections, blocks with scales, tables of angles, whole pages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specrt.bundle import Geometry
+from specrt.errors import CheckpointError, RecipeError, did_you_mean
+from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe
+
+SHAPES = "shape.json"
+"""Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
+
+PAGE = 4096
+"""Each weight of an engine begins on a page of its own."""
+
+INLINE = 1024
+"""Bytes up to which a weight lies in the graph instead of beside it."""
+
+PROCESS_BYTES = 90 << 20
+"""Python, ONNX Runtime, the tokenizer and the sessions of a pair without weights: codelet's process
+on an x86-64 machine, less its weights, filled KV buffers and activations."""
+
+_SCALED = {"int4": 0.5, "int8": 1.0, "fp8": 1.0}
+_PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
+_BLOCKS = (128, 64, 32, 16)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the decoders of one model type have beside Llama's projections."""
+
+    norms: int = 2
+    """Norms of a layer, over the hidden size."""
+    head_norms: bool = False
+    """Whether queries and keys of a head are normed."""
+    query_bias: bool = False
+    """Whether query, key and value have biases, whatever the config says."""
+    rotations: int = 1
+    """Kinds of angles, each with tables of its own."""
+    defaults: tuple[tuple[str, int], ...] = ()
+    """Sizes that a config.json may leave out."""
+    head_dim: int = 0
+    """The size of a head where the config has none; 0 for hidden size over heads."""
+    tied: bool = False
+    """Whether embedding and head are one table, where the config does not say."""
+
+
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "mistral": Architecture(),
+    "qwen2": Architecture(query_bias=True),
+    "qwen3": Architecture(head_norms=True, head_dim=128),
+    "phi3": Architecture(),
+    "smollm3": Architecture(tied=True),
+    "gemma3_text": Architecture(
+        norms=4,
+        head_norms=True,
+        rotations=2,
+        tied=True,
+        head_dim=256,
+        defaults=(("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4)),
+    ),
+}
+"""The model types whose sizes are known, held to transformers' own models by the tests."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight [rows, columns] of an engine; `role` is layers, embedding or head."""
+
+    role: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of one decoder, read off its config."""
+
+    model_type: str
+    geometry: Geometry
+    hidden: int
+    intermediate: int
+    rotary: int
+    """Dimensions of a head that are rotated."""
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
+        """Read the sizes off a config.json, or off its text part.
+
+        Raises: CheckpointError naming the model type or the key that is not known.
+        """
+        config = {**config, **config["text_config"]} if "text_config" in config else config
+        kind = config.get("model_type")
+        known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            raise CheckpointError(
+                f"{where}: model_type is {kind!r}; sizes are known of {', '.join(ARCHITECTURES)}"
+                f"{did_you_mean(str(kind), ARCHITECTURES)}; build the recipe to see what it takes"
+            )
+
+        def number(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = dict(known.defaults).get(key, default) if value is None else value
+            if type(value) is not int or value < 1:
+                raise CheckpointError(
+                    f"{where}: {key} is {value!r}; expected a whole number from 1, as in the "
+                    f"config.json of a {kind} model"
+                )
+            return value
+
+        heads, hidden = number("num_attention_heads"), number("hidden_size")
+        head_dim = number("head_dim", known.head_dim or hidden // heads)
+        partial = config.get("partial_rotary_factor") or 1.0
+        window = config.get("sliding_window") or 0
+        layers, trained = number("num_hidden_layers"), number("max_position_embeddings", 2048)
+        return cls(
+            model_type=str(kind),
+            geometry=Geometry(
+                layers=layers,
+                heads=heads,
+                kv_heads=number("num_key_value_heads", heads),
+                head_dim=head_dim,
+                vocab_size=number("vocab_size"),
+                # With two sets of angles only that of short texts is built.
+                max_positions=number("original_max_position_embeddings", trained),
+                windows=(window,) * layers,
+            ),
+            hidden=hidden,
+            intermediate=number("intermediate_size"),
+            rotary=int(head_dim * partial),
+            tied=bool(config.get("tie_word_embeddings", known.tied)),
+            attention_bias=bool(config.get("attention_bias")) or known.query_bias,
+            mlp_bias=bool(config.get("mlp_bias")),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Return the weights of the model, a tied table once."""
+        table = self.geometry.vocab_size * self.hidden
+        matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
+        return matrices + table * (1 if self.tied else 2) + sum(self.vectors())
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Yield the matrices of an engine: projections that read the same input are one."""
+        g, hidden = self.geometry, self.hidden
+        queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
+        for _ in range(g.layers):
+            yield Matrix("layers", queries + 2 * keys, hidden)
+            yield Matrix("layers", hidden, queries)
+            yield Matrix("layers", 2 * self.intermediate, hidden)
+            yield Matrix("layers", hidden, self.intermediate)
+        yield Matrix("embedding", g.vocab_size, hidden)
+        yield Matrix("head", g.vocab_size, hidden)
+
+    def vectors(self) -> Iterator[int]:
+        """Yield the sizes of norms and biases."""
+        g, known = self.geometry, ARCHITECTURES[self.model_type]
+        joined = (g.heads + 2 * g.kv_heads) * g.head_dim
+        for _ in range(g.layers):
+            yield from (self.hidden,) * known.norms
+            yield from (g.head_dim,) * (2 * known.head_norms)
+            yield from (joined,) * self.attention_bias
+            yield from (self.hidden,) * (self.attention_bias and not known.query_bias)
+            yield from (2 * self.intermediate, self.hidden) * self.mlp_bias
+        yield self.hidden
+
+
+@dataclass(frozen=True)
+class ModelEstimate:
+    """What one model of a recipe will take, in bytes."""
+
+    role: str
+    checkpoint: str
+    model_type: str
+    precision: str
+    parameters: int
+    engine_bytes: int
+    kv_bytes: int
+    working_bytes: int
+    """Activations of the widest prefill pass and of the logits that are read."""
+    step_bytes: int
+    """What a step reads of the weights."""
+
+    @property
+    def full_step_bytes(self) -> int:
+        """Return what a step reads once all positions are filled."""
+        return self.step_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True)
+class RecipeEstimate:
+    """What a recipe will take. Weights and KV buffers are sums; working memory is a bound."""
+
+    name: str
+    backend: str
+    max_length: int
+    batch: int
+    models: tuple[ModelEstimate, ...]
+    process_bytes: int
+
+    @property
+    def engine_bytes(self) -> int:
+        """Return the bytes of all engines."""
+        return sum(m.engine_bytes for m in self.models)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of all KV buffers."""
+        return sum(m.kv_bytes for m in self.models)
+
+    @property
+    def working_bytes(self) -> int:
+        """Return the bytes of everything else that is in memory."""
+        return self.process_bytes + sum(m.working_bytes for m in self.models)
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the memory that running the bundle takes with full KV buffers."""
+        return self.engine_bytes + self.kv_bytes + self.working_bytes
+
+    def tokens_per_second(self, bandwidth: float, *, full: bool = False) -> float:
+        """Return what memory of a bandwidth (bytes a second) allows in plain decoding, one row."""
+        target = self.models[0]
+        return bandwidth / (target.full_step_bytes if full else target.step_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every figure by name, the sums too."""
+        sums = ("engine_bytes", "kv_bytes", "working_bytes", "total_bytes")
+        models = [{**asdict(m), "full_step_bytes": m.full_step_bytes} for m in self.models]
+        return {**asdict(self), "models": models, **{name: getattr(self, name) for name in sums}}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the figures in words, a line for each model and one for each sum."""
+        yield (
+            f"{self.name} for {self.backend}: {self.max_length} positions, batch {self.batch}; "
+            "from configs alone"
+        )
+        for m in self.models:
+            yield (
+                f"  {m.role:6} {m.checkpoint}: {_count(m.parameters)} parameters, "
+                f"{m.precision}, engine {size(m.engine_bytes)}, KV buffers {size(m.kv_bytes)}"
+            )
+        yield (
+            f"memory: {size(self.total_bytes)}: engines {size(self.engine_bytes)}, KV buffers "
+            f"{size(self.kv_bytes)}, working memory up to {size(self.working_bytes)}"
+        )
+        target, *draft = self.models
+        yield (
+            f"a step of the target reads {size(target.step_bytes)}, and "
+            f"{size(target.full_step_bytes)} with all positions filled"
+        )
+        for m in draft:
+            share = 100 * m.step_bytes / target.step_bytes
+            yield f"a drafted token reads {size(m.step_bytes)}, {share:.0f} % of a step"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in GB or MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def estimate(recipe: Recipe) -> RecipeEstimate:
+    """Work out what a recipe takes, from the configs of its models.
+
+    Raises: CheckpointError, RecipeError.
+    """
+    models = tuple(_model(recipe, role, source) for role, source in recipe.sources.items())
+    on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
+    return RecipeEstimate(
+        name=recipe.name,
+        backend=recipe.engine.backend,
+        max_length=recipe.engine.max_length,
+        batch=recipe.engine.batch,
+        models=models,
+        process_bytes=PROCESS_BYTES if on_cpu else 0,
+    )
+
+
+def _model(recipe: Recipe, role: str, source: ModelSource) -> ModelEstimate:
+    config, where = find_config(recipe, role)
+    shape = ModelShape.from_config(config, where)
+    g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
+    if options.max_length > g.max_positions:
+        raise RecipeError(
+            f"{recipe.path}: engine.max_length is {options.max_length}; {source.checkpoint} was "
+            f"trained for {g.max_positions} positions, so expected at most these"
+        )
+    weights = _Weights(recipe, role, shape)
+    return ModelEstimate(
+        role=role,
+        checkpoint=source.checkpoint,
+        model_type=shape.model_type,
+        precision=precision.layers,
+        parameters=shape.parameters,
+        engine_bytes=weights.engine(),
+        kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
+        working_bytes=_working(recipe, shape),
+        step_bytes=weights.step(),
+    )
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of one model as its backend stores them."""
+
+    recipe: Recipe
+    role: str
+    shape: ModelShape
+
+    @property
+    def _backend(self) -> CompilerSpec:
+        return COMPILERS[self.recipe.backend_of(self.role)]
+
+    @property
+    def float_bytes(self) -> int:
+        """Return the bytes of a number that is not of a matrix: a scale, a norm, a key."""
+        full = self._backend.on_cpu or self.recipe.precisions[self.role].layers == "fp32"
+        return 4 if full else 2
+
+    def engine(self) -> int:
+        """Return the bytes of the file that holds the weights."""
+        tables = [m for m in self.shape.matrices() if m.role != "layers"]
+        stored = [m for m in self.shape.matrices() if m.role == "layers"]
+        stored += tables[:1] if self._shared(tables) else tables
+        sizes = [size for matrix in stored for size in self._tensors(matrix)]
+        sizes += [self.float_bytes * items for items in self.shape.vectors()]
+        known, length = ARCHITECTURES[self.shape.model_type], self.recipe.engine.max_length
+        sizes += [self.float_bytes * length * (self.shape.rotary // 2)] * (2 * known.rotations)
+        whole = sum(-(-size // PAGE) * PAGE for size in sizes if size > INLINE)
+        return int(whole * self._growth())
+
+    def step(self) -> int:
+        """Return the bytes of the weights that a step reads: of the embedding only a row."""
+        read = [m for m in self.shape.matrices() if m.role != "embedding"]
+        sizes = [size for matrix in read for size in self._tensors(matrix)]
+        return sum(sizes) + self.float_bytes * sum(self.shape.vectors())
+
+    def _shared(self, tables: list[Matrix]) -> bool:
+        """Tell whether embedding and head are one table in the engine, as in the checkpoint."""
+        names = [list(self._tensors(table)) for table in tables]
+        return self.shape.tied and names[0] == names[1]
+
+    def _tensors(self, matrix: Matrix) -> Iterator[int]:
+        """Yield the bytes of a matrix and of its scales."""
+        precision = self.recipe.precisions[self.role]
+        name = getattr(precision, matrix.role)
+        items = matrix.rows * matrix.columns
+        if name not in _SCALED:
+            yield _PLAIN[name] * items
+            return
+        block = precision.block_of(name, matrix.columns)
+        if block != matrix.columns:
+            block = next((b for b in _BLOCKS if b <= block and matrix.columns % b == 0), 0)
+        if not block:  # no block divides it, and it stays as it was
+            yield self.float_bytes * items
+            return
+        yield int(_SCALED[name] * items)
+        yield self.float_bytes * (items // block)
+
+    def _growth(self) -> float:
+        """Return how much larger than its graph an engine may be."""
+        floats = self.recipe.precisions[self.role].layers in _PLAIN
+        return self._backend.float_factor if floats else 1.0
+
+
+def _working(recipe: Recipe, shape: ModelShape) -> int:
+    """Return the most that a prefill pass and the logits of a verify pass keep at once.
+
+    Scores of one layer are [heads, prefill, max_length]; beside them lie the mask, the products of
+    a layer and two residual streams.
+    """
+    g, options = shape.geometry, recipe.engine
+    joined = (g.heads + 2 * g.kv_heads) * g.head_dim
+    products = 3 * shape.intermediate + joined + 3 * shape.hidden
+    scores = (g.heads + 1) * options.max_length
+    rows = max(options.gammas, default=0) + 1
+    logits = 2 * rows * g.vocab_size * options.batch
+    return 4 * (options.prefill * (products + scores) + logits)
+
+
+def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
+    """Return the config of a model and where it lies: its folder, the hub's cache, `shape.json`.
+
+    Raises: CheckpointError for a file that is no JSON object; RecipeError where there is none.
+    """
+    source = recipe.sources[role]
+    local = recipe.folder / source.checkpoint / "config.json"
+    if local.is_file():
+        return _object(local), local
+    cached = cached_file(source, "config.json")
+    if cached is not None:
+        return _object(cached), cached
+    shapes = recipe.folder / SHAPES
+    config = _object(shapes).get(role) if shapes.is_file() else None
+    if isinstance(config, dict):
+        return config, shapes
+    raise RecipeError(
+        f"{recipe.path}: no config.json of the {role} {source.checkpoint} is on this machine; "
+        f"fetch it alone with `hf download {source.checkpoint} config.json`, or put its sizes as "
+        f"{role!r} into {shapes}"
+    )
+
+
+def cached_file(source: ModelSource, name: str) -> Path | None:
+    """Return a file of a hub model that was downloaded before; None where there is none."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(source.checkpoint, name, revision=source.revision or None)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds a {type(data).__name__}; expected an object")
+    return data

@@ -1,0 +1,228 @@
+"""Chat templates render as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specrt.errors import CapacityError, RequestError
+from specrt.text import ChatTemplate, read_template
+
+CHATML = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA = """
+{{- bos_token }}
+{%- if tools is not none %}{{ raise_exception('tools were given') }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('unknown role: ' + message.role) }}
+    {%- endif %}
+    {{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{ message.content }}{{ eos_token }}{%- endgeneration %}
+    {%- else %}
+        {{- message.content | trim ~ eos_token }}
+    {%- endif %}
+    {%- if loop.index > 8 %}{% break %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+TALK = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": "What is <b>ż & 'x'</b>?"},
+    {"role": "assistant", "content": "Markup."},
+    {"role": "user", "content": "Thanks\n"},
+]
+SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
+
+
+def bundle(folder: Path, **config: object) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**SPECIAL, **config}), encoding="utf-8")
+    return folder
+
+
+def test_chatml_is_written_as_models_know_it(tmp_path: Path) -> None:
+    template = read_template(bundle(tmp_path, chat_template=CHATML))
+    assert template.render([{"role": "user", "content": " hi "}]) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    closed = template.render([{"role": "user", "content": "hi"}], add_generation_prompt=False)
+    assert closed == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
+    begin = {"content": "<s>", "lstrip": False, "special": True}
+    folder = bundle(tmp_path, chat_template=LLAMA, bos_token=begin, add_bos_token=True)
+    said = read_template(folder).render([{"role": "user", "content": "hi"}])
+    assert said == (
+        "<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA], ids=["chatml", "llama"])
+@pytest.mark.parametrize("prompted", [True, False])
+def test_a_template_renders_as_in_transformers(source: str, prompted: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models
+
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), chat_template=source, **SPECIAL
+    )
+    expected = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=prompted)
+    found = ChatTemplate(source, SPECIAL).render(TALK, add_generation_prompt=prompted)
+    assert found == expected
+
+
+def test_a_template_may_refuse_the_messages() -> None:
+    template = ChatTemplate(LLAMA, SPECIAL)
+    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
+        template.render([{"role": "robot", "content": "hi"}])
+
+
+@pytest.mark.parametrize("source", ["{{ messages[3].content }}", "{{ 'a' + 1 }}"])
+def test_a_template_that_fails_is_one_clear_error(source: str) -> None:
+    with pytest.raises(RequestError, match="the chat template refused the messages"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ [1, 'a'] | sort }}",
+        "{{ 'x' | int('y', 99) | tojson(indent='z', sort_keys=3) | indent(none) }}",
+        "{{ strftime_now(5) }}",
+        "{{ '%d' % 'x' }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% set d = {} %}{{ d['x'].y.z }}",
+        "{{ raise_exception(5 / 0) }}",
+        "{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}",
+        "{{ raise_exception({}) }}",
+    ],
+)
+def test_whatever_a_template_raises_is_one_short_line(source: str) -> None:
+    with pytest.raises(RequestError, match=r"the chat template refused the messages: .") as refused:
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
+
+
+def test_an_error_of_ours_passes_through_a_template() -> None:
+    class Role(str):
+        def __str__(self) -> str:
+            raise CapacityError("too long")
+
+    with pytest.raises(CapacityError, match="too long"):
+        ChatTemplate("{{ messages[0].role }}", {}).render([{"role": Role("user")}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ a",
+        pytest.param("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", id="parentheses"),
+        pytest.param("{% if a %}" * 500 + "{% endif %}" * 500, id="blocks"),
+    ],
+)
+def test_a_template_that_is_not_jinja_is_refused(source: str) -> None:
+    with pytest.raises(RequestError, match=r"is not valid Jinja: .") as refused:
+        ChatTemplate(source, {})
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "holds []; expected an object"),
+        ('{"chat_template": 5}', "has the chat_template 5; expected a string"),
+        ('{"chat_template": {}}', "has the chat_template {}; expected a string"),
+        ('{"chat_template": [{"name": "default", "template": [1]}]}', "has the chat_template [1]"),
+        ("\xff", "cannot be read as UTF-8"),
+    ],
+    ids=range(7),
+)
+def test_a_damaged_config_is_named(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(RequestError) as refused:
+        read_template(tmp_path)
+    assert f"{path} {told}" in str(refused.value)
+    assert "build the bundle again" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("named", [[{"name": "default"}], [5], [], ["default"]])
+def test_a_list_without_a_default_template_is_no_template(tmp_path: Path, named: object) -> None:
+    with pytest.raises(RequestError, match="has no chat template"):
+        read_template(bundle(tmp_path, chat_template=named))
+
+
+def test_a_template_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(RequestError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        read_template(bundle(tmp_path))
+
+
+def test_a_special_token_without_content_is_not_known(tmp_path: Path) -> None:
+    folder = bundle(tmp_path, chat_template="<{{ bos_token }}>", bos_token={"content": 5})
+    assert read_template(folder).render([]) == "<>"
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
+    with pytest.raises(RequestError, match="refused"):
+        ChatTemplate("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", {}).render([])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("tojson", '{"b": "<ż>", "a": 1}'),
+        ("tojson(ensure_ascii=true)", '{"b": "<\\u017c>", "a": 1}'),
+        ("tojson(separators=(',', ':'), sort_keys=true)", '{"a":1,"b":"<ż>"}'),
+        ("tojson(indent=1)", '{\n "b": "<ż>",\n "a": 1\n}'),
+    ],
+)
+def test_json_is_not_escaped_for_the_web(call: str, text: str) -> None:
+    source = "{{ {'b': messages[0].content, 'a': 1} | " + call + " }}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "<ż>"}]) == text
+
+
+def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [
+        {"name": "tool_use", "template": "tools"},
+        {"name": "default", "template": "plain {{ eos_token }}"},
+    ]
+    assert read_template(bundle(tmp_path, chat_template=named)).render([]) == "plain <|eot|>"
+    with pytest.raises(RequestError, match="has no chat template"):
+        read_template(bundle(tmp_path, chat_template=named[:1]))
+
+
+def test_a_separate_file_wins(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
+    folder = bundle(tmp_path, chat_template="from the config")
+    assert read_template(folder).render([]) == "from the file"
+
+
+def test_a_bundle_without_template_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=f"{tmp_path} has no chat template"):
+        read_template(tmp_path)
+    with pytest.raises(RequestError, match="complete plain text instead"):
+        read_template(bundle(tmp_path))

@@ -1,0 +1,274 @@
+"""The generator over toy engines: streams, refusals, and what is left after a failure."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.toy import TableEngine, byte_level, generator, near
+from specrt.completion import Timings
+from specrt.errors import EngineError, RequestError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.text import Tokenizer
+
+PARAMS = SamplingParams(max_tokens=30)
+
+
+@pytest.fixture
+def target(tokenizer: Tokenizer) -> TableEngine:
+    return TableEngine(4, vocab=tokenizer.size)
+
+
+@pytest.fixture
+def made(target: TableEngine, tokenizer: Tokenizer) -> Generator:
+    return generator(target, near(target, 5, 0.7), tokenizer)
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+def test_the_chunks_of_a_stream_are_the_completion(
+    made: Generator, gamma: int, temperature: float, verifier: str
+) -> None:
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, verifier=verifier)
+    stream = made.stream("the thing", params, gamma=gamma)
+    chunks = list(stream)
+    whole = made.generate("the thing", params, gamma=gamma)
+    for done in (stream.completion, whole):
+        assert done.text == "".join(chunk.text for chunk in chunks)
+        assert done.token_ids == [token for chunk in chunks for token in chunk.token_ids]
+        assert done.text == made.tokenizer.decode(done.token_ids)
+        assert done.finish_reason == "length"
+    assert len(chunks[0].token_ids) == 1
+    assert whole.prompt_tokens == len(made.tokenizer.encode("the thing"))
+
+
+def test_a_completion_grows_with_its_stream(made: Generator) -> None:
+    stream = made.stream("a", PARAMS)
+    assert stream.completion.token_ids == []
+    tokens: list[int] = []
+    for chunk in stream:
+        tokens += chunk.token_ids
+        assert stream.completion.token_ids == tokens
+    assert stream.completion.finish_reason == "length"
+    assert next(stream, None) is None
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_streams_that_take_turns_on_one_row_are_as_those_alone(
+    made: Generator, gamma: int, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    texts = ("early", "later", "earliest")
+    expected = [made.generate(text, params, gamma=gamma).token_ids for text in texts]
+    streams = [made.stream(text, params, gamma=gamma) for text in texts]
+    left = list(streams)
+    while left:
+        for stream in list(left):
+            if next(stream, None) is None:
+                left.remove(stream)
+    assert [stream.completion.token_ids for stream in streams] == expected
+
+
+def test_an_abandoned_stream_leaves_no_trace(made: Generator) -> None:
+    expected = made.generate("after", PARAMS)
+    abandoned = made.stream("something else, longer than the next", PARAMS)
+    for _ in range(3):
+        next(abandoned)
+    del abandoned
+    again = made.generate("after", PARAMS)
+    assert again.token_ids == expected.token_ids
+    assert again.speculation.accepted_at == expected.speculation.accepted_at
+
+
+def test_a_stream_that_was_never_asked_overtakes_nobody(made: Generator) -> None:
+    stream = made.stream("one", PARAMS)
+    next(stream)
+    made.stream("two", PARAMS)
+    assert stream.finish().finish_reason == "length"
+
+
+@pytest.mark.parametrize("bad", [-1, 265, 10**12, 1.0, "a", None])
+def test_a_token_id_outside_the_vocabulary_is_refused(
+    made: Generator, target: TableEngine, bad: object
+) -> None:
+    with pytest.raises(RequestError, match=rf"token id {bad!r} is not in the .* 0 to 264"):
+        made.stream([1, bad, 2])  # type: ignore[list-item]
+    assert target.calls == []
+
+
+def test_every_token_id_of_the_vocabulary_is_taken(made: Generator, tokenizer: Tokenizer) -> None:
+    assert tokenizer.size == 265
+    assert made.generate([0, 264], PARAMS).prompt_tokens == 2
+
+
+def test_an_empty_prompt_starts_from_bos_where_there_is_one(
+    target: TableEngine, made: Generator, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty and this model has no BOS token"):
+        made.stream("")
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        made.stream([])
+    with_bos = generator(target, None, Tokenizer(byte_level(tmp_path), bos_token_id=262))
+    done = with_bos.generate("", PARAMS)
+    assert done.prompt_tokens == 1
+    assert done.token_ids == made.generate([262], PARAMS).token_ids
+
+
+def spoil(value: float, at: int, row: int) -> object:
+    def corrupt(call: int, logits: NDArray[np.float32]) -> None:
+        if call == at:
+            logits[0, min(row, logits.shape[1] - 1), 7] = value
+
+    return corrupt
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "verifier": "rejection"}], ids=str
+)
+def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
+    tokenizer: Tokenizer, value: float, gamma: int, options: dict[str, object]
+) -> None:
+    params = SamplingParams(max_tokens=30, seed=1, **options)  # type: ignore[arg-type]
+    target = TableEngine(4, vocab=tokenizer.size)
+    made = generator(target, near(target, 5, 0.7), tokenizer)
+    whole = made.generate("the", params, gamma=gamma)
+    target.calls.clear()
+    target.corrupt = spoil(value, at=6, row=0)  # type: ignore[assignment]
+    stream = made.stream("the", params, gamma=gamma)
+    with pytest.raises(EngineError, match="logits that are not numbers"):
+        list(stream)
+    left = stream.completion
+    assert len(target.calls) == 6
+    assert left.finish_reason is None
+    assert len(left.token_ids) >= 5
+    assert left.token_ids == whole.token_ids[: len(left.token_ids)]
+    assert left.text
+    assert whole.text.startswith(left.text)
+    # The generator is as good as new afterwards.
+    target.corrupt = None
+    assert made.generate("the", params, gamma=gamma).token_ids == whole.token_ids
+
+
+def test_logits_that_are_no_numbers_at_the_first_token_give_nothing(tokenizer: Tokenizer) -> None:
+    target = TableEngine(4, vocab=tokenizer.size, corrupt=spoil(np.nan, 1, 0))  # type: ignore[arg-type]
+    stream = generator(target, None, tokenizer).stream("the", PARAMS)
+    with pytest.raises(EngineError):
+        next(stream)
+    assert (stream.completion.token_ids, stream.completion.text) == ([], "")
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8, -1])
+def test_a_gamma_that_was_not_built_lists_those_that_were(
+    target: TableEngine, tokenizer: Tokenizer, gamma: int
+) -> None:
+    made = generator(target, near(target, 5, 1.0), tokenizer, gammas=(0, 2, 4), gamma=2)
+    with pytest.raises(RequestError, match=rf"gamma {gamma} is not .* built for: 0, 2, 4; choose"):
+        made.stream("a", gamma=gamma)
+    assert made.generate("a", PARAMS).speculation.gamma == 2
+    assert made.generate("a", PARAMS, gamma=4).speculation.gamma == 4
+
+
+def test_without_a_draft_nothing_is_drafted(target: TableEngine, tokenizer: Tokenizer) -> None:
+    done = generator(target, None, tokenizer).generate("a", PARAMS, gamma=4)
+    assert done.speculation.drafted == 0
+    assert done.speculation.rounds == 29
+
+
+def test_a_seed_is_drawn_and_reported_when_none_is_given(made: Generator) -> None:
+    params = SamplingParams(max_tokens=20, temperature=1.0)
+    first, second = made.generate("a", params), made.generate("a", params)
+    assert first.seed != second.seed
+    again = SamplingParams(max_tokens=20, temperature=1.0, seed=first.seed)
+    assert made.generate("a", again).token_ids == first.token_ids
+
+
+def test_times_are_those_of_deliveries(made: Generator) -> None:
+    done = made.generate("a", PARAMS, gamma=4)
+    assert sum(count for _, count in done.timings.arrivals) == 30
+    assert len(done.timings.arrivals) == done.speculation.rounds + 1
+    assert done.timings.ttft_ms > 0
+    assert done.timings.itl_ms > 0
+    assert done.timings.tokens_per_second > 0
+
+
+def test_the_json_of_a_completion_has_the_public_names(made: Generator) -> None:
+    found = made.generate("a", PARAMS).to_json()
+    assert {
+        "text", "token_ids", "prompt_tokens", "finish_reason", "ttft_ms", "itl_ms",
+        "tokens_per_second", "speculation",
+    } <= set(found)  # fmt: skip
+    assert {
+        "gamma", "rounds", "drafted", "evaluated", "accepted", "emitted", "acceptance_rate",
+        "draft_yield", "tokens_per_round", "drafter", "fallback", "sources",
+    } == set(found["speculation"])  # fmt: skip
+
+
+def test_closing_closes_both_engines(target: TableEngine, tokenizer: Tokenizer) -> None:
+    draft = near(target, 5, 1.0)
+    with generator(target, draft, tokenizer):
+        before = (target.closed, draft.closed)
+    assert (before, (target.closed, draft.closed)) == ((False, False), (True, True))
+
+
+@pytest.mark.parametrize("params", [5, {"max_tokens": 5}, "greedy"])
+def test_what_are_no_params_are_refused(made: Generator, params: Any) -> None:
+    with pytest.raises(RequestError, match="expected SamplingParams"):
+        made.stream([1, 2], params)
+
+
+# Times of a completion, asked for while it runs
+
+
+def test_asked_each_round_the_times_are_those_asked_at_the_end() -> None:
+    dice = random.Random(3)
+    often, now = Timings(0), 0
+    assert (often.itl_ms, often.tokens_per_second) == (0.0, 0.0)
+    for _ in range(40):
+        now += dice.randrange(1, 9_000_000)
+        often.arrivals.append((now, dice.randrange(0, 5)))
+        once = Timings(0, list(often.arrivals))
+        gaps = [
+            (after - before) / count / 1e6
+            for (before, _), (after, count) in zip(once.arrivals, once.arrivals[1:], strict=False)
+            for _ in range(count)
+        ]
+        assert often.itl_ms == once.itl_ms == (median(gaps) if gaps else 0.0)
+        assert often.tokens_per_second == once.tokens_per_second
+        if gaps:
+            assert often.tokens_per_second == len(gaps) / ((now - often.arrivals[0][0]) / 1e9)
+
+
+# One generator in several hands: threads, closing, and slow readers
+
+
+SHARED = SamplingParams(max_tokens=40)
+
+
+@pytest.fixture
+def shared(tokenizer: Tokenizer) -> Generator:
+    target = TableEngine(4, vocab=tokenizer.size)
+    return generator(target, near(target, 5, 0.7), tokenizer)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", None, 5, [True], ["a"], [1.5]])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(
+    shared: Generator, prompt: object
+) -> None:
+    with pytest.raises(RequestError):
+        shared.stream(prompt, SHARED)  # type: ignore[arg-type]
+
+
+def test_ids_may_come_from_numpy(shared: Generator) -> None:
+    plain = shared.generate([5, 6, 7], SHARED).token_ids
+    assert shared.generate(np.array([5, 6, 7]), SHARED).token_ids == plain  # type: ignore[arg-type]

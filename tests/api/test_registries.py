@@ -1,0 +1,137 @@
+"""A drafter, a verifier and a logits processor from outside the package, one entry each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from runtime.toy import TableEngine, generator, near
+from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import Row, SamplingParams
+from specrt.sampling.distribution import Distribution
+from specrt.sampling.noise import Noise, Purpose
+from specrt.sampling.processors import PROCESSORS, ProcessorContext
+from specrt.speculation.drafters import DRAFTERS, DraftContext, DrafterSpec
+from specrt.speculation.gamma import GammaPolicy
+from specrt.speculation.round import NOTHING, Passes, Proposal, Round, Verdict
+from specrt.speculation.target import VERIFIERS, Verifier
+from specrt.text import Tokenizer
+
+PROMPT = [1, 2, 3, 4]
+
+
+@pytest.fixture
+def toy(tokenizer: Tokenizer) -> Generator:
+    target = TableEngine(5, memory=2)
+    return generator(target, near(target, 6, 0.8), tokenizer)
+
+
+class EchoDrafter:
+    """Proposes the last token, over and over."""
+
+    def __init__(self, policy: GammaPolicy) -> None:
+        self._policy = policy
+
+    @classmethod
+    def of(cls, context: DraftContext) -> EchoDrafter:
+        return cls(context.policy("echo"))
+
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
+        yield from ()
+        count = min(self._policy.choose(), room)
+        return Proposal([tokens[-1]] * count, None, "echo") if count else NOTHING
+
+    def observe(self, tokens: Sequence[int], round_: Round) -> None:
+        self._policy.observe(round_)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
+    with pytest.raises(RequestError, match=r"drafter 'echo' is unknown.*model"):
+        toy.generate(PROMPT, params, drafter="echo")
+    monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(EchoDrafter.of, ("echo",)))
+    done = toy.generate(PROMPT, params, gamma=2, drafter="echo")
+    assert done.token_ids == toy.generate(PROMPT, params, gamma=0).token_ids
+    assert set(done.speculation.sources) == {"echo"}
+    assert done.speculation.drafted > 0
+
+
+def suspicious(
+    proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
+) -> Verdict:
+    """Accept no drafted token: lossless, and never faster."""
+    return Verdict(0, target(0).draw(noise, Purpose.TOKEN, position))
+
+
+def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=40, verifier="suspicious")
+    with pytest.raises(RequestError, match=r"verifier is 'suspicious'.*match"):
+        toy.generate(PROMPT, params)
+    monkeypatch.setitem(VERIFIERS, "suspicious", Verifier(suspicious))
+    done = toy.generate(PROMPT, params, gamma=3)
+    plain = toy.generate(PROMPT, SamplingParams(temperature=0.9, seed=3, max_tokens=40), gamma=0)
+    assert done.token_ids == plain.token_ids
+    assert (done.speculation.accepted, done.speculation.drafted > 0) == (0, True)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_verifier_says_what_the_draft_draws_with(
+    toy: Generator, monkeypatch: pytest.MonkeyPatch, independent: bool
+) -> None:
+    found: list[tuple[bool, int]] = []
+
+    def watching(
+        proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
+    ) -> Verdict:
+        if proposal.distributions is not None:
+            own = [
+                q.draw(noise, Purpose.TOKEN, position + i)
+                for i, q in enumerate(proposal.distributions)
+            ]
+            found.extend(zip(map(int.__eq__, own, proposal.tokens), own, strict=True))
+        return suspicious(proposal, target, noise, position)
+
+    noise = Purpose.DRAFT if independent else Purpose.TOKEN
+    monkeypatch.setitem(VERIFIERS, "watching", Verifier(watching, True, noise))
+    toy.generate(PROMPT, SamplingParams(temperature=2.0, max_tokens=60, verifier="watching"))
+    assert len(found) > 50
+    assert all(same for same, _ in found) != independent
+
+
+class OddOnly:
+    """Rules out even tokens above a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.committed: list[int] = []
+
+    @classmethod
+    def of(cls, limit: int, context: ProcessorContext) -> OddOnly | None:
+        return cls(limit) if limit < context.vocabulary else None
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.committed += tokens
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        row[self._limit :: 2] = -np.inf
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_a_processor(toy: Generator, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, extra_args={"odd_only": 4})
+    with pytest.raises(RequestError, match="extra_args has 'odd_only'"):
+        toy.generate(PROMPT, params)
+    monkeypatch.setitem(PROCESSORS, "odd_only", OddOnly.of)
+    done = toy.generate(PROMPT, params, drafter=drafter)
+    assert done.token_ids == toy.generate(PROMPT, params, gamma=0).token_ids
+    assert any(token > 4 for token in done.token_ids)
+    assert not any(token >= 4 and token % 2 == 0 for token in done.token_ids)
+
+
+def test_an_option_that_has_a_field_is_no_extra(toy: Generator) -> None:
+    with pytest.raises(RequestError, match="extra_args has 'logit_bias'"):
+        toy.generate(PROMPT, SamplingParams(extra_args={"logit_bias": {1: 1.0}}))

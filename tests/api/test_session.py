@@ -1,0 +1,342 @@
+"""A session answers as a fresh generator would, and reads only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specrt
+from runtime.rows import packed
+from runtime.toy import EOS, TableEngine, byte_fallback, generator, near
+from specrt.completion import Stream
+from specrt.errors import CapacityError, EngineError, RequestError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.session import Session
+from specrt.speculation.pool import Models
+from specrt.text import ChatTemplate, Tokenizer
+
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",
+    {},
+)
+TRIMMED = ChatTemplate(
+    "{% for m in messages %}<|tool|>{{ m.content | trim }}</s>{% endfor %}<|tool|>", {}
+)
+LETTERS = tuple(b"the in")
+PARAMS = SamplingParams(max_tokens=12, allowed_token_ids=LETTERS)
+
+
+class Recorded(Generator):
+    """A generator that keeps the prompts it is given."""
+
+    prompts: list[list[int]]
+
+    def stream(self, prompt: Any, *args: Any, **options: Any) -> Stream:
+        stream = super().stream(prompt, *args, **options)
+        self.prompts.append(list(prompt))
+        return stream
+
+
+def made(tokenizer: Tokenizer, length: int = 600, rows: int = 1) -> Recorded:
+    target = TableEngine(4, vocab=tokenizer.size, max_length=length)
+    draft = near(target, 5, 0.7)
+    engines = (target, draft) if rows == 1 else (packed(target, rows), packed(draft, rows))
+    models = Models(engines[0], engines[1], tuple(range(9)), 4)
+    opened = Recorded(models, tokenizer, tokenizer.encode(EOS, special=False))
+    opened.prompts = []
+    return opened
+
+
+def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    target = TableEngine(4, vocab=tokenizer.size, max_length=600)
+    ends = tokenizer.encode(EOS, special=False)
+    return generator(target, None, tokenizer, eos=ends).generate(prompt, params).token_ids
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
+def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, template, params=PARAMS)
+    known: list[int] = []
+    for message in ("first one", " and a second", " żółw"):
+        done = session.generate(message)
+        prompt = opened.prompts[-1]
+        assert prompt[: len(known)] == known
+        # The last token of an answer was never fed.
+        assert done.cached_tokens == max(0, len(known) - 1)
+        assert done.token_ids == alone(tokenizer, prompt, PARAMS)
+        known = [*prompt, *done.token_ids]
+        assert session.tokens == len(known)
+    if template is None:
+        said = "".join(m["content"] for m in session.messages)
+        assert tokenizer.decode(known) == said
+
+
+def test_an_answer_is_not_turned_into_other_tokens(tokenizer: Tokenizer) -> None:
+    opened = made(tokenizer)
+    letters = SamplingParams(max_tokens=12, allowed_token_ids=tuple(b"th"))
+    session = Session(opened, TEMPLATE, params=letters)
+    first = session.generate("a")
+    again = tokenizer.encode(first.text, special=False)
+    assert again != first.token_ids, "the toy must spell its answer otherwise than the tokenizer"
+    session.generate("b")
+    assert opened.prompts[1][: len(opened.prompts[0]) + 12] == [
+        *opened.prompts[0],
+        *first.token_ids,
+    ]
+
+
+def test_a_template_that_changes_an_answer_is_read_again(tokenizer: Tokenizer) -> None:
+    opened = made(tokenizer)
+    session = Session(
+        opened, TRIMMED, params=SamplingParams(max_tokens=9, allowed_token_ids=tuple(b" "))
+    )
+    session.generate("a")
+    session.generate("b")
+    script = "<|tool|>a</s><|tool|></s><|tool|>b</s><|tool|>"
+    assert opened.prompts[1] == tokenizer.encode(script, special=False)
+
+
+def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokenizer) -> None:
+    mark = "{% if m.role == 'assistant' %}<|tool|>{% endif %}"
+    template = ChatTemplate(
+        "{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}<|tool|>", {}
+    )
+    opened = made(tokenizer)
+    session = Session(opened, template, system="<|tool|>", params=PARAMS)
+    first = session.generate("a").text
+    session.system = "</s></s>"  # as long, and no more text than the other
+    session.generate("b")
+    script = f"</s></s>a<|tool|>{first}b<|tool|>"
+    assert opened.prompts[1] == tokenizer.encode(script, special=False)
+
+
+def test_a_tokenizer_that_begins_texts_in_its_own_way(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_fallback(tmp_path))
+    opened = made(tokenizer)
+    session = Session(opened, params=SamplingParams(max_tokens=6, ignore_eos=True, min_tokens=6))
+    for message in ("hello", "world", " lo"):
+        session.generate(message)
+        said = "".join(m["content"] for m in session.messages[:-1])
+        assert tokenizer.decode(opened.prompts[-1]) == tokenizer.decode(tokenizer.encode(said))
+
+
+def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
+    (end,) = tokenizer.encode(EOS, special=False)
+    opened = made(tokenizer)
+    params = SamplingParams(max_tokens=300, allowed_token_ids=(*LETTERS, end))
+    session = Session(opened, TEMPLATE, params=params)
+    first = session.generate("a")
+    assert (first.finish_reason, first.token_ids[-1]) == ("stop", end)
+    second = session.generate("b")
+    known = [*opened.prompts[0], *first.token_ids]
+    assert opened.prompts[1][: len(known)] == known
+    assert opened.prompts[1][len(known)] != end
+    assert second.cached_tokens >= len(known) - 1
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
+def test_what_a_stop_string_cut_off_is_not_said(
+    tokenizer: Tokenizer, template: ChatTemplate | None
+) -> None:
+    letters = SamplingParams(max_tokens=40, allowed_token_ids=tuple(b"th"))
+    opened = made(tokenizer)
+    whole = Session(opened, template, params=letters).generate("a").text
+    stop = next(whole[i : i + 5] for i in range(6, 35) if whole.index(whole[i : i + 5]) == i)
+    assert "th" in whole[: whole.index(stop)], "the tokenizer would join the two"
+    session = Session(opened, template, params=replace(letters, stop=(stop,)))
+    first = session.generate("a")
+    assert first.text == whole[: whole.index(stop)]
+    assert first.finish_reason == "stop"
+    session.generate("b")
+    kept = len(opened.prompts[1]) + len(first.text)
+    assert opened.prompts[-1][:kept] == [*opened.prompts[1], *first.text.encode()]
+    assert stop not in tokenizer.decode(opened.prompts[-1])
+
+
+@pytest.mark.parametrize("how", ["stop", "drop", "next"])
+def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
+    tokenizer: Tokenizer, how: str
+) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, TEMPLATE, params=PARAMS)
+    stream: Stream | None = session.stream("a")
+    assert stream is not None
+    chunks = [next(stream), next(stream)]
+    text, ids = "".join(c.text for c in chunks), [i for c in chunks for i in c.token_ids]
+    if how == "stop":
+        session.stop()
+    elif how == "drop":
+        stream = None
+    later = session.generate("b")
+    if stream is not None:
+        assert list(stream) == []
+    assert [m["content"] for m in session.messages] == ["a", text, "b", later.text]
+    assert opened.prompts[1][: len(opened.prompts[0]) + len(ids)] == [*opened.prompts[0], *ids]
+    assert later.cached_tokens >= len(opened.prompts[0]) + len(ids) - 1
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_ctrl_c_within_a_pass_leaves_a_session_that_goes_on(tokenizer: Tokenizer, at: int) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, TEMPLATE, params=PARAMS)
+    engines: list[Any] = [opened.models.target, opened.models.draft]
+    honest, left = [engine.forward for engine in engines], [at]
+
+    def counted(forward: Any) -> Any:
+        def passed(*asked: Any) -> Any:
+            output = forward(*asked)
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return output
+
+        return passed
+
+    for engine, forward in zip(engines, honest, strict=True):
+        engine.forward = counted(forward)
+    stream = session.stream("a")
+    with pytest.raises(KeyboardInterrupt):
+        stream.finish()
+    for engine, forward in zip(engines, honest, strict=True):
+        engine.forward = forward
+    said = session.messages
+    assert [m["content"] for m in said] == (["a", stream.completion.text] if said else [])
+    done = session.generate("b")
+    assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_message_without_an_answer_is_none(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, TEMPLATE, params=PARAMS)
+    stream = session.stream("a")
+    assert [m["role"] for m in session.messages] == ["user"]
+    if begun:
+
+        def broken(*_: Any) -> Any:
+            raise EngineError("the device is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(opened.models.target, "forward", broken)
+            with pytest.raises(EngineError, match="the device is gone"):
+                next(stream)
+    else:
+        session.stop()
+    assert session.messages == []
+    assert session.generate("b").finish_reason == "length"
+    assert [m["content"] for m in session.messages][:1] == ["b"]
+
+
+def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, TEMPLATE, system="s", params=PARAMS)
+    session.generate("a")
+    before, tokens = session.messages, session.tokens
+    session.generate("b")
+    prompt = opened.prompts[-1]
+    assert session.undo() == "b"
+    assert (session.messages, session.tokens) == (before, tokens)
+    again = session.generate("b")
+    assert opened.prompts[-1] == prompt
+    assert again.cached_tokens == len(prompt) - 1
+    session.reset()
+    assert session.messages == [{"role": "system", "content": "s"}]
+    with pytest.raises(RequestError, match="nothing to undo"):
+        session.undo()
+
+
+def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:
+    opened = made(tokenizer, length=60)
+    session = Session(opened, params=PARAMS)
+    session.generate("x" * 30)
+    before, target = session.messages, opened.models.target
+    assert isinstance(target, TableEngine)
+    calls = len(target.calls)
+    with pytest.raises(CapacityError, match=r"have 72 tokens, and the context .* is 60: undo"):
+        session.stream("y" * 30)
+    assert (session.messages, len(target.calls)) == (before, calls)
+    assert session.generate("y" * 18).finish_reason == "length"
+    assert session.context == 60
+
+
+def test_options_may_change_between_messages(tokenizer: Tokenizer) -> None:
+    opened = made(tokenizer)
+    session = Session(opened, params=PARAMS, gamma=2)
+    assert session.generate("a").speculation.gamma == 2
+    session.gamma, session.drafter = 3, "ngram"
+    counts = session.generate("b").speculation
+    assert (counts.gamma, counts.drafter) == (3, "ngram")
+    with pytest.raises(RequestError, match="gamma 99 is not among those"):
+        session.gamma = 99
+    with pytest.raises(RequestError, match="did you mean 'model'"):
+        session.drafter = "modle"
+    assert (session.gamma, session.drafter) == (3, "ngram")
+    session.system = "new"
+    session.generate("c")
+    assert tokenizer.decode(opened.prompts[-1]).startswith("newa")
+
+
+@pytest.mark.parametrize("message", [b"a", None, "\ud800"])
+def test_a_message_that_is_no_text_is_refused(tokenizer: Tokenizer, message: Any) -> None:
+    session = Session(made(tokenizer), TEMPLATE, params=PARAMS)
+    with pytest.raises(RequestError):
+        session.stream(message)
+    assert session.messages == []
+
+
+def test_sessions_are_public() -> None:
+    assert specrt.Session is Session
+    assert specrt.ChatTemplate is ChatTemplate
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("say"), st.text(min_size=1, max_size=9)),
+    st.tuples(st.just("stop"), st.integers(0, 3)),
+    st.tuples(st.just("undo"), st.none()),
+)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, TRIMMED, None], ids=["kept", "trimmed", "plain"])
+@settings(max_examples=25, deadline=None)
+@given(
+    moves=st.lists(MOVES, max_size=7),
+    stop=st.sampled_from([(), ("e",), ("\ufffd",)]),
+    allowed=st.sampled_from([None, LETTERS, tuple("żó🐢".encode())]),
+    rows=st.sampled_from([1, 2]),
+)
+def test_any_conversation_is_one_with_a_fresh_generator(
+    tokenizer: Tokenizer, template: ChatTemplate | None, moves: list[tuple[str, Any]],
+    stop: tuple[str, ...], allowed: tuple[int, ...] | None, rows: int,
+) -> None:  # fmt: skip
+    params = SamplingParams(max_tokens=9, stop=stop, allowed_token_ids=allowed)
+    opened = made(tokenizer, rows=rows)
+    session = Session(opened, template, params=params)
+    for move, value in moves:
+        before = session.messages
+        if move == "undo":
+            if before:
+                session.undo()
+                assert session.messages == before[:-2]
+            continue
+        message = value if move == "say" else "more"
+        stream = session.stream(message)
+        read = stream if move == "say" else [c for _, c in zip(range(value), stream, strict=False)]
+        ids = [i for chunk in read for i in chunk.token_ids]
+        session.stop()
+        written = [*before, {"role": "user", "content": message}]
+        script = template.render(written) if template else "".join(m["content"] for m in written)
+        prompt = opened.prompts[-1]
+        whole = tokenizer.encode(script, special=template is None)
+        assert tokenizer.decode(prompt) == tokenizer.decode(whole)
+        assert ids == alone(tokenizer, prompt, params)[: len(ids)]
+        assert len(session.messages) == len(before) + (2 if ids else 0)

@@ -1,0 +1,284 @@
+"""One generator in many threads that read, generate, cancel, forget and close at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from runtime.rows import packed, padded
+from runtime.toy import generator
+from scheduler.support import LONG, Build, Gate, alone, rows, target_of, toys
+from specrt.completion import Completion, Stream
+from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.session import Session
+from specrt.text import Tokenizer
+
+CLOSED = "this generator was closed; open the bundle again"
+Act = tuple[str, int]
+ACTS = st.tuples(
+    st.sampled_from(["read", "read", "read", "generate", "many", "cancel", "drop", "forget"]),
+    st.integers(0, 7),
+)
+THREADS = st.lists(st.lists(ACTS, min_size=1, max_size=8), min_size=2, max_size=5)
+
+
+@pytest.fixture(autouse=True)
+def impatient() -> Iterator[None]:
+    """Let threads take turns between any two steps of Python."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def params_of(number: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=6 + 5 * number, temperature=0.5 * (number % 2), seed=number, ignore_eos=True
+    )
+
+
+def several(build: Build, batch: int, tokenizer: Tokenizer) -> Generator:
+    return rows(build, max(batch, 2) if build is packed else batch, tokenizer)
+
+
+def together(works: list[Callable[[], None]]) -> list[BaseException]:
+    """Run works at once, each in a thread; return what they raised."""
+    raised: list[BaseException] = []
+    begin = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            begin.wait()
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread hangs"
+    return raised
+
+
+class Player:
+    """A thread's part: what it asks of the generator, and what it got."""
+
+    def __init__(self, made: Generator, shared: list[Stream], acts: list[Act]) -> None:
+        self.made, self.shared, self.acts = made, shared, acts
+        self.whole: list[tuple[int, Completion]] = []
+
+    def __call__(self) -> None:
+        for act, number in self.acts:
+            self.play(act, number)
+
+    def play(self, act: str, number: int) -> None:
+        prompt, params = [number, 1], params_of(number)
+        stream = self.shared[number]
+        if act == "read":  # one stream in several threads: each chunk goes to one of them
+            next(stream, None)
+        elif act == "generate":
+            self.whole.append((number, self.made.generate(prompt, params)))
+        elif act == "many":
+            found = self.made.generate_many([prompt, prompt], params)
+            self.whole += [(number, done) for (done,) in found]
+        elif act == "cancel":
+            stream.cancel()
+        elif act == "drop":
+            stream.close()
+        else:
+            self.made.forget()
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 3), scripts=THREADS)
+def test_whatever_threads_do_each_gets_its_text(
+    build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]]
+) -> None:
+    made, one = several(build, batch, tokenizer), alone(tokenizer)
+    shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
+    players = [Player(made, shared, acts) for acts in scripts]
+    assert together(list(players)) == []
+    expected = [one.generate([i, 1], params_of(i)).token_ids for i in range(8)]
+    for player in players:
+        for number, done in player.whole:
+            assert done.token_ids == expected[number]
+    ended = {n for acts in scripts for act, n in acts if act in ("cancel", "drop")}
+    for number, stream in enumerate(shared):
+        found = stream.finish().token_ids
+        if number in ended:
+            assert found == expected[number][: len(found)]
+            assert stream.completion.finish_reason in (None, "cancelled", "length")
+        else:
+            assert found == expected[number]
+    assert all(row.request is None or row.request.over for row in made._scheduler._slots)
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 3), scripts=THREADS, late=st.integers(0, 30))
+def test_closing_under_threads_is_told_to_each(
+    build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int
+) -> None:
+    made = several(build, batch, tokenizer)
+    engine: Any = made.models.target
+    used: list[str] = []
+    shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
+
+    def close() -> None:
+        for _ in range(late):
+            next(shared[late % 8], None)
+        made.close()
+        used.append("closed")
+        engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
+
+    raised = together([*(Player(made, shared, acts) for acts in scripts), close, made.close])
+    assert all(isinstance(error, RequestError) for error in raised), raised
+    assert {str(error) for error in raised} <= {CLOSED}
+    assert set(used) <= {"closed"}
+    made.close()
+
+
+def test_who_waits_for_a_turn_is_told_of_closing(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    gate = Gate(target_of(made))
+    streams = [made.stream([i, 2], LONG) for i in range(4)]
+
+    def close() -> None:
+        assert gate.inside.wait(30)
+        closing = threading.Thread(target=made.close)
+        closing.start()
+        gate.go.set()
+        closing.join()
+
+    raised = together([*(stream.finish for stream in streams), close])  # type: ignore[list-item]
+    assert [str(error) for error in raised] == [CLOSED] * 4
+    assert [next(stream, None) for stream in streams] == [None] * 4
+
+
+def test_a_logits_processor_cannot_close_what_runs_it(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+
+    def closes(tokens: list[int], row: Any) -> Any:
+        made.close()
+        return row
+
+    with pytest.raises(RequestError, match="cannot use the generator that runs it"):
+        made.generate([1], SamplingParams(max_tokens=3, logits_processors=(closes,)))
+    assert made.generate([1], SamplingParams(max_tokens=3)).finish_reason
+
+
+def test_closing_lets_go_of_what_was_not_read(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    streams = [made.stream([i], LONG) for i in range(4)]
+    for stream in streams:
+        next(stream)
+    held = [row.request for row in made._scheduler._slots]
+    made.close()
+    assert all(request is not None and request.rounds is None for request in held)
+    assert made._scheduler._running == {}
+    assert not made._scheduler._waiting
+    made.close()
+
+
+# Cancelling: from the reader's thread, from another one, and within a pass
+
+
+@pytest.fixture(params=[1, 2])
+def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
+    if request.param == 1:
+        return generator(*toys(tokenizer.size), tokenizer)
+    return rows(packed, 2, tokenizer)
+
+
+@pytest.mark.parametrize("end", [Stream.cancel, Stream.close])
+def test_a_reader_is_at_the_end_after_the_pass_that_runs(
+    made: Generator, end: Callable[[Stream], None]
+) -> None:
+    stream = made.stream([1, 2], LONG, gamma=0)
+    first = next(stream).token_ids
+    found: list[Any] = []
+    gate = Gate(target_of(made))
+    reader = threading.Thread(target=lambda: found.extend(stream))
+    reader.start()
+    assert gate.inside.wait(30)
+    end(stream)  # while the other thread is within next()
+    assert not gate.go.is_set(), "it waited for the pass"
+    gate.go.set()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert found == []
+    assert stream.completion.token_ids == first
+    assert stream.completion.finish_reason == ("cancelled" if end is Stream.cancel else None)
+    assert next(stream, None) is None
+    assert all(row.request is None for row in made._scheduler._slots), "its row is not free"
+
+
+def test_whoever_waits_takes_the_row_of_what_was_cancelled(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    streams = [made.stream([i], LONG, gamma=0) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    for stream in streams:
+        stream.cancel()  # and nobody steps
+    target: Any = made.models.target
+    before = len(target.passes)
+    made.generate_many([[7], [8]], SamplingParams(max_tokens=4), gamma=0)
+    assert [len(one) for one in target.passes[before:]] == [2] * 4
+
+
+def test_what_was_cancelled_before_it_began_never_runs(made: Generator) -> None:
+    stream = made.stream([1, 2], LONG)
+    stream.cancel()
+    assert stream.finish().finish_reason == "cancelled"
+    assert target_of(made).calls == []
+
+
+def test_a_completion_that_was_finished_keeps_its_reason(made: Generator) -> None:
+    stream = made.stream([1, 2], SamplingParams(max_tokens=3, ignore_eos=True))
+    whole = stream.finish()
+    stream.cancel()
+    assert whole.finish_reason == "length"
+
+
+def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
+    made: Generator, tokenizer: Tokenizer
+) -> None:
+    def stops(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(tokens) == 12:
+            stream.cancel()
+        return row
+
+    params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=(stops,))
+    stream = made.stream([1, 2], params, gamma=0)
+    found = [token for chunk in stream for token in chunk.token_ids]
+    assert stream.completion.finish_reason == "cancelled"
+    assert found == stream.completion.token_ids
+    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[: len(found)]
+    assert len(found) == 10
+
+
+def test_the_answer_of_a_session_is_cancelled_as_a_stream_is(made: Generator) -> None:
+    session = Session(made, params=LONG)
+    stream = session.stream("ab")
+    said = next(stream)
+    stream.cancel()
+    assert next(stream, None) is None
+    assert stream.completion.finish_reason == "cancelled"
+    assert session.messages[-1]["content"] == said.text
+    again = session.stream("cd")
+    assert next(stream, None) is None  # the old one, which must not take the new message away
+    next(again)
+    assert session.messages[-2]["content"] == "cd"

@@ -1,0 +1,74 @@
+"""Outputs against plain decoding: every difference is listed once, with its margin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.samples import DRAFTING, drafting, plain, rounds, sample
+from specrt.bench.lossless import Comparison, Difference, compare_outputs, first_difference
+from specrt.bench.measure import PLAIN, Configuration
+
+AUTO = Configuration("auto", "model")
+OTHER = [1, 2, 9, 4, 5]
+
+
+def margins(prompt: int, before: Sequence[int]) -> float:
+    return prompt + len(before) / 1000
+
+
+@given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
+def test_the_first_difference_is_where_prefixes_end(a: list[int], b: list[int]) -> None:
+    at = first_difference(a, b)
+    assert (at is None) == (a == b)
+    if at is not None:
+        assert a[:at] == b[:at]
+        assert a[at : at + 1] != b[at : at + 1]
+
+
+def test_each_pair_of_prompt_and_configuration_counts_once() -> None:
+    pairs = [(p, r) for p in range(2) for r in range(2)]
+    samples = {
+        PLAIN: [plain(pair) for pair in pairs],
+        DRAFTING: [drafting(pair, tokens=OTHER) for pair in pairs],
+        AUTO: [drafting(pair, tokens=OTHER if pair == (1, 1) else [1, 2, 3, 4, 5])
+               for pair in pairs],
+    }  # fmt: skip
+    comparison = compare_outputs(samples, margins, "int8", promised=False)
+    assert comparison.compared == 4
+    assert comparison.differences == (
+        Difference(DRAFTING, 0, 2, 3, 9, 0.002),
+        Difference(DRAFTING, 1, 2, 3, 9, 1.002),
+        Difference(AUTO, 1, 2, 3, 9, 1.002),
+    )
+    assert "3 of 4 outputs differ" in str(comparison)
+    assert "2.0e-03 to 1.0e+00 logits" in str(comparison)
+    facts = comparison.to_json()
+    assert (facts["compared"], facts["differing"]) == (4, 3)
+    assert facts["differences"][2]["configuration"] == "auto (model)"
+
+
+def test_plain_decoding_that_differs_from_itself_is_a_difference() -> None:
+    samples = {PLAIN: [plain((0, 0)), plain((0, 1), tokens=[1, 2, 3, 4, 6])]}
+    comparison = compare_outputs(samples, margins, "fp32")
+    assert comparison.differences == (Difference(PLAIN, 0, 4, 5, 6, 0.004),)
+    assert comparison.compared == 1
+
+
+def test_where_nothing_was_drafted_nothing_is_proved() -> None:
+    idle = sample(rounds(4, 0, 0, 0, 1000), decode_us=4400, inside_us=3600, configuration=AUTO)
+    comparison = compare_outputs({PLAIN: [plain(), plain((0, 1))], AUTO: [idle]}, margins, "fp32")
+    assert (comparison.compared, comparison.differences) == (0, ())
+    assert "not compared" in str(comparison)
+
+
+@pytest.mark.parametrize(("margin", "unexplained"), [(5e-4, 0), (5e-3, 1), (None, 1)])
+def test_rounding_explains_small_margins_where_identity_is_promised(
+    margin: float | None, unexplained: int
+) -> None:
+    difference = Difference(DRAFTING, 0, 3, 1, 2, margin)
+    assert len(Comparison(4, (difference,)).unexplained) == unexplained
+    assert Comparison(4, (difference,), promised=False).unexplained == []

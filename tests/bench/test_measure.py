@@ -1,0 +1,215 @@
+"""How prompts are run: in turn, warm, each configuration for itself, and timed apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import sleep
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.samples import drafting, plain, rounds, sample
+from runtime.toy import TableEngine, generator, near
+from specrt.bench.lossless import compare_outputs
+from specrt.bench.measure import (
+    PLAIN,
+    WARM_UP_TOKENS,
+    Clocks,
+    Configuration,
+    PassTime,
+    Samples,
+    TimedEngine,
+    configurations,
+    in_turn,
+    measure,
+    shared_gaps,
+)
+from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
+from specrt.text import Tokenizer
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+@pytest.fixture
+def target() -> TableEngine:
+    return TableEngine(vocab=270, memory=3)
+
+
+@pytest.fixture
+def opened(target: TableEngine, tokenizer: Tokenizer) -> Generator:
+    return generator(target, near(target, 1, 0.8), tokenizer)
+
+
+def run(opened: Generator, compared: list[Configuration], **options: Any) -> Samples:
+    params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, "seed": 0, **options})
+    return measure(opened, PROMPTS, compared, params, repeats=2)
+
+
+def test_every_prompt_runs_at_every_configuration_in_each_repeat(opened: Generator) -> None:
+    compared = configurations([2, 4], ["model"])
+    samples = run(opened, compared)
+    assert list(samples) == compared
+    for found in samples.values():
+        assert [s.pair for s in found] == [(p, r) for r in range(2) for p in range(3)]
+        assert all(len(s.tokens) == 20 for s in found)
+        assert all(s.counts.emitted == len(s.gaps_ns) == 19 for s in found)
+        assert all(s.target.passes == s.counts.rounds for s in found)
+        assert all(sum(s.stages) * s.counts.rounds * 1e3 == pytest.approx(s.decode_ns)
+                   for s in found)  # fmt: skip
+        assert all(min(s.stages) >= 0 for s in found)
+    assert all(s.draft.passes == 0 for s in samples[PLAIN])
+    assert all(s.counts.drafted > 0 for s in samples[compared[1]])
+    assert compare_outputs(samples, None, "fp32").differences == ()
+    sampled = run(opened, configurations([3], ["model"]), temperature=0.9, top_p=0.8)
+    assert compare_outputs(sampled, None, "fp32").differences == ()
+    assert len({s.tokens for s in sampled[PLAIN]}) == len(PROMPTS)
+
+
+def test_configurations_of_one_prompt_run_back_to_back(
+    opened: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[tuple[int, ...], object, int]] = []
+    stream = Generator.stream
+
+    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
+        begun.append((tuple(prompt), how["gamma"], params.max_tokens))
+        return stream(self, prompt, params, **how)
+
+    monkeypatch.setattr(Generator, "stream", noted)
+    run(opened, configurations([2, 4], ["model"]))
+    warm, timed = begun[:9], begun[9:]
+    assert [tokens for _, _, tokens in warm] == [20] * 3 + [WARM_UP_TOKENS] * 6
+    assert {(prompt, gamma) for prompt, gamma, _ in warm} == {
+        (tuple(p), g) for p in PROMPTS for g in (0, 2, 4)
+    }
+    assert [prompt for prompt, _, _ in timed] == [tuple(p) for p in PROMPTS * 2 for _ in range(3)]
+    orders = [tuple(gamma for _, gamma, _ in timed[i : i + 3]) for i in range(0, 18, 3)]
+    assert all(sorted(order) == [0, 2, 4] for order in orders)
+    assert len(set(orders)) == 6
+
+
+def test_each_configuration_learns_from_its_own_rounds_and_costs_are_measured_once(
+    opened: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Models] = []
+
+    def costs(models: Models) -> Costs:
+        measured.append(models)
+        return Costs((100.0, 110.0, 120.0), (0.0, 10.0, 20.0))
+
+    models = replace(opened.models, measure=costs)
+    timed = Clocks.of(models).models(models)
+    assert timed.measure is not None
+    assert timed.measure(timed) is timed.measure(timed)
+    assert len(measured) == 1
+    used: dict[object, set[Generator]] = {}
+    stream = Generator.stream
+
+    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
+        used.setdefault(how["gamma"], set()).add(self)
+        return stream(self, prompt, params, **how)
+
+    monkeypatch.setattr(Generator, "stream", noted)
+    samples = run(Generator(models, opened.tokenizer), configurations(["auto", 2], ["model"]))
+    assert [len(generators) for generators in used.values()] == [1, 1, 1]
+    assert len(set.union(*used.values())) == 3
+    assert all(isinstance(m.target, TimedEngine) for m in measured)
+    assert all(s.counts.gamma == "auto" for s in samples[Configuration("auto", "model")])
+
+
+def test_a_slow_stage_shows_in_its_own_place(target: TableEngine, tokenizer: Tokenizer) -> None:
+    draft = near(target, 1, 0.9)
+
+    def slowed(_: int, __: object) -> None:
+        sleep(2e-3)
+
+    draft.corrupt = slowed
+    opened = generator(target, draft, tokenizer)
+    found = run(opened, configurations([2], ["model"]), max_tokens=8)
+    for each in found[Configuration(2, "model")]:
+        drafted = each.counts.drafted
+        assert each.stages.draft * each.counts.rounds >= 2000 * drafted
+        assert each.draft.ns >= 2e6 * drafted
+        assert each.drafted_token_ns is not None
+        assert each.drafted_token_ns >= 2e6
+
+
+def test_progress_ends_at_one(opened: Generator) -> None:
+    told: list[float] = []
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    measure(opened, PROMPTS, [PLAIN], params, repeats=1, progress=told.append)
+    assert told == sorted(told)
+    assert (len(told), told[-1]) == (6, 1.0)
+
+
+@pytest.mark.parametrize(("prompts", "repeats"), [([], 3), (PROMPTS, 0)])
+def test_nothing_to_measure_is_refused(
+    opened: Generator, prompts: list[list[int]], repeats: int
+) -> None:
+    with pytest.raises(RequestError, match="is nothing to measure"):
+        measure(opened, prompts, [PLAIN], SamplingParams(), repeats=repeats)
+
+
+def test_a_timed_engine_is_the_engine(target: TableEngine) -> None:
+    timed = TimedEngine(target)
+    assert (timed.max_length, timed.max_width) == (target.max_length, target.max_width)
+    assert (timed.geometry, timed.batch) == (target.geometry, target.batch)
+    output = timed.forward([[1, 2]], 0, 1)
+    assert output.argmax.shape == (1, 1)
+    assert timed.time.passes == 1
+    assert timed.time.ns > 0
+    timed.close()
+    assert target.closed
+
+
+@given(st.lists(st.integers(1, 20), unique=True, max_size=8), st.integers(0, 6))
+def test_each_configuration_has_each_place_once(gammas: list[int], cycle: int) -> None:
+    compared = configurations(gammas, ["model"])
+    count = len(compared)
+    turns = [in_turn(compared, cycle * count + i) for i in range(count)]
+    for place in zip(*turns, strict=True):
+        assert sorted(map(str, place)) == sorted(map(str, compared))
+    if count > 2:  # and none always follows the same one
+        backwards = [in_turn(compared, (cycle + 1) * count + i) for i in range(count)]
+        before = {(t[i - 1], t[i]) for t in turns + backwards for i in range(1, count)}
+        assert {(b, a) for a, b in before} == before
+
+
+def test_configurations_are_gammas_times_drafters_and_plain() -> None:
+    drafting = [(4, "model"), ("auto", "model"), (4, "ngram"), ("auto", "ngram")]
+    assert configurations([4, 0, "auto", 4], ["model", "none", "ngram"]) == [PLAIN, *drafting]
+    assert configurations([2], ["none"]) == configurations([], []) == [PLAIN]
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 9)), min_size=1, max_size=20))
+def test_tokens_that_arrive_together_share_their_gap(steps: list[tuple[int, int]]) -> None:
+    arrivals, now = [(100, 1)], 100
+    for gap, count in steps:
+        now += gap
+        arrivals.append((now, count))
+    gaps = shared_gaps(arrivals)
+    assert len(gaps) == sum(count for _, count in steps)
+    assert sum(gaps) == pytest.approx(now - 100)
+    assert shared_gaps([(100, 1), (400, 3), (450, 1)]) == (100.0, 100.0, 100.0, 50.0)
+
+
+def test_stages_add_up_to_the_round() -> None:
+    assert sum(drafting().stages) == 3000 / 2
+    assert plain().outside_us == 200
+    assert PassTime(50, 3).since(PassTime(20, 1)) == PassTime(30, 2)
+
+
+def test_medians_leave_the_prefill_of_the_draft_and_plain_rounds_out() -> None:
+    log = rounds(1, 2, 1, 90_000, 1200) + rounds(4, 2, 1, 200, 1200)
+    slow_start = sample(log, decode_us=99_999, inside_us=6000)
+    assert slow_start.drafted_token_ns == 100_000
+    assert slow_start.verify_ns == 1_200_000
+    assert plain().drafted_token_ns is None
+    mixed = rounds(5, 0, 0, 10, 1000) + rounds(2, 2, 1, 200, 1500)
+    assert sample(mixed, decode_us=9000, inside_us=8000).verify_ns == 1_500_000

@@ -1,0 +1,86 @@
+"""`specrt verify`: speculative output is compared with plain output, token for token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.ran import Run
+
+
+def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    options = ("--prompts", two_prompts, "--max-tokens", 12, "--gammas", "0,2,5")
+    ran = cli("verify", codelet, *options)
+    assert ran.status == 0
+    assert ran.out == "48 tokens of 2 prompts at gamma 2, 5: identical to plain decoding\n"
+    found = json.loads(cli("verify", codelet, *options, "--json").out)
+    assert found.pop("drafted") > 0
+    assert found == {
+        "prompts": 2, "tokens": 48, "tolerance": 1e-3, "divergences": [], "unexplained": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("believe_everything")
+def test_verify_fails_on_a_verifier_that_accepts_all(
+    cli: Run, codelet: Path, two_prompts: Path
+) -> None:
+    options = ("--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4")
+    ran = cli("verify", codelet, *options)
+    assert ran.status == 1
+    assert "NOT EXPLAINED by rounding" in ran.out
+    assert "unexplained" in ran.out.splitlines()[-1]
+    ran = cli("verify", codelet, *options, "--json")
+    found = json.loads(ran.out)
+    assert (ran.status, found["unexplained"] > 0) == (1, True)
+    first = found["divergences"][0]
+    assert first["margin"] > found["tolerance"]
+    assert first["plain_token"] != first["speculative_token"]
+    # With a tolerance above every margin the same divergences count as near-ties.
+    assert cli("verify", codelet, *options, "--tolerance", 100).status == 0
+
+
+def test_verify_needs_something_to_compare(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    said = cli("verify", codelet, "--prompts", two_prompts, "--gammas", "0").refusal
+    assert "nothing to compare" in said
+
+
+def test_verify_takes_a_drafter(cli: Run, codelet: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied.jsonl"
+    copied.write_text(json.dumps({"prompt": "import os\n" * 8}), encoding="utf-8")
+    options = ("--prompts", copied, "--max-tokens", 12, "--gammas", "4", "--json")
+    found = [json.loads(cli("verify", codelet, *options, "--drafter", d).out)["drafted"]
+             for d in ("model", "ngram", "cascade")]  # fmt: skip
+    assert min(found) > 0
+    default = json.loads(cli("verify", codelet, *options).out)
+    assert default["drafted"] == found[0], "the draft model is what a bundle is built for"
+    assert "'none' is not one of" in cli("verify", codelet, *options, "--drafter", "none").refusal
+
+
+def test_verify_that_drafted_nothing_has_proved_nothing(
+    cli: Run, codelet: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"prompt": "import"}', encoding="utf-8")
+    options = ("--prompts", short, "--max-tokens", 2, "--gammas", "4", "--drafter", "ngram")
+    ran = cli("verify", codelet, *options, "--json")
+    assert (ran.status, ran.out) == (2, "")
+    assert "drafted nothing at gamma 4, so nothing was verified" in ran.err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("believe_everything")
+def test_verify_without_room_for_the_draft_says_so_and_drafts_by_lookup(
+    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
+    copied = tmp_path / "copied.jsonl"
+    body = "    def {0}(self, {1}):\n        return self.{1}\n"
+    text = "class A:\n" + body.format("f", "a") + body.format("g", "b")
+    copied.write_text(json.dumps({"prompt": text}), encoding="utf-8")
+    options = ("--prompts", copied, "--max-tokens", 40, "--gammas", "4", "--json")
+    ran = cli("verify", codelet, *options)
+    assert ran.err.startswith("note: the draft model is not opened")
+    found = json.loads(ran.out)
+    assert found["drafted"] > 0
+    assert (ran.status, found["unexplained"] > 0) == (1, True)

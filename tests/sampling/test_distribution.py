@@ -1,0 +1,518 @@
+"""From logits to a distribution: what transformers' warpers keep, and what may never be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import ArrayLike, NDArray
+
+from runtime.toy import TableEngine, TableOutput, best, near, plain, run
+from specrt.engine.protocol import candidates_of
+from specrt.errors import EngineError
+from specrt.params import SamplingParams
+from specrt.sampling.distribution import Distribution, distribution_of, process, typical
+from specrt.sampling.noise import Noise, Purpose
+from specrt.speculation.drafters import REACH, ModelDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import run_alone
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.31},
+    {"temperature": 3.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 7},
+    {"temperature": 1.0, "top_k": 1000},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.123},
+    {"temperature": 1.0, "top_p": 1e-6},
+    {"temperature": 1.0, "min_p": 0.07},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 1.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
+]
+
+
+def full(distribution: Distribution, size: int) -> NDArray[np.float64]:
+    probs = np.zeros(size)
+    probs[distribution.ids] = distribution.probs
+    return probs
+
+
+def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
+    torch = pytest.importorskip("torch")
+    generation = pytest.importorskip("transformers.generation.logits_process")
+    chain = [generation.TemperatureLogitsWarper(params.temperature)]
+    if params.top_k > 0:
+        chain.append(generation.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        chain.append(generation.TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        chain.append(generation.MinPLogitsWarper(params.min_p))
+    scores = torch.from_numpy(logits.astype(np.float64))[None]
+    for warper in chain:
+        scores = warper(None, scores)
+    probs: NDArray[np.float64] = scores.softmax(-1)[0].numpy()
+    return probs
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_distribution_is_that_of_transformers(options: dict[str, Any]) -> None:
+    params = SamplingParams(**options)
+    rng = np.random.default_rng(0)
+    for scale in (0.5, 3.0, 12.0):
+        for size in (2, 50, 500):
+            logits = (rng.standard_normal(size) * scale).astype(np.float32)
+            logits[rng.random(size) < 0.1] = -np.inf
+            logits[0] = 1.0
+            found = full(process(logits, params), size)
+            np.testing.assert_allclose(found, warped(logits, params), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_tied_logits_are_kept_in_the_number_transformers_keeps(options: dict[str, Any]) -> None:
+    # Which of several equal tokens a nucleus leaves out is not specified, how many is.
+    params = SamplingParams(**options)
+    rng = np.random.default_rng(1)
+    for size in (2, 50, 300):
+        logits = rng.integers(-3, 4, size).astype(np.float32)
+        found, expected = full(process(logits, params), size), warped(logits, params)
+        np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=1e-9, atol=1e-15)
+
+
+def test_top_k_keeps_what_ties_with_the_last() -> None:
+    logits = np.array([1, 3, 2, 2, 2, 0], np.float32)
+    found = process(logits, SamplingParams(temperature=1.0, top_k=2))
+    assert found.ids.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_top_k_keeps_all(top_k: int) -> None:
+    found = process(np.zeros(9, np.float32), SamplingParams(temperature=1.0, top_k=top_k))
+    assert found.ids.tolist() == list(range(9))
+
+
+def test_candidates_ascend_and_their_probabilities_sum_to_one() -> None:
+    rng = np.random.default_rng(2)
+    for options in OPTIONS:
+        found = process(rng.standard_normal(300).astype(np.float32), SamplingParams(**options))
+        assert (np.diff(found.ids) > 0).all()
+        assert (found.probs > 0).all()
+        assert found.probs.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"top_p": 1e-300}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str
+)
+def test_the_narrowest_options_leave_the_most_likely_token(options: dict[str, Any]) -> None:
+    logits = np.array([0, 1, 5, 2], np.float32)
+    found = process(logits, SamplingParams(temperature=1.0, **options))
+    assert (found.ids.tolist(), found.probs.tolist()) == ([2], [1.0])
+
+
+def test_a_masked_token_is_no_candidate() -> None:
+    logits = np.array([-np.inf, 1, -np.inf, 1], np.float32)
+    found = process(logits, SamplingParams(temperature=1.0, top_k=3))
+    assert (found.ids.tolist(), found.probs.tolist()) == ([1, 3], [0.5, 0.5])
+    assert found.prob(0) == 0.0
+    assert found.prob(3) == 0.5
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-308, 5e-324])
+def test_a_very_low_temperature_leaves_the_most_likely_token(temperature: float) -> None:
+    logits = np.array([-3e38, 1, 5, 2, -np.inf], np.float32)
+    found = process(logits, SamplingParams(temperature=temperature))
+    assert (found.ids.tolist(), found.probs.tolist()) == ([2], [1.0])
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    logits = np.array([3e38, 3e38, -3e38], np.float32)
+    assert process(logits, SamplingParams(temperature=1.0)).probs.tolist() == [0.5, 0.5]
+    for temperature in (0.5, 1.0):
+        params = SamplingParams(temperature=temperature, top_p=0.9)
+        assert process(logits, params).probs.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e39, 1e300])
+def test_a_masked_token_weighs_nothing_however_hot_it_is(temperature: float) -> None:
+    logits = np.array([0, -np.inf, 0, 0], np.float32)
+    found = process(logits, SamplingParams(temperature=temperature, top_p=0.9))
+    assert found.ids.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e39, 1e300])
+@pytest.mark.parametrize("reach", [7.0, np.inf])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_no_temperature_is_too_extreme(temperature: float, reach: float, top_p: float) -> None:
+    logits = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    found = process(logits, SamplingParams(temperature=temperature, top_p=top_p), reach)
+    assert len(found.ids) == (1 if temperature < 1 else 50 if top_p == 1.0 else 45)
+
+
+BROKEN = {
+    "NaN": [0.0, np.nan, 1.0],
+    "infinity": [0.0, np.inf, 1.0],
+    "both infinities": [-np.inf, np.inf, 1.0],
+    "NaN among masked": [-np.inf, np.nan, -np.inf],
+    "all masked": [-np.inf, -np.inf, -np.inf],
+}
+
+
+@pytest.mark.parametrize("values", BROKEN.values(), ids=BROKEN)
+def test_what_is_not_a_number_is_never_sampled_from(values: list[float]) -> None:
+    row = np.array(values, np.float32)
+    for options in OPTIONS:
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
+            process(row, SamplingParams(**options))
+
+
+def test_the_logits_are_not_written_to() -> None:
+    logits = np.arange(9, dtype=np.float32)
+    logits.setflags(write=False)
+    process(logits, SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1))
+
+
+def test_a_draw_is_a_candidate_and_depends_on_the_position_only() -> None:
+    found = process(np.arange(9, dtype=np.float32), SamplingParams(temperature=2.0, top_k=4))
+    drawn = [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
+    assert set(drawn) == set(found.ids.tolist())
+    assert drawn == [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
+
+
+def sorted_typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool_]:
+    """Mark the typical tokens by sorting all of them, as their definition reads."""
+    total = weights.sum()
+    probs = weights / total
+    surprise = np.log(total) - np.log(weights)
+    away = np.abs(surprise - (probs * surprise).sum())
+    order = np.argsort(away, kind="stable")
+    before = np.cumsum(probs[order]) - probs[order]
+    count = max(1, int(np.count_nonzero(before < mass)))
+    mask: NDArray[np.bool_] = away <= away[order[count - 1]]
+    return mask
+
+
+SHAPES = ("normal", "ties", "uniform", "one-hot", "two values", "underflow", "zipf", "halves")
+
+
+def shaped(shape: str, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """Return logits of a kind that is hard on sums or on order."""
+    made = {
+        "normal": rng.standard_normal(size) * rng.choice([0.1, 1, 10, 300]),
+        "ties": rng.integers(-3, 4, size) * 1.0,
+        "uniform": np.zeros(size),
+        "one-hot": np.where(np.arange(size) == 0, rng.choice([50.0, 500.0, 5e4]), 0.0),
+        "two values": rng.integers(0, 2, size) * rng.choice([1e-6, 1.0, 700.0]),
+        "underflow": rng.random(size) * -744.0,
+        "zipf": np.log1p(np.arange(size)) * -rng.choice([0.5, 1, 2]),
+        "halves": np.log(2.0) * -np.arange(size),
+    }
+    found: NDArray[np.float64] = made[shape]
+    return found
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
+    st.sampled_from([1e-3, 0.05, 0.7, 1.0, 3.0, 100.0]),
+    st.sampled_from([1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
+)
+@settings(deadline=None, max_examples=400)
+def test_typical_tokens_are_those_that_sorting_finds(
+    shape: str, seed: int, size: int, temperature: float, mass: float
+) -> None:
+    logits = shaped(shape, np.random.default_rng(seed), size)
+    weights = np.exp((logits - logits.max()) / temperature)
+    weights = weights[weights > 0]
+    np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
+
+
+def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
+    for seed in range(2000):
+        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
+        for mass in (0.1, 0.2, 0.3, 0.5, 0.6, 0.9):
+            expected = sorted_typical(weights, mass)
+            np.testing.assert_array_equal(typical(weights, mass), expected)
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.9, 0.99])
+def test_typical_tokens_of_a_large_vocabulary(mass: float) -> None:
+    for scale in (0.1, 3.0):
+        logits = (np.random.default_rng(3).standard_normal(150_000) * scale).astype(np.float32)
+        found = process(logits, SamplingParams(temperature=0.9, typical_p=mass))
+        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / 0.9)
+        expected = np.flatnonzero(sorted_typical(weights, mass))
+        np.testing.assert_array_equal(found.ids, expected)
+        np.testing.assert_allclose(found.probs, weights[expected] / weights[expected].sum())
+
+
+# What need not be read: logits in a greedy round, and rows whose best tokens tell it all
+
+
+PROMPT = [3, 1, 4, 1, 5]
+KNOWN = 16
+"""Candidates of the toy engines: of 29 tokens."""
+
+Row = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An output whose logits nobody may read."""
+
+    argmax: NDArray[np.int64]
+    candidates: Any = None
+    confidence: Any = None
+
+    @property
+    def logits(self) -> Row:
+        raise AssertionError("logits were read")
+
+
+class SealedEngine(TableEngine):
+    """An engine that leaves its logits on the device."""
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Any:
+        made = super().forward(tokens, start, rows)
+        return Sealed(made.argmax, made.candidates, made.confidence)
+
+
+def told(row: Row, k: int, *, sealed: bool = False) -> Any:
+    """Return an output of one row, with its k best tokens."""
+    logits = row[None, None]
+    peak = logits.max(-1)
+    argmax = np.where(np.isfinite(peak), logits.argmax(-1), -1)
+    if sealed:
+        return Sealed(argmax, best(logits, k))
+    return TableOutput(logits, argmax, np.ones((1, 1), np.float32), best(logits, k))
+
+
+def assert_same(found: Distribution, wanted: Distribution) -> None:
+    """Hold two distributions to the same bits."""
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_array_equal(found.probs, wanted.probs)
+    assert found.ids.dtype == wanted.ids.dtype
+
+
+# Rows and options
+
+_ITEMS = st.one_of(
+    st.floats(-30, 30, width=32),
+    st.sampled_from(np.float32([0.0, -0.0, 1.0, 2.0, -3e38, 3e38, -np.inf]).tolist()),
+)
+_TIES = st.integers(-3, 3).map(float)
+_BAD = st.one_of(_ITEMS, st.sampled_from([np.inf, np.nan]))
+
+
+def rows(items: st.SearchStrategy[float]) -> st.SearchStrategy[Row]:
+    return hnp.arrays(np.float32, st.integers(1, 60), elements=items)
+
+
+ROWS = st.one_of(rows(_ITEMS), rows(_TIES), rows(_BAD), rows(st.just(-np.inf)))
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.one_of(
+        st.floats(0.05, 4.0), st.sampled_from([5e-324, 1e-30, 1e-3, 1.0, 1e30, 1e300])
+    ),
+    top_k=st.one_of(st.just(0), st.integers(1, 70)),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0), st.sampled_from([1e-6])),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0), st.sampled_from([1e-6, 1e-308, 5e-324])),
+)
+
+CUT = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.1)
+"""What min-p leaves is among the best tokens, and how much of it top-p leaves depends on all."""
+
+
+@settings(max_examples=1500, deadline=None)
+@given(ROWS, PARAMS, st.integers(1, 60), st.one_of(st.none(), st.integers(1, 60)))
+@example(np.float32([3, 2, 2, 2, 1]), SamplingParams(temperature=1.0, top_k=2), 3, None)
+@example(np.float32([3, 2, 2, 1, 1]), SamplingParams(temperature=1.0, top_k=2, top_p=0.9), 4, None)
+@example(np.float32([0, -744.5, -744.5]), SamplingParams(temperature=1.0, min_p=5e-324), 2, None)
+@example(np.float32([0, -0.5, -1, *[-3] * 50]), CUT, 4, None)
+@example(np.float32([0, -744.4, -745, -746]), SamplingParams(temperature=1.0), 2, None)
+def test_the_distribution_of_candidates_is_that_of_the_row(
+    row: Row, params: SamplingParams, k: int, vocabulary: int | None
+) -> None:
+    k = min(k, len(row))
+    output = told(row, k)
+    if output.argmax[0, 0] < 0:
+        with pytest.raises(EngineError, match="not numbers"):
+            process(row, params)
+        with pytest.raises(EngineError, match="not numbers"):
+            distribution_of(output, 0, params)
+        return
+    assert_same(distribution_of(output, 0, params), process(row, params))
+    if vocabulary is not None and np.isfinite(row[:vocabulary].max()):
+        found = distribution_of(output, 0, params, vocabulary=vocabulary)
+        assert_same(found, process(row[:vocabulary], params))
+
+
+@settings(max_examples=500, deadline=None)
+@given(rows(_TIES), st.floats(0.05, 4.0), st.integers(1, 20), st.floats(0.05, 1.0), st.data())
+def test_logits_are_not_read_where_candidates_tell_all(
+    row: Row, temperature: float, top_k: int, top_p: float, data: st.DataObject
+) -> None:
+    """So it is once all that ties with the k-th best is there, and a worse one after it."""
+    falling = np.sort(row)[::-1]
+    behind = int((row >= falling[min(top_k, len(row)) - 1]).sum()) + 1
+    if behind > len(row):
+        return
+    k = data.draw(st.integers(behind, len(row)))
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.01)
+    assert_same(distribution_of(told(row, k, sealed=True), 0, params), process(row, params))
+    with pytest.raises(AssertionError, match="logits were read"):
+        distribution_of(told(row, behind - 1, sealed=True), 0, replace(params, min_p=0.0))
+
+
+@settings(deadline=None)
+@given(rows(_ITEMS), st.floats(0.05, 2.0), st.floats(1e-6, 1.0))
+def test_min_p_alone_is_told_once_the_last_candidate_weighs_too_little(
+    row: Row, temperature: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=temperature, min_p=min_p)
+    if not np.isfinite(row.max()):
+        return
+    kept = process(row, params).ids
+    gaps = (np.sort(row)[::-1].astype(float) - float(row.max())) / temperature
+    k = int((gaps >= np.log(min_p) - 1e-5).sum()) + 1
+    if k <= len(row):
+        assert_same(distribution_of(told(row, k, sealed=True), 0, params), process(row, params))
+        assert len(kept) < k
+
+
+@settings(deadline=None)
+@given(rows(_ITEMS), PARAMS, st.integers(1, 60), st.integers(1, 60))
+def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, known: int) -> None:
+    """Its distribution is that of its candidates, and where they suffice that of the row."""
+    output = told(row, min(k, len(row)), sealed=True)
+    values, ids = (a[0, 0] for a in output.candidates)
+    if output.argmax[0, 0] < 0 or not (np.isfinite(values) & (ids < known)).any():
+        return
+    found = distribution_of(output, 0, params, REACH, known)
+    assert (np.diff(found.ids) > 0).all()
+    assert set(found.ids) <= set(ids[ids < known])
+    assert found.probs.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (found.probs > 0).all()
+    if len(ids) == len(row):
+        assert_same(found, process(row[:known], params, REACH))
+
+
+def test_a_row_whose_argmax_is_none_is_refused_without_its_logits() -> None:
+    """Candidates do not show a NaN that is somewhere else in the row."""
+    values, ids = best(np.float32([[[3, 2, 1, 0]]]), 3)
+    broken = Sealed(np.array([[-1]]), (values, ids))
+    for reach in (np.inf, REACH):
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
+            distribution_of(broken, 0, SamplingParams(temperature=1.0, top_k=1), reach)
+
+
+def test_an_output_without_the_property_has_no_candidates() -> None:
+    class Old:
+        logits, argmax, confidence = np.ones((1, 1, 3), np.float32), np.zeros((1, 1)), None
+
+    old: Any = Old()
+    assert candidates_of(old) is None
+    assert distribution_of(old, 0, SamplingParams(temperature=1.0)).ids.tolist() == [0, 1, 2]
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+def test_a_greedy_round_reads_no_logits(gamma: int) -> None:
+    target = SealedEngine(3)
+    draft = SealedEngine(4)
+    draft.table = (0.7 * target.table + 0.3 * draft.table).astype(np.float32)
+    done = run(target, draft, PROMPT, gamma=gamma, new=60)
+    assert done.tokens == plain(target, PROMPT, 60)
+    assert gamma == 0 or sum(r.accepted for r in done.rounds) > 10
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
+@pytest.mark.parametrize("row", range(5))
+def test_a_greedy_row_that_is_no_numbers_is_refused_where_it_counts(value: float, row: int) -> None:
+    """The second pass verifies four tokens, and the draft is wrong about the third."""
+
+    def corrupt(call: int, logits: Row) -> None:
+        if call == 2:
+            logits[0, row] = value
+
+    target = SealedEngine(3)
+    draft = near(target, 1, 1.0)
+    draft.wrong_at = {len(PROMPT) + 1 + 2}
+    expected = plain(target, PROMPT, 40)
+    target.corrupt = corrupt
+    if row <= 2:  # rows 3 and 4 lie behind the rejection
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
+            run(target, draft, PROMPT, gamma=4, new=40)
+    else:
+        assert run(target, draft, PROMPT, gamma=4, new=40).tokens == expected
+
+
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.6}, {"top_k": 1}], ids=str
+)
+def test_sampled_rounds_are_the_same_with_candidates_and_without(
+    verifier: str, options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=1.1, verifier=verifier, **options)
+    # Nothing in the draft's reach is left out by 29 candidates, so that both drafts are the same.
+    for seed in range(5):
+        whole = TableEngine(2, scale=2.0)
+        told = SealedEngine(2, scale=2.0, candidates=KNOWN)
+        wanted = run(whole, near(whole, 9, 0.8), PROMPT, gamma=4, params=params, seed=seed)
+        draft = near(whole, 9, 0.8, candidates=29)
+        found = run(told, draft, PROMPT, gamma=4, params=params, seed=seed)
+        assert found.tokens == wanted.tokens
+        assert [r.accepted for r in found.rounds] == [r.accepted for r in wanted.rounds]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}], ids=str)
+def test_candidates_that_do_not_tell_all_change_no_token(options: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=1.1, **options)
+    wanted = run(TableEngine(2), None, PROMPT, params=params).tokens
+    told = TableEngine(2, candidates=4)
+    draft = SealedEngine(2, candidates=4)
+    done = run(told, draft, PROMPT, gamma=4, params=params)
+    assert done.tokens == wanted
+    assert sum(r.accepted for r in done.rounds) > 10
+
+
+def drafter(engine: TableEngine, vocabulary: int | None = None, **options: Any) -> ModelDrafter:
+    return ModelDrafter(
+        KVCache(engine), SamplingParams(**options), Noise(0), FixedGamma(4), vocabulary
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
+def test_a_draft_stops_where_its_scores_are_no_numbers(
+    value: float, options: dict[str, float]
+) -> None:
+    def corrupt(call: int, logits: Row) -> None:
+        if call == 3:
+            logits[...] = value
+
+    engine = SealedEngine(3, candidates=KNOWN, corrupt=corrupt)
+    assert len(run_alone(drafter(engine, **options).propose(PROMPT, 4)).tokens) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
+def test_a_draft_proposes_no_token_that_the_target_does_not_know(
+    options: dict[str, float],
+) -> None:
+    found: set[int] = set()
+    for seed in range(20):
+        engine = TableEngine(seed, candidates=3)
+        found |= set(run_alone(drafter(engine, 6, **options).propose(PROMPT, 4)).tokens)
+    assert found <= set(range(6))
+    assert len(found) > 3

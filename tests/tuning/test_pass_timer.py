@@ -1,0 +1,245 @@
+"""Costs are those of the engines: toy engines that move a clock by what they say they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+
+from runtime.rows import PackedTable
+from runtime.toy import TableEngine, TableOutput
+from specrt.errors import EngineError
+from specrt.scheduler.request import OutputProcessor
+from specrt.speculation.costs import Costs, shared_widths
+from specrt.speculation.pool import Models
+from specrt.text import Tokenizer
+from specrt.tuning import (
+    CONTEXT,
+    PassTimer,
+    RepeatDrafter,
+    measure_costs,
+    rising,
+    thinned,
+    turned,
+)
+
+GAMMAS = tuple(range(9))
+
+
+class Clock:
+    """A clock that only stands where it was put."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Priced(TableEngine):
+    """An engine whose passes take what they are said to cost."""
+
+    def __init__(self, clock: Clock, price: Callable[[int], int], **options: Any) -> None:
+        super().__init__(memory=1, max_length=options.pop("max_length", 512), **options)
+        self._clock, self._price = clock, price
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
+        self._clock.now += self._price(np.shape(tokens)[1])
+        return super().forward(tokens, start, rows)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    moved = Clock()
+    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", moved)
+    return moved
+
+
+def target_price(width: int) -> int:
+    return 1_000_000 + 70_000 * width
+
+
+def draft_price(width: int) -> int:
+    return 90_000 + 1_000 * width
+
+
+def measured(models: Models, clock: Clock, **options: Any) -> Costs:
+    return measure_costs(models, clock=clock, **options)
+
+
+def test_costs_are_those_of_the_engines(clock: Clock) -> None:
+    target = Priced(clock, target_price)
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    costs = measured(Models(target, draft, GAMMAS), clock)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+    assert costs.draft_ns == tuple(90_000 * g for g in GAMMAS)
+    assert costs.outside_ns == 0
+
+
+def test_a_draft_that_is_always_right_begins_each_round_with_two_tokens(clock: Clock) -> None:
+    target, draft = Priced(clock, target_price), Priced(clock, draft_price)
+    costs = measured(Models(target, draft, GAMMAS), clock)
+    steps = [draft_price(2) + draft_price(1) * (g - 1) for g in GAMMAS[1:]]
+    assert costs.draft_ns == (0, *steps)
+
+
+def test_without_a_draft_every_width_is_measured_and_drafting_is_free(clock: Clock) -> None:
+    costs = measured(Models(Priced(clock, target_price), None, GAMMAS), clock)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+    assert costs.draft_ns == (0,) * 9
+
+
+def test_gammas_that_were_not_built_lie_between_those_that_were(clock: Clock) -> None:
+    target = Priced(clock, target_price)
+    costs = measured(Models(target, None, (0, 2, 6)), clock)
+    assert costs.verify_ns == pytest.approx([target_price(g + 1) for g in range(7)])
+    assert {call.width for call in target.calls if call.rows > 1} == {3, 7}
+
+
+def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock) -> None:
+    passes = iter(range(10**9))
+
+    def price(width: int) -> int:
+        return target_price(width) * (40 if next(passes) % 5 == 0 else 1)
+
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    costs = measured(Models(Priced(clock, price), draft, GAMMAS), clock, budget_s=20.0)
+    assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+
+
+def test_time_outside_the_engines_is_counted_once_a_round(
+    clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = OutputProcessor.take
+
+    def slow(self: OutputProcessor, *args: Any) -> Any:
+        clock.now += 7_000
+        return take(self, *args)
+
+    monkeypatch.setattr(OutputProcessor, "take", slow)
+    target = Priced(clock, target_price)
+    draft = Priced(clock, lambda width: 90_000, seed=1)
+    models = Models(target, draft, GAMMAS)
+    assert measured(models, clock, tokenizer=tokenizer).outside_ns == 7_000
+    assert measured(models, clock).outside_ns == 0
+
+
+def test_rounds_are_timed_at_a_filled_context(clock: Clock) -> None:
+    target, draft = Priced(clock, target_price), Priced(clock, draft_price, seed=1)
+    measured(Models(target, draft, GAMMAS), clock)
+    for engine in (target, draft):
+        assert (engine.buffer[0, : CONTEXT + 1] >= 0).all()
+        starts = [call.start for call in engine.calls]
+        begun = next(i for i, start in enumerate(starts) if start >= CONTEXT)
+        assert min(starts[begun:]) == CONTEXT
+        assert max(starts) < CONTEXT + 4 * 9
+
+
+def test_filling_stops_when_it_takes_too_long(clock: Clock) -> None:
+    target = Priced(clock, lambda width: 100_000_000)
+    measured(Models(target, None, GAMMAS), clock)
+    assert [call.start for call in target.calls][:4] == [0, 1, CONTEXT, CONTEXT + 1]
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "gammas"),
+    [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
+)
+def test_slow_engines_are_measured_at_fewer_gammas(
+    clock: Clock, plain_ms: int, gammas: set[int]
+) -> None:
+    target = Priced(clock, lambda width: plain_ms * 1_000_000 + width)
+    costs = measured(Models(target, None, GAMMAS), clock)
+    assert {call.width - 1 for call in target.calls if call.start > CONTEXT} == gammas
+    assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g + 1 for g in GAMMAS])
+    # The slowest engines have a plain step, a warm-up and one lap.
+    assert clock.now <= max(0.7e9, 25 * plain_ms * 1e6)
+
+
+def test_progress_rises_to_one_within_a_limit_of_laps(clock: Clock) -> None:
+    shares: list[float] = []
+    target = Priced(clock, target_price)
+    measured(Models(target, None, GAMMAS), clock, budget_s=1e6, progress=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) == 40
+    assert shares[-1] == 1
+
+
+def test_a_draft_that_never_drafts_is_an_error_and_not_a_cost(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = RepeatDrafter(0)
+    monkeypatch.setattr(PassTimer, "_drafter", lambda self, gamma: idle)
+    models = Models(Priced(clock, target_price), Priced(clock, draft_price), GAMMAS)
+    with pytest.raises(EngineError, match=r"proposed nothing.*name a gamma"):
+        measured(models, clock)
+
+
+@given(
+    max_length=st.integers(4, 300),
+    gammas=st.sets(st.integers(1, 12), max_size=5),
+    wide=st.integers(0, 40),
+    drafts=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_shape_of_engine_is_fed_beyond_its_buffers(
+    max_length: int, gammas: set[int], wide: int, drafts: bool
+) -> None:
+    # The toy engine itself refuses passes that are too wide or lie outside.
+    fitting = (0, *sorted(g for g in gammas if g < max_length - 2))
+    widest = max(fitting) + 1 + wide
+    engines = [
+        TableEngine(seed, memory=1, max_length=max_length, max_width=widest) for seed in (0, 1)
+    ]
+    built = Models(engines[0], engines[1] if drafts else None, fitting)
+    costs = measure_costs(built, budget_s=0.001)
+    assert len(costs.verify_ns) == len(costs.draft_ns) == max(fitting) + 1
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
+def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
+    found = rising(costs)
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(found))
+    assert sum(found) == pytest.approx(sum(costs))
+    assert rising(sorted(costs)) == sorted(costs)
+    assert len(found) == len(costs)
+
+
+def test_a_dip_is_shared_by_its_neighbours() -> None:
+    assert rising([1, 5, 3, 9]) == [1, 4, 4, 9]
+    assert rising([6, 3, 3]) == [4, 4, 4]
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=9, unique=True), st.integers(0, 50))
+def test_turns_are_a_rotation(order: list[int], lap: int) -> None:
+    laps = [turned(order, lap + i) for i in range(len(order))]
+    for column in (*laps, *map(list, zip(*laps, strict=True))):
+        assert sorted(column) == sorted(order)
+
+
+def test_thinned_gammas_are_close_where_costs_bend() -> None:
+    assert thinned(range(9)) == (0, 1, 2, 4, 8)
+    assert thinned((7, 3, 0, 1)) == (0, 1, 7)
+    assert thinned((0,)) == (0,)
+
+
+def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:
+    def prices(batch: int) -> tuple[float, ...]:
+        rows = [Priced(clock, target_price, max_width=32) for _ in range(batch)]
+        models = Models(PackedTable(rows), None, GAMMAS)
+        return measured(models, clock, budget_s=20.0).verify_ns
+
+    assert shared_widths(8, 4, 256) == [18, 36]
+    assert shared_widths(8, 7, 256) == [18, 36, 63]
+    assert shared_widths(8, 4, 30) == [18, 27]
+    assert shared_widths(8, 1, 256) == []
+    costs = prices(3)
+    assert len(costs) == 27
+    known = [*GAMMAS, 17, 26]
+    assert [costs[g] for g in known] == [target_price(g + 1) for g in known]

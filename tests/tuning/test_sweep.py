@@ -1,0 +1,182 @@
+"""The best setting is found on equal terms, and never by luck on one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.toy import TableEngine, near
+from specrt.completion import SpeculationStats
+from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import AUTO
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
+from specrt.text import Tokenizer
+from specrt.tuning.sweep import (
+    PLAIN,
+    Candidate,
+    SweepPlan,
+    SweepResult,
+    check_prompts,
+    plan_effort,
+    spread,
+    sweep,
+)
+
+COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
+MODEL, FREE, FIXED = Candidate("model", AUTO), Candidate("cascade", AUTO), Candidate("model", 3)
+
+
+def contest(**took: list[int]) -> SweepResult:
+    """Return a contest by name: what each prompt took, once."""
+    names = {"plain": PLAIN, "model": MODEL, "free": FREE, "fixed": FIXED}
+    made = SweepResult({names[name]: [[ns] for ns in times] for name, times in took.items()})
+    made.counts = {
+        candidate: SpeculationStats(candidate.gamma, candidate.drafter)
+        for candidate in made.decode_ns
+    }
+    return made
+
+
+def test_the_fastest_that_leaves_gamma_open_is_the_best() -> None:
+    found = contest(plain=[90] * 4, model=[50] * 4, free=[40] * 4, fixed=[39] * 4)
+    assert found.best() == FREE
+
+
+def test_a_fixed_gamma_must_be_clearly_faster_and_on_most_prompts() -> None:
+    auto = [40, 40, 40, 40]
+    assert contest(plain=[90] * 4, free=auto, fixed=[30, 30, 30, 41]).best() == FIXED
+    assert contest(plain=[90] * 4, free=auto, fixed=[5, 5, 41, 41]).best() == FREE
+    assert contest(plain=[90] * 4, free=auto, fixed=[39] * 4).best() == FREE
+
+
+def test_plain_decoding_may_win() -> None:
+    assert contest(plain=[30] * 4, model=[40] * 4, free=[35] * 4, fixed=[60] * 4).best() == PLAIN
+
+
+def test_of_several_repeats_the_median_counts() -> None:
+    found = SweepResult({PLAIN: [[10, 900, 12]], FREE: [[11, 11, 800]]})
+    assert found.prompt_ns(PLAIN) == [12]
+    assert found.total_ns(FREE) == 11
+    assert found.best() == FREE
+
+
+def test_settings_hold_what_was_counted() -> None:
+    found = contest(plain=[4_000], free=[2_000])
+    found.counts[FREE].emitted = 5
+    plain, free = found.settings()
+    assert (plain.drafter, plain.gamma, plain.decode_ns) == ("none", 0, 4_000)
+    assert (free.drafter, free.gamma, free.emitted) == ("cascade", AUTO, 5)
+
+
+def models(gammas: tuple[int, ...] = tuple(range(9)), draft: bool = True) -> Models:
+    target = TableEngine(memory=1, vocab=300)
+    return Models(target, near(target, 1, 0.8) if draft else None, gammas)
+
+
+def test_everything_is_tried_where_it_is_cheap() -> None:
+    effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
+    assert effort.candidates[0] == PLAIN
+    drafters = ("model", "ngram", "cascade")
+    every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
+    assert set(effort.candidates[1:]) == every
+    assert effort.prompts == 16
+    lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
+    assert {candidate.drafter for candidate in lone.candidates} == {"none", "ngram"}
+    assert plan_effort(models((0,)), COSTS, 40, quick=False).candidates == (PLAIN,)
+
+
+BUILT = models()
+
+
+@given(plain_ns=st.floats(1e4, 1e10), prompts=st.integers(4, 500), quick=st.booleans())
+def test_slow_models_get_shorter_sweeps_that_still_tell_something(
+    plain_ns: float, prompts: int, quick: bool
+) -> None:
+    costs = Costs((plain_ns,) * 9, COSTS.draft_ns)
+    effort = plan_effort(BUILT, costs, prompts, quick=quick)
+    assert 4 <= effort.prompts <= prompts
+    assert effort.prompts * effort.tokens >= 256
+    assert {PLAIN, MODEL, FREE} < set(effort.candidates)
+    slower = plan_effort(BUILT, costs.scaled(verify=30), prompts, quick=quick)
+    assert slower.price_s(1.0) <= effort.price_s(1.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        ([5, 5, 5], "3 prompts with room for 288 tokens"),
+        ([210, 5, 210, 210, 255], "room for 239 tokens"),
+        ([5, 5, 5, 257], "257 tokens does not fit the context of 256"),
+        ([], "0 prompts"),
+    ],
+)
+def test_prompts_too_few_to_tune_on_are_refused(lengths: list[int], reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_prompts([[1] * n for n in lengths], 256)
+    assert reason in str(caught.value)
+
+
+def test_prompts_enough_to_tune_on_are_taken() -> None:
+    check_prompts([[1] * 5] * 4, 256)
+    check_prompts([[1] * 256] * 300, 256)
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))))
+def test_prompts_are_spread_over_all(numbers: tuple[int, int]) -> None:
+    there, wanted = numbers
+    found = spread(range(there), wanted)
+    assert len(set(found)) == wanted
+    assert found[0] == 0
+    gaps = [b - a for a, b in zip(found, [*found[1:], there], strict=True)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_candidates_take_turns_on_each_prompt(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, Candidate]] = []
+    generate = Generator.generate
+
+    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
+        asked.append((prompt[0], Candidate(how["drafter"], how["gamma"])))
+        return generate(self, prompt, params, **how)
+
+    monkeypatch.setattr(Generator, "generate", noted)
+    order = (PLAIN, Candidate("model", 2), Candidate("model", 5))
+    prompts, seen = [[1, 7], [2, 7], [3, 7], [4, 7]], list[float]()
+    effort = SweepPlan(order, 4, 20, 2)
+    found = sweep(models(), tokenizer, prompts, effort, seen.append)
+    assert asked[:3] == [(1, candidate) for candidate in order]  # the warm-up
+    for at in range(3, len(asked), 3):
+        first, *_ = turn = asked[at : at + 3]
+        number = (at // 3 - 1) % 4
+        assert {candidate for _, candidate in turn} == set(order)
+        assert {prompt for prompt, _ in turn} == {number + 1}
+        assert first[1] == order[((at // 3 - 1) // 4 + number) % 3]
+    assert len(asked) == 3 + 3 * 4 * 2
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    for candidate in order:
+        assert [len(times) for times in found.decode_ns[candidate]] == [2] * 4
+        assert found.counts[candidate].emitted == 4 * 19
+    assert found.counts[PLAIN].drafted == 0
+    assert found.counts[order[2]].drafted > found.counts[order[1]].drafted > 0
+    assert all(row.tokens_per_second > 0 for row in found.settings())
+
+
+def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
+    asked: list[Models] = []
+
+    def measure(built: Models) -> Costs:
+        asked.append(built)
+        return COSTS
+
+    measured = replace(models(), measure=measure)
+    sweep(measured, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
+    assert len(asked) == 2  # one policy for the draft model on its own, one behind the lookup

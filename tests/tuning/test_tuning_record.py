@@ -1,0 +1,257 @@
+"""A tuning is kept whole or not at all, and trusted only where it was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specrt.bundle import Bundle, read_manifest
+from specrt.engine.backends import backend_named
+from specrt.errors import BundleError
+from specrt.params import AUTO
+from specrt.speculation.costs import Costs
+from specrt.system import this_machine
+from specrt.tuning.tuning_record import (
+    FILE_NAME,
+    FORMAT,
+    TunedSetting,
+    Tuning,
+    check_writable,
+    read_tuning,
+    write_tuning,
+)
+
+THREADS = 2
+ROW = TunedSetting("cascade", None, 400, 5_000_000_000, 200, 500, 300, 200)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, codelet: Path) -> Bundle:
+    """A bundle of which nothing but the manifest is looked at."""
+    return Bundle(tmp_path, read_manifest(codelet))
+
+
+@pytest.fixture
+def tuning(bundle: Bundle) -> Tuning:
+    widths = range(max(bundle.manifest.gammas) + 1)
+    return Tuning(
+        format=FORMAT,
+        date="2026-11-21",
+        source=bundle.manifest.source,
+        machine=this_machine(backend_named(bundle.manifest.backend).library()),
+        threads=THREADS,
+        pools=1,
+        verify_ns=tuple(1000 + 10 * g for g in widths),
+        draft_ns=tuple(100 * g for g in widths),
+        outside_ns=50,
+        fixed_gamma=None,
+        drafter="cascade",
+        settings=(TunedSetting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
+    )
+
+
+def ignored(bundle: Bundle, threads: int = THREADS, pools: int | None = None) -> str:
+    """Return why a tuning is not used: one line that says what to run."""
+    found, notice = read_tuning(bundle, threads, pools)
+    assert found is None
+    assert notice is not None
+    assert "\n" not in notice
+    assert str(bundle.path / FILE_NAME) in notice
+    assert f"; run `specrt tune {bundle.path}" in notice or "owns_process" in notice
+    return notice
+
+
+def inside(bundle: Bundle) -> list[str]:
+    return [path.name for path in bundle.path.iterdir()]
+
+
+def test_what_was_written_is_read(bundle: Bundle, tuning: Tuning) -> None:
+    assert read_tuning(bundle, THREADS) == (None, None)
+    assert write_tuning(bundle.path, tuning) == bundle.path / FILE_NAME
+    assert read_tuning(bundle, THREADS) == (tuning, None)
+    assert read_tuning(bundle, THREADS, pools=1) == (tuning, None)
+    assert inside(bundle) == [FILE_NAME]
+    assert tuning.costs == Costs(
+        tuple(1000.0 + 10 * g for g in range(9)), tuple(100.0 * g for g in range(9)), 50.0
+    )
+    assert tuning.gamma == AUTO
+    assert replace(tuning, fixed_gamma=3).gamma == 3
+
+
+def test_rates_follow_from_counts() -> None:
+    assert ROW.gamma == AUTO
+    assert ROW.tokens_per_second == 80
+    assert ROW.tokens_per_round == 2
+    assert ROW.acceptance_rate == 200 / 300
+    nothing = replace(ROW, evaluated=0, accepted=0, rounds=0)
+    assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: replace(t, source="1" * 64), "built again"),
+        (lambda t: replace(t, machine=replace(t.machine, cpu="Abacus")), "(cpu Abacus, not "),
+        (lambda t: replace(t, machine=replace(t.machine, cores=999)), "(cores 999, not "),
+        (lambda t: replace(t, machine=replace(t.machine, vector_units="x")), "(vector units x"),
+        (lambda t: replace(t, machine=replace(t.machine, accelerator="GPU")), "GPU, not none"),
+        (lambda t: replace(t, machine=replace(t.machine, library="onnxruntime 0.1")), "0.1, not"),
+    ],
+)  # fmt: skip
+def test_a_tuning_of_something_else_is_ignored(
+    bundle: Bundle, tuning: Tuning, change: Callable[[Tuning], Tuning], reason: str
+) -> None:
+    write_tuning(bundle.path, change(tuning))
+    assert reason in ignored(bundle)
+
+
+def test_a_tuning_for_other_threads_is_ignored(bundle: Bundle, tuning: Tuning) -> None:
+    write_tuning(bundle.path, tuning)
+    assert "with 2 threads, not 997; run" in ignored(bundle, threads=997)
+    assert f"{bundle.path} --threads 997`" in ignored(bundle, threads=997)
+    assert "one thread pool for both engines" in ignored(bundle, pools=2)
+    write_tuning(bundle.path, replace(tuning, pools=2))
+    assert "a thread pool for each engine" in ignored(bundle, pools=1)
+
+
+def test_pools_matter_only_to_two_engines_on_several_threads(
+    bundle: Bundle, tuning: Tuning
+) -> None:
+    single = replace(tuning, threads=1)
+    write_tuning(bundle.path, single)
+    assert read_tuning(bundle, 1, pools=2) == (single, None)
+    write_tuning(bundle.path, tuning)
+    alone = Bundle(bundle.path, replace(bundle.manifest, draft=None))
+    assert read_tuning(alone, THREADS, pools=2) == (tuning, None)
+
+
+def edited(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda data: data.update(changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edited(format=FORMAT + 1),
+        edited(format=None),
+        edited(verify_ns=[]),
+        edited(verify_ns=[1] * 8),
+        edited(verify_ns=[0] * 9),
+        edited(verify_ns=[1.5] * 9),
+        edited(verify_ns=["1"] * 9),
+        edited(draft_ns=[1] * 9),
+        edited(draft_ns=[0] * 9),
+        edited(draft_ns=[0, *[-1] * 8]),
+        edited(outside_ns=None),
+        edited(outside_ns=10**400),
+        edited(threads=0),
+        edited(pools=3),
+        edited(fixed_gamma=99),
+        edited(drafter="oracle"),
+        edited(settings=[{"drafter": "model"}]),
+        edited(settings={}),
+        edited(machine="here"),
+        edited(source="line\nline"),
+        lambda data: data["settings"][0].update(decode_ns=0),
+        lambda data: data["settings"][0].update(fixed_gamma=9),
+        lambda data: data["settings"][0].update(drafter="\x1b[2J"),
+        lambda data: data.pop("verify_ns"),
+    ],
+)
+def test_a_damaged_record_is_ignored(
+    bundle: Bundle, tuning: Tuning, change: Callable[[dict[str, Any]], object]
+) -> None:
+    path = write_tuning(bundle.path, tuning)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    assert "damaged" in ignored(bundle)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"format": 1' + b"1" * 5000 + b"}",
+     b'{"format": 1}', b" " * (1 << 21)],
+    ids=["empty", "cut", "list", "null", "not-utf8", "deep", "long-number", "bare", "huge"],
+)  # fmt: skip
+def test_a_file_that_is_no_record_is_ignored(bundle: Bundle, content: bytes) -> None:
+    (bundle.path / FILE_NAME).write_bytes(content)
+    assert "damaged" in ignored(bundle)
+
+
+def test_what_is_no_file_is_ignored_without_waiting(bundle: Bundle) -> None:
+    place = bundle.path / FILE_NAME
+    os.mkfifo(place)
+    assert "not a file" in ignored(bundle)
+    place.unlink()
+    place.mkdir()
+    assert "not a file" in ignored(bundle)
+    place.rmdir()
+    place.symlink_to(bundle.path / "gone")
+    assert "not a file" in ignored(bundle)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.DataObject) -> None:
+    record = json.loads(tuning.to_json())
+    junk = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=5,
+    )
+    inside = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
+    inside[data.draw(st.sampled_from(sorted(inside)))] = data.draw(junk)
+    (bundle.path / FILE_NAME).write_text(json.dumps(record))
+    found, notice = read_tuning(bundle, THREADS)
+    assert (found is None) != (notice is None)
+    if found is not None:
+        assert found.costs.plain_ns > 0
+    else:
+        ignored(bundle)
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("verb", ["write_text", "replace"])
+def test_a_write_that_fails_leaves_the_old_record_and_nothing_else(
+    bundle: Bundle, tuning: Tuning, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    write_tuning(bundle.path, tuning)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, verb, no_room)
+        with pytest.raises(BundleError, match=r"No space left.*copy the bundle"):
+            write_tuning(bundle.path, replace(tuning, drafter="model"))
+    assert read_tuning(bundle, THREADS) == (tuning, None)
+    assert inside(bundle) == [FILE_NAME]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(bundle.path)
+    assert inside(bundle) == []
+    (bundle.path / FILE_NAME).mkdir()
+    with pytest.raises(BundleError, match="a directory is in the way"):
+        check_writable(bundle.path)
+    (bundle.path / FILE_NAME).rmdir()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", read_only)
+    with pytest.raises(BundleError, match=r"Read-only file system.*make .* writable"):
+        check_writable(bundle.path)
+    assert inside(bundle) == []
