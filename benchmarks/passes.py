@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from specrt.bundle import Bundle, ModelRecord
-from specrt.engine.backends import open_engine, share_threads
+from specrt.engine.backends import backend_named, open_engine
 from specrt.engine.protocol import Engine
 
 FLOAT = TensorProto.FLOAT
@@ -190,7 +190,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
-    """Open the target as it is, and where it is quantized also with partners for all rows."""
+    """Open the target as it is, and where it is quantized also with pads for all rows."""
     manifest, model = bundle.manifest, bundle.manifest.target
     return [
         open_engine(
@@ -201,8 +201,8 @@ def engines_of(bundle: Bundle, threads: int) -> list[Engine]:
             max_length=manifest.max_length,
             max_width=manifest.max_width,
             threads=threads,
-            spare=even,
-            even=even,
+            pad_single_token=even,
+            pad_to_even=even,
         )
         for even in ([False, True] if model.quantized else [False])
     ]
@@ -214,7 +214,7 @@ def main() -> None:
     bundle = Bundle.open(given.bundle)
     manifest, model = bundle.manifest, bundle.manifest.target
     sizes = json.loads((given.checkpoint / "config.json").read_text())
-    share_threads("ort-cpu", given.threads)
+    backend_named("ort-cpu").share_threads(given.threads)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     made = hand_made(model, sizes["hidden_size"], sizes["intermediate_size"], manifest.max_length)

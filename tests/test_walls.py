@@ -44,7 +44,7 @@ specrt.sampling
 specrt.system.doctor
 specrt.engine.backends
 specrt.engine.tensorrt specrt.engine.ort_packed specrt.engine.ort_cuda
-specrt.engine.rows specrt.engine.ort
+specrt.engine.ort
 specrt.engine
 specrt.system
 specrt.bundle specrt.text specrt.params

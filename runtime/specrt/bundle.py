@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -170,20 +169,15 @@ class Manifest:
         """Return what runs one of the models."""
         return model.backend or self.backend
 
-    def host_bytes(self) -> int:
-        """Return the bytes of main memory that weights and full KV buffers take."""
-        models = [m for m in (self.target, self.draft) if m]
-        return sum(
-            m.weight_bytes + m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes)
-            for m in models
-            if self.backend_of(m) == "ort-cpu"
-        )
+    @property
+    def models(self) -> tuple[ModelRecord, ...]:
+        """The target, and the draft where there is one."""
+        return (self.target, self.draft) if self.draft else (self.target,)
 
     def kv_bytes(self) -> int:
         """Return the bytes of all KV buffers when every position is filled."""
-        models = [m for m in (self.target, self.draft) if m]
         return sum(
-            m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes) for m in models
+            m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes) for m in self.models
         )
 
     def to_json(self) -> str:
@@ -245,7 +239,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
          f"prefill or gammas needs passes of {m.max_width}; expected up to {m.max_length}"),
-        (any(r.quality and r.quality.top1 > 1 for r in (m.target, m.draft) if r),
+        (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
         (max(ends, default=0) >= vocab,
          f"eos_token_ids is {short(ends)}; expected ids below {vocab}"),
@@ -296,14 +290,13 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
-        """Open a bundle after checking format, machine, library and files.
+        """Open a bundle after checking format, machine and files.
 
         Raises: BundleError naming what is wrong and what to run.
         """
         folder = Path(path)
         bundle = cls(folder, read_manifest(folder))
         bundle._check_machine()
-        bundle._check_library()
         bundle._check_files()
         return bundle
 
@@ -317,32 +310,6 @@ class Bundle:
             raise BundleError(
                 f"{self.path} was built for {built}, and this machine is {here}; "
                 "build it again here with `specrt build RECIPE`"
-            )
-
-    def _check_library(self) -> None:
-        """Refuse a library older than the one that saved the engines; newer ones read them.
-
-        TensorRT has rules of its own, which are held to when its plans are opened.
-        """
-        manifest, library = self.manifest, ONNXRUNTIME[0]
-        models = [m for m in (manifest.target, manifest.draft) if m is not None]
-        if not any(manifest.backend_of(model).startswith("ort-") for model in models):
-            return
-        built, there = self.manifest.versions.get(library), installed(ONNXRUNTIME)
-        if built is None or not there:
-            return
-        name, here = next(iter(there.items()))
-        needed, present = _release(built), _release(here)
-        if needed is None:
-            raise BundleError(
-                f"{self.path} names {short(built)} as its version of {library}; expected one such "
-                "as 1.25.1: build the bundle again with `specrt build RECIPE`"
-            )
-        if present is not None and present < needed:
-            raise BundleError(
-                f"{self.path} was built with {library} {built}, and {name} {here} is installed "
-                f"here; upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`, or build "
-                "the bundle again here with `specrt build RECIPE`"
             )
 
     def _check_files(self) -> None:
@@ -374,12 +341,6 @@ class Bundle:
             f"{path} has {size} bytes, expected {expected.bytes}; build the bundle again with "
             "`specrt build RECIPE`"
         )
-
-
-def _release(text: str) -> tuple[int, int] | None:
-    """Return the (major, minor) a version begins with."""
-    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", text)
-    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -13,7 +13,7 @@ from specrt.request_factory import Prompt, RequestFactory, several_prompts, shar
 from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
 from specrt.speculation.pool import Models
-from specrt.system.machine import trim_heap
+from specrt.system import trim_heap
 from specrt.text import Tokenizer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from specrt.bundle import Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
-from specrt.engine.backends import TENSORRT, open_engine, share_threads
+from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator
@@ -20,7 +20,7 @@ from specrt.sampling.distribution import Entry
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
-from specrt.system.machine import available_bytes
+from specrt.system import available_bytes
 from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
 from specrt.tuning.tuning_record import Tuning, read_tuning
@@ -49,6 +49,7 @@ def load(
     """
     opened = Bundle.open(bundle)
     manifest = opened.manifest
+    check_versions(opened.path, manifest)
     tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
     _check_vocabulary(tokenizer, manifest)
     cores = _cores(threads)
@@ -57,8 +58,8 @@ def load(
         _share_threads(manifest, cores)
     # Costs measured with a shared pool will do without one: what counts is their ratios.
     tuning, ignored = read_tuning(opened, cores)
-    even = tuning is None or tuning.even
-    target, draft = _open_pair(opened, cores, even, has_room=absent is None)
+    pad_to_even = tuning is None or tuning.pad_to_even
+    target, draft = _open_pair(opened, cores, pad_to_even, has_room=absent is None)
     models = Models(
         target,
         draft,
@@ -75,18 +76,13 @@ def load(
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:
     """Return what runs whole rounds, where one library and device run both models."""
-    if manifest.backend_of(manifest.target) not in TENSORRT:
-        return None
-    from specrt.engine.tensorrt.fused_round import fused_rounds
-
-    return fused_rounds(target, draft)
+    return backend_of(manifest, manifest.target).fused_rounds(target, draft)
 
 
 def _share_threads(manifest: Manifest, cores: int) -> None:
     """Let target and draft share threads, if one library runs both."""
-    backends = {manifest.backend_of(m) for m in (manifest.target, manifest.draft) if m}
-    if len(backends) == 1:
-        share_threads(manifest.backend_of(manifest.target), cores)
+    if len({manifest.backend_of(model) for model in manifest.models}) == 1:
+        backend_of(manifest, manifest.target).share_threads(cores)
 
 
 def _costs(tuning: Tuning | None, tokenizer: Tokenizer) -> Callable[[Models], Costs]:
@@ -124,7 +120,7 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
     """Return why the draft must stay closed, None where target and draft fit together."""
     if manifest.draft is None or most is None:
         return None
-    both = manifest.host_bytes()
+    both = host_bytes(manifest)
     if both <= most:
         return None
     return (
@@ -134,11 +130,11 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
 
 
 def _open_pair(
-    bundle: Bundle, cores: int, even: bool, has_room: bool
+    bundle: Bundle, cores: int, pad_to_even: bool, has_room: bool
 ) -> tuple[Engine, Engine | None]:
     """Open the target, and the draft where there is one and room for it."""
     manifest = bundle.manifest
-    target = _open_model(bundle, manifest.target, cores, even=even)
+    target = _open_model(bundle, manifest.target, cores, pad_to_even=pad_to_even)
     if manifest.draft is None or not has_room:
         return target, None
     try:
@@ -149,11 +145,11 @@ def _open_pair(
 
 
 def _open_model(
-    bundle: Bundle, model: ModelRecord, threads: int, *, even: bool = False,
+    bundle: Bundle, model: ModelRecord, threads: int, *, pad_to_even: bool = False,
     beside: Engine | None = None,
 ) -> Engine:  # fmt: skip
     manifest = bundle.manifest
-    spare = model is manifest.target and model.quantized
+    pads = model is manifest.target and model.quantized
     return open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
@@ -162,9 +158,9 @@ def _open_model(
         max_length=manifest.max_length,
         max_width=manifest.max_width,
         threads=threads,
-        spare=spare,
-        even=spare and even,
-        widens=model.half_stored,
+        pad_single_token=pads,
+        pad_to_even=pads and pad_to_even,
+        upcast_weights=model.half_stored,
         beside=beside,
     )
 

@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -301,62 +300,6 @@ def test_a_value_out_of_range_is_told_with_what_was_expected(
     said = refusal(bundle)
     assert told in said
     assert said.endswith("; build the bundle again with `specrt build RECIPE`")
-
-
-def built_with(folder: Path, version: str) -> Path:
-    edit(folder, lambda m: m.update(versions={"onnxruntime": version}))
-    return folder
-
-
-@pytest.mark.parametrize("version", ["1.30.0", "2.0.0", "1.9"])
-def test_an_older_library_than_the_one_that_built_is_refused(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    installed = "1.8.2" if version == "1.9" else "1.29.9"
-    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
-    said = refusal(built_with(bundle, version))
-    assert f"onnxruntime {version}, and onnxruntime {installed} is installed here" in said
-    least = ".".join(version.split(".")[:2])
-    assert f"pip install 'onnxruntime>={least}'" in said
-    assert "specrt build RECIPE" in said
-
-
-def test_the_distribution_that_is_installed_is_the_one_to_upgrade(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gpu_only(name: str) -> str:
-        if name != "onnxruntime-gpu":
-            raise PackageNotFoundError(name)
-        return "1.29.9"
-
-    monkeypatch.setattr("importlib.metadata.version", gpu_only)
-    said = refusal(built_with(bundle, "1.30.0"))
-    assert "was built with onnxruntime 1.30.0, and onnxruntime-gpu 1.29.9 is installed" in said
-    assert "pip install 'onnxruntime-gpu>=1.30'" in said
-
-
-@pytest.mark.parametrize("installed", ["1.30.1", "1.30.0+cu13", "1.31.0.dev1", "2.0", "unknown"])
-def test_the_same_or_a_newer_library_is_fine(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, installed: str
-) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
-    Bundle.open(built_with(bundle, "1.30.2"))
-
-
-def test_a_library_installed_under_another_name_is_not_asked_for_its_version(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", absent)
-    Bundle.open(built_with(bundle, "1.30.2"))
-
-
-@pytest.mark.parametrize("version", ["newest", "", "1.x", "9" * 9])
-def test_a_library_version_that_is_none_is_refused(bundle: Path, version: str) -> None:
-    said = refusal(built_with(bundle, version))
-    assert f"names {version!r} as its version of onnxruntime" in said
 
 
 def test_opening_does_not_import_the_library(bundle: Path) -> None:

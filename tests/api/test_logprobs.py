@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
+from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.rows import PackedTable, packed, padded
-from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, TableOutput, generator, near
 from specrt.completion import Completion
 from specrt.engine.protocol import Engine

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import specrt
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
+from specrt.engine.backends import host_bytes
 from specrt.errors import EngineError
 from specrt_export.builder import build
 from specrt_export.compile import CompiledModel, LoweredModel, Progress
@@ -35,7 +36,7 @@ def test_target_and_draft_may_run_on_different_devices(small: Path, tmp_path: Pa
     assert (manifest.target.kv_item_bytes, manifest.draft.kv_item_bytes) == (2, 4)
     # A GPU's weights and buffers are not in main memory.
     full = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
-    assert manifest.host_bytes() == manifest.draft.weight_bytes + full
+    assert host_bytes(manifest) == manifest.draft.weight_bytes + full
     assert "ort-cuda (draft: ort-cpu)" in CliRunner().invoke(inspect, [str(out)]).output
     if shutil.which("nvidia-smi") is None:
         with pytest.raises(EngineError, match="runs on an NVIDIA GPU only"):

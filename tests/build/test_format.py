@@ -17,8 +17,9 @@ import pytest
 from conftest import REPOSITORY
 from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
-from specrt.engine.tensorrt.passes import DECOMPOSED, KV_TYPES, NATIVE, expected
-from specrt.system.machine import Machine
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.passes import KV_TYPES, expected
+from specrt.system import Machine
 from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
 from specrt.tuning.tuning_record import TunedSetting, Tuning
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu

@@ -15,7 +15,7 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
 from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_packed import settle_partners
+from specrt.engine.ort_packed import settle_padding
 from specrt.tuning.tuning_record import write_tuning
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
@@ -73,9 +73,9 @@ def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
     with specrt.load(bundle) as generator:
         target = generator.models.target
         assert isinstance(target, OrtEngine)
-        assert target.even, "until it is known that passes need not be"
+        assert target.pad_to_even, "until it is known that passes need not be"
         assert target.max_length == 127, "one position of 128 is kept for a partner"
-        for settle in (lambda: True, lambda: settle_partners(target)):
+        for settle in (lambda: True, lambda: settle_padding(target)):
             settle()
             hold_bits(target)
 
@@ -98,7 +98,7 @@ def test_kernels_that_round_a_lone_row_otherwise_are_found_out(
 
     def forward(engine: OrtEngine, tokens: Any, start: Any, rows: int | None = None) -> Any:
         output = real(engine, tokens, start, rows)
-        if np.shape(tokens)[1] % 2 and not engine.even:
+        if np.shape(tokens)[1] % 2 and not engine.pad_to_even:
             output.logits[0, -1, 5] += 1e-6
         return output
 
@@ -106,8 +106,8 @@ def test_kernels_that_round_a_lone_row_otherwise_are_found_out(
         target = generator.models.target
         assert isinstance(target, OrtEngine)
         monkeypatch.setattr(OrtEngine, "forward", forward)
-        assert settle_partners(target)
-        assert target.even
+        assert settle_padding(target)
+        assert target.pad_to_even
 
 
 def test_what_tuning_found_holds_when_the_bundle_is_opened(stored: Store) -> None:
@@ -115,8 +115,8 @@ def test_what_tuning_found_holds_when_the_bundle_is_opened(stored: Store) -> Non
     tuned, problem = tune_quickly(bundle)
     assert tuned is not None, problem
     for even in (True, False):
-        write_tuning(bundle, replace(tuned, even=even))
+        write_tuning(bundle, replace(tuned, pad_to_even=even))
         with specrt.load(bundle) as generator:
             target = generator.models.target
             assert isinstance(target, OrtEngine)
-            assert (target.even, target.spare) == (even, True)
+            assert (target.pad_to_even, target.pad_single_token) == (even, True)

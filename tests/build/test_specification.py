@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from specrt.engine.rows import RowSlice, pack
+from specrt.engine.ort_packed import RowSlice, pack
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose

@@ -14,7 +14,7 @@ from specrt_export.bundle_builder import build
 
 from cli.ran import Run
 from specrt.bundle import Manifest, read_manifest
-from specrt.system.machine import measure_bandwidth
+from specrt.system import measure_bandwidth
 from specrt_export.recipe import read_recipe
 
 

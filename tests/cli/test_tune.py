@@ -21,7 +21,7 @@ from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 ENTRIES = {
     "format", "date", "source", "machine", "threads", "pools", "verify_ns", "draft_ns",
-    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings", "even",
+    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings", "pad_to_even",
 }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def passes(bundle: Bundle, role: str) -> list[dict[str, Any]]:
     engine = open_engine(
         manifest.backend_of(model), bundle.file(model.engine), model.geometry,
         batch=manifest.batch, max_length=manifest.max_length, max_width=manifest.max_width,
-        threads=1, spare=spare, even=spare, widens=model.half_stored,
+        threads=1, pad_single_token=spare, pad_to_even=spare, upcast_weights=model.half_stored,
     )  # fmt: skip
     rng, left = np.random.default_rng(6), []
     widest = min(engine.max_width, 33)

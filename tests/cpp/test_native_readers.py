@@ -29,7 +29,7 @@ TUNING = {
     "draft_ns": [0, *range(100, 108)], "outside_ns": 10, "fixed_gamma": None, "drafter": "model",
     "settings": [{"drafter": "ngram", "fixed_gamma": 2, "emitted": 9, "decode_ns": 7, "rounds": 5,
                   "drafted": 4, "evaluated": 3, "accepted": 2}],
-    "even": False,
+    "pad_to_even": False,
 }  # fmt: skip
 TOKENIZER = {
     "version": "1.0", "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"},

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpp.conftest import CHECKS, SOURCES, BuildLibrary, Library, compiler, run_program
-from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
+from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 from specrt.engine.tensorrt import engine_record as fingerprint
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,

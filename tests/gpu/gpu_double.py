@@ -24,8 +24,8 @@ from gpucheck.speed import fill
 from gpucheck.supervisor import Start, report
 from gpucheck.workbench import Built, Source, Workbench
 
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
 from specrt.generator import Generator
 from specrt.system.gpu import Gpu, Survey

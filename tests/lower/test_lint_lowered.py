@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt_export.lint import lint
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable

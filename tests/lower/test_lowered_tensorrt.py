@@ -16,7 +16,7 @@ from onnx import helper
 
 from export.zoo import Exported, architectures
 from lower.comparing import opened
-from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import check_engine
 from specrt_export.compile import LoweredModel

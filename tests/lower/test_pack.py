@@ -15,8 +15,8 @@ from export.zoo import Exported, architectures
 from lower.comparing import equal_on_cpu
 from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
+from specrt.engine.ort_packed import Packing, RowSlice, pack
 from specrt.engine.protocol import Feed, PackedEngine
-from specrt.engine.rows import Packing, RowSlice, pack
 from specrt.errors import BuildError
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.attention import FusedAttention, fuse_attention
@@ -144,8 +144,8 @@ def test_tokens_in_a_wrong_place_are_found_by_a_build(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def misled(batch: int, parts: tuple[RowSlice, ...], places: int, even: bool) -> Packing:
-        return wrong(pack(batch, parts, places, even))
+    def misled(batch: int, parts: tuple[RowSlice, ...], places: int, pad_to_even: bool) -> Packing:
+        return wrong(pack(batch, parts, places, pad_to_even))
 
     one = exported("llama3")
     graph, checkpoint = one.graph.path, one.checkpoint.folder
@@ -161,9 +161,9 @@ def test_a_build_finds_rows_that_only_work_when_all_are_fed(
     exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_the_idle(
-        batch: int, parts: tuple[RowSlice, ...], places: int, even: bool
+        batch: int, parts: tuple[RowSlice, ...], places: int, pad_to_even: bool
     ) -> Packing:
-        made = pack(batch, parts, places, even)
+        made = pack(batch, parts, places, pad_to_even)
         idle = len(parts) < batch
         return dataclasses.replace(made, kept=made.kept * 0) if idle else made
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from runtime.tensorrt_double import GAMMAS, NumpyPlan
-from runtime.tensorrt_pair import LENGTH, PROMPT, Pair
+from engine.tensorrt_double import GAMMAS, NumpyPlan
+from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
 from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
 from specrt.generator import Generator

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
-from runtime.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
+from engine.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
 from specrt.engine.protocol import OffsetRounds
 from specrt.engine.tensorrt.engine import TensorRtEngine

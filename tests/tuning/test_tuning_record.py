@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specrt.bundle import Bundle, read_manifest
+from specrt.engine.backends import backend_named
 from specrt.errors import BundleError
 from specrt.params import AUTO
 from specrt.speculation.costs import Costs
-from specrt.system.machine import this_machine
+from specrt.system import this_machine
 from specrt.tuning.tuning_record import (
     FILE_NAME,
     FORMAT,
@@ -45,7 +46,7 @@ def tuning(bundle: Bundle) -> Tuning:
         format=FORMAT,
         date="2026-11-21",
         source=bundle.manifest.source,
-        machine=this_machine(bundle.manifest.backend),
+        machine=this_machine(backend_named(bundle.manifest.backend).library()),
         threads=THREADS,
         pools=1,
         verify_ns=tuple(1000 + 10 * g for g in widths),

@@ -17,7 +17,8 @@ from gpucheck.workbench import Workbench, codelet_source
 from specrt.bench.lossless import compare, first_difference, plain_margin
 from specrt.engine.protocol import Engine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.engine.tensorrt.passes import DECOMPOSED, KV_TYPES, NATIVE, cache_names
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.passes import KV_TYPES, cache_names
 from specrt.engine.tensorrt.plan import ITEM_BYTES
 from specrt.errors import EngineError
 from specrt.generator import Generator

@@ -20,8 +20,8 @@ from specrt.engine.tensorrt.library import (
     open_library,
 )
 from specrt.errors import SpecrtError
+from specrt.system import read_jetson
 from specrt.system.gpu import Survey, survey
-from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",
@@ -91,7 +91,7 @@ def _lacks(backend: str, gpus: Survey) -> str:
         return missing() or unloadable() or ""
     from specrt.engine.tensorrt.cuda import cuda_bindings
 
-    this_device(open_library(backend), found=gpus)
+    this_device(open_library(backend), devices=gpus)
     cuda_bindings()
     return ""
 

@@ -33,8 +33,13 @@ from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.fused_round import fused_rounds
-from specrt.engine.tensorrt.library import Library, is_installed, lacks_to_build, open_library
-from specrt.engine.tensorrt.passes import NATIVE
+from specrt.engine.tensorrt.library import (
+    NATIVE,
+    Library,
+    is_installed,
+    lacks_to_build,
+    open_library,
+)
 from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator

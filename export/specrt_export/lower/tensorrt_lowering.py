@@ -11,8 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from specrt.bundle import Geometry
-from specrt.engine.tensorrt.library import NATIVE_FROM
-from specrt.engine.tensorrt.passes import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
 from specrt_export.lower.half import TYPES, halve

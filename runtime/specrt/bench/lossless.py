@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specrt.bench.measure import PLAIN, Configuration, Sample
-from specrt.engine.rows import first_row
+from specrt.engine.protocol import first_row
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams

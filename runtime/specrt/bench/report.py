@@ -16,8 +16,9 @@ from specrt.bench.lossless import Comparison
 from specrt.bench.measure import PLAIN, Configuration, Sample, Samples, Stages
 from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import SpeculationStats
+from specrt.engine.backends import backend_named
 from specrt.params import AUTO, SamplingParams
-from specrt.system.machine import Bandwidth, Machine, this_machine
+from specrt.system import Bandwidth, Machine, this_machine
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""
@@ -275,7 +276,7 @@ class Environment:
         cls, bundle: Path, manifest: Manifest, params: SamplingParams, threads: int, repeats: int
     ) -> Environment:
         """Describe a run on this machine."""
-        m, machine = manifest, this_machine(manifest.backend)
+        m, machine = manifest, this_machine(backend_named(manifest.backend).library())
         target, draft = target_precision(m), _stored(m.draft) if m.draft else ""
         precision = f"{target}, draft {draft}" if draft not in ("", target) else target
         return cls(str(bundle), m.name, m.backend, precision, machine, threads, repeats, params)

@@ -44,13 +44,14 @@ from specrt.cli.options import (
     table,
 )
 from specrt.constraints import KINDS
+from specrt.engine.backends import backend_of
 from specrt.errors import RequestError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
-from specrt.system.machine import measure_bandwidth
+from specrt.system import measure_bandwidth
 from specrt.text import Prompt, first_of_each, of_categories, read_prompts
 
 DEFAULT_PROMPTS = 24
@@ -235,11 +236,6 @@ def parse_rows(text: str) -> list[int]:
     return rows
 
 
-EXACT_BACKENDS = ("ort-cpu",)
-"""Backends that compute in fp32 at every width, whatever the weights are stored as: identical
-output is promised."""
-
-
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--prompts", "files", type=click.Path(path_type=Path), required=True, multiple=True,
@@ -365,6 +361,6 @@ def compared_outputs(
     def margin(number: int, plain: Sequence[int]) -> float:
         return plain_margin(generator, [*prompts[number], *plain])
 
-    exact = manifest.backend_of(manifest.target) in EXACT_BACKENDS
+    exact = backend_of(manifest, manifest.target).exact
     precision = target_precision(manifest)
     return compare_outputs(samples, margin if params.greedy else None, precision, exact)

@@ -15,9 +15,8 @@ import click
 
 from specrt.bundle import BUILD_ROOT
 from specrt.cli.options import progress
-from specrt.engine.backends import TENSORRT
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError
-from specrt.system.gpu import survey
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def command(
 
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
-    from specrt.system.machine import available_bytes, measure_bandwidth
+    from specrt.system import available_bytes, measure_bandwidth
     from specrt_export.estimate import estimate, size
     from specrt_export.recipe import COMPILERS
 
@@ -127,11 +126,12 @@ _READS = 4
 
 
 def _tuned_elsewhere(plan: Recipe, place: Path) -> str | None:
-    """Return why a bundle is not tuned here: its plans need a GPU that is not there."""
-    backends = {plan.backend_of(role) for role in plan.sources}.intersection(TENSORRT)
-    if not backends or not survey().problem:
+    """Return why a bundle is not tuned here: its engines need what this machine lacks."""
+    lacks = filter(None, (backend_named(plan.backend_of(role)).missing() for role in plan.sources))
+    missing = next(lacks, None)
+    if missing is None:
         return None
-    return f"not tuned, as there is no GPU here; run `specrt tune {place}` where it will run"
+    return f"not tuned here ({missing}); run `specrt tune {place}` where it will run"
 
 
 def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:

@@ -6,20 +6,15 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
 from specrt.cli.options import table
-from specrt.engine.backends import TENSORRT
+from specrt.engine.backends import backend_of
 from specrt.params import AUTO
 from specrt.system.doctor import abilities, libraries, machine
 from specrt.tuning.tuning_record import read_tuning
-
-if TYPE_CHECKING:
-    from specrt.engine.tensorrt.engine_record import EngineRecord
-
 
 MIB = 1 << 20
 
@@ -42,14 +37,11 @@ def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
 
     A decomposed plan has two sets of KV buffers: its passes read one and write the other.
     """
-    models = [m for m in (manifest.target, manifest.draft) if m]
-    weights = sum(m.weight_bytes for m in models)
-    caches = manifest.kv_bytes()
-    for model in models:
-        record = _record_of(bundle, manifest, model)
-        if record is not None and record.form == "decomposed":
-            size = model.kv_item_bytes
-            caches += model.geometry.kv_bytes(manifest.batch, manifest.max_length, size)
+    weights = sum(model.weight_bytes for model in manifest.models)
+    caches = 0
+    for model in manifest.models:
+        size = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
+        caches += size * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
     return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
 
 
@@ -67,9 +59,10 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
     for role, model in (("target", manifest.target), ("draft", manifest.draft)):
         if model is not None:
             weights = _weight_facts(model, role == "target")
-            plan = _plan_facts(bundle, manifest, model)
+            facts = backend_of(manifest, model).facts(bundle / model.engine)
+            engine = [(f"  {name}", value) for name, value in facts.lines]
             print(role)
-            _print_facts([*_model_facts(model), *weights, *plan])
+            _print_facts([*_model_facts(model), *weights, *engine])
     files = [(name, f"{f.bytes:,}", f.sha256[:16]) for name, f in manifest.files.items()]
     print(table(("file", "bytes", "sha256"), files, left=1))
 
@@ -110,23 +103,6 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
         ("  vocabulary", str(g.vocab_size)),
         ("  fused", ", ".join(f"{what} {n}" for what, n in model.fused.items() if n[:2] != "0/")),
     ]
-
-
-def _plan_facts(bundle: Path, manifest: Manifest, model: ModelRecord) -> list[tuple[str, str]]:
-    """Return the facts of a model's TensorRT plan; none of another engine."""
-    from specrt.engine.tensorrt.engine_record import summary
-
-    record = _record_of(bundle, manifest, model)
-    return [(f"  {name}", value) for name, value in summary(record)] if record else []
-
-
-def _record_of(bundle: Path, manifest: Manifest, model: ModelRecord) -> EngineRecord | None:
-    """Return the record of a model's TensorRT plan; None of another engine."""
-    if manifest.backend_of(model) not in TENSORRT:
-        return None
-    from specrt.engine.tensorrt.engine_record import FILE_NAME, read_engine_record
-
-    return read_engine_record((bundle / model.engine).with_name(FILE_NAME))
 
 
 def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
 from specrt.cli.options import progress, table
+from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO
-from specrt.system.machine import this_machine
+from specrt.system import this_machine
 from specrt.text import read_prompts
 from specrt.tuning import measure_costs
 from specrt.tuning.sweep import check_prompts, plan_effort, spread, sweep
@@ -95,7 +97,7 @@ def _blank(manifest: Manifest, threads: int | None, owns_process: bool) -> Tunin
         format=FORMAT,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         source=manifest.source,
-        machine=this_machine(manifest.backend),
+        machine=this_machine(backend_named(manifest.backend).library()),
         threads=threads or len(os.sched_getaffinity(0)),
         pools=1 if owns_process else 2,
         verify_ns=(),
@@ -120,16 +122,19 @@ def _measure(
     if prompts:
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
-    even = _needs_even_width(models.target)
+    pad_to_even = _needs_even_width(models.target)
     costs = measure_costs(
         models, tokenizer, budget_s=budget_s, progress=lambda share: show(share, "costs")
     )
+    notices = [getattr(engine, "notices", ()) for engine in (models.target, models.draft)]
+    for notice in dict.fromkeys(chain(*notices)):
+        print(f"note: {notice}", file=sys.stderr)
     tuning = replace(
         tuning,
         verify_ns=tuple(map(round, costs.verify_ns)),
         draft_ns=tuple(map(round, costs.draft_ns)),
         outside_ns=round(costs.outside_ns),
-        even=even,
+        pad_to_even=pad_to_even,
     )
     if not prompts or len(models.gammas) < 2:
         return tuning
@@ -148,11 +153,11 @@ def _measure(
 
 def _needs_even_width(target: Engine) -> bool:
     """Return whether a quantized target must run passes of an even width here."""
-    if not getattr(target, "spare", False):
+    if not getattr(target, "pad_single_token", False):
         return False
-    from specrt.engine.ort_packed import settle_partners
+    from specrt.engine.ort_packed import settle_padding
 
-    return settle_partners(target)
+    return settle_padding(target)
 
 
 def public(tuning: Tuning) -> dict[str, Any]:

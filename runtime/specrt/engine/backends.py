@@ -1,68 +1,269 @@
-"""The backends: which library runs an engine, and how it is opened. Libraries load lazily."""
+"""The backends: one record for each library that runs engines, and the table of them.
+
+A new backend is a module with an engine, and one line in `BACKENDS`. Libraries load lazily.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Protocol
 
-from specrt.bundle import Geometry
-from specrt.engine.protocol import Engine
-from specrt.errors import EngineError
+from specrt.bundle import ONNXRUNTIME, Geometry, Manifest, ModelRecord, installed, version
+from specrt.engine.protocol import Engine, FusedRounds
+from specrt.errors import BundleError, EngineError
 
-ONNXRUNTIME, TENSORRT = ("ort-cpu", "ort-cuda"), ("tensorrt", "tensorrt-rtx")
-"""The backends, by the library that runs their engines."""
+
+class OpenEngine(Protocol):
+    """Opens a compiled engine; see `open_engine`."""
+
+    def __call__(  # noqa: D102
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        threads: int, pad_single_token: bool, pad_to_even: bool, upcast_weights: bool,
+        beside: Engine | None,
+    ) -> Engine: ...  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine file tells beyond the manifest."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    """Names and values, in the order to be shown."""
+    kv_sets: int = 1
+    """Sets of KV buffers that its passes need in memory."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One library that runs engines. Its functions import the library when they are called."""
+
+    open: OpenEngine
+    library: Callable[[], str]
+    """Returns the library's name and version on this machine."""
+    missing: Callable[[], str] = str
+    """Returns what this machine lacks to run engines, with the remedy; empty where nothing."""
+    missing_to_build: Callable[[], str] | None = None
+    """The same for compiling engines, where the library itself compiles them."""
+    check_versions: Callable[[Path, Mapping[str, str]], None] = lambda bundle, versions: None
+    """Refuses a bundle, by the versions in its manifest, that the library here cannot read.
+
+    Raises: BundleError naming both versions and the remedy.
+    """
+    facts: Callable[[Path], EngineFacts] = lambda engine: EngineFacts()
+    """Returns what an engine file tells beyond the manifest."""
+    share_threads: Callable[[int], None] = lambda threads: None
+    """Lets all engines of this process share their threads."""
+    fused_rounds: Callable[[Engine, Engine | None], FusedRounds | None] = lambda target, draft: None
+    """Returns what runs whole rounds of a pair; None where the pair cannot have them."""
+    host_memory: bool = False
+    """Whether weights and KV buffers lie in main memory."""
+    packs_rows: bool = False
+    """Whether rows of different widths share one pass; see `PackedEngine`."""
+    exact: bool = False
+    """Whether a row has the same bits at every width, so that output is that of plain decoding."""
+
+
+def backend_named(name: str) -> Backend:
+    """Return a backend of the table.
+
+    Raises: EngineError with the known names.
+    """
+    if name not in BACKENDS:
+        raise EngineError(
+            f"backend {short(name)} is unknown to this version of specrt; "
+            f"known: {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name]
+
+
+def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
+    """Return the backend that runs a model of a bundle."""
+    return backend_named(manifest.backend_of(model))
 
 
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-    threads: int, spare: bool = False, even: bool = False, widens: bool = False,
-    beside: Engine | None = None,
+    threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
+    upcast_weights: bool = False, beside: Engine | None = None,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
-    `spare` keeps the last position free for the partner of a lone token, `even` makes passes of an
-    odd width one token wider, `widens` turns weights stored in half precision into fp32 now instead
-    of in every pass; see `OrtEngine`. `beside` is the other engine of a pair, whose device may be
-    shared.
+    `pad_single_token`, `pad_to_even` and `upcast_weights` are described in `OrtEngine`. `beside`
+    is the other engine of a pair, whose device may be shared.
     Raises: EngineError when the library is missing or refuses the engine.
     """
-    if backend == "ort-cpu":
-        from specrt.engine.ort import OrtEngine
-        from specrt.engine.ort_packed import OrtPackedEngine
-
-        opened = OrtEngine if batch == 1 else OrtPackedEngine
-        return opened(
-            path,
-            geometry,
-            batch=batch,
-            max_length=max_length,
-            max_width=max_width,
-            threads=threads,
-            spare=spare,
-            even=even,
-            widens=widens,
-        )
-    if backend == "ort-cuda":
-        from specrt.engine.ort_cuda import OrtCudaEngine
-
-        return OrtCudaEngine(
-            path, geometry, batch=batch, max_length=max_length, max_width=max_width
-        )
-    if backend in TENSORRT:
-        from specrt.engine.tensorrt.engine import open_tensorrt
-
-        return open_tensorrt(
-            path, geometry, backend=backend, batch=batch, max_length=max_length,
-            max_width=max_width, beside=beside,
-        )  # fmt: skip
-    raise EngineError(
-        f"backend {backend!r} is unknown to this version of specrt; known: "
-        f"{', '.join((*ONNXRUNTIME, *TENSORRT))}"
+    return backend_named(backend).open(
+        path,
+        geometry,
+        batch=batch,
+        max_length=max_length,
+        max_width=max_width,
+        threads=threads,
+        pad_single_token=pad_single_token,
+        pad_to_even=pad_to_even,
+        upcast_weights=upcast_weights,
+        beside=beside,
     )
 
 
-def share_threads(backend: str, threads: int) -> None:
-    """Let all engines of this process share their threads, where the backend can."""
-    if backend == "ort-cpu" and threads > 1:
+def check_versions(bundle: Path, manifest: Manifest) -> None:
+    """Refuse a bundle whose engines the libraries of this machine cannot read.
+
+    Raises: BundleError naming both versions and the remedy.
+    """
+    for model in manifest.models:
+        backend_of(manifest, model).check_versions(bundle, manifest.versions)
+
+
+def host_bytes(manifest: Manifest) -> int:
+    """Return the bytes of main memory that weights and full KV buffers take."""
+    return sum(
+        m.weight_bytes + m.geometry.kv_bytes(manifest.batch, manifest.max_length, m.kv_item_bytes)
+        for m in manifest.models
+        if backend_of(manifest, m).host_memory
+    )
+
+
+def _open_ort_cpu(
+    path: Path, geometry: Geometry, *, batch: int, beside: Engine | None, **options: Any
+) -> Engine:
+    from specrt.engine.ort import OrtEngine
+    from specrt.engine.ort_packed import OrtPackedEngine
+
+    opened = OrtEngine if batch == 1 else OrtPackedEngine
+    return opened(path, geometry, batch=batch, **options)
+
+
+def _share_pool(threads: int) -> None:
+    if threads > 1:
         from specrt.engine.ort import share_pool
 
         share_pool(threads)
+
+
+def _open_ort_cuda(
+    path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int, **_: Any
+) -> Engine:
+    from specrt.engine.ort_cuda import OrtCudaEngine
+
+    return OrtCudaEngine(path, geometry, batch=batch, max_length=max_length, max_width=max_width)
+
+
+def _onnxruntime() -> str:
+    return f"{ONNXRUNTIME[0]} {version(ONNXRUNTIME) or 'of unknown version'}"
+
+
+def _missing_onnxruntime() -> str:
+    return (
+        ""
+        if importlib.util.find_spec("onnxruntime")
+        else "onnxruntime is not installed; pip install specrt"
+    )
+
+
+def _missing_for_cuda() -> str:
+    """Return what an ort-cuda bundle would lack; the provider's libraries are tried last."""
+    if lacks := _missing_onnxruntime():
+        return lacks
+    try:
+        from specrt.engine.ort_cuda import INSTALL, missing, unloadable
+    except Exception as error:  # a broken installation of the library raises anything
+        return f"onnxruntime cannot be imported ({error}); install it again"
+    if lacks := missing():
+        return lacks
+    absent = unloadable()
+    return f"{absent}; {INSTALL}" if absent else ""
+
+
+def _check_onnxruntime(bundle: Path, versions: Mapping[str, str]) -> None:
+    """Refuse a library older than the one that saved the engines; newer ones read them."""
+    library, there = ONNXRUNTIME[0], installed(ONNXRUNTIME)
+    built = versions.get(library)
+    if built is None or not there:
+        return
+    name, here = next(iter(there.items()))
+    needed, release = _release(built), _release(here)
+    if needed is None:
+        raise BundleError(
+            f"{bundle} names {short(built)} as its version of {library}; expected one such "
+            "as 1.25.1: build the bundle again with `specrt build RECIPE`"
+        )
+    if release is not None and release < needed:
+        raise BundleError(
+            f"{bundle} was built with {library} {built}, and {name} {here} is installed "
+            f"here; upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`, or build "
+            "the bundle again here with `specrt build RECIPE`"
+        )
+
+
+def _release(text: str) -> tuple[int, int] | None:
+    """Return the (major, minor) a version begins with."""
+    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", text)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _tensorrt(name: str) -> Backend:
+    """Return the record of one of the TensorRT libraries, which keep version rules of their own."""
+
+    def open_plan(
+        path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        beside: Engine | None, **_: Any,
+    ) -> Engine:  # fmt: skip
+        from specrt.engine.tensorrt.engine import open_tensorrt
+
+        return open_tensorrt(
+            path, geometry, backend=name, batch=batch, max_length=max_length,
+            max_width=max_width, beside=beside,
+        )  # fmt: skip
+
+    def library() -> str:
+        from specrt.engine.tensorrt.library import open_library
+
+        try:  # the library itself: on a Jetson it is part of the system, and no package tells
+            return f"{name} {open_library(name).version}"
+        except EngineError:
+            return f"{name} of unknown version"
+
+    def missing() -> str:
+        from specrt.engine.tensorrt.library import lacks_to_run
+
+        return lacks_to_run(name)
+
+    def missing_to_build() -> str:
+        from specrt.engine.tensorrt.library import lacks_to_build
+
+        return lacks_to_build(name)
+
+    def facts(engine: Path) -> EngineFacts:
+        from specrt.engine.tensorrt.engine_record import engine_facts
+
+        return EngineFacts(*engine_facts(engine))
+
+    def rounds(target: Engine, draft: Engine | None) -> FusedRounds | None:
+        from specrt.engine.tensorrt.fused_round import fused_rounds
+
+        return fused_rounds(target, draft)
+
+    return Backend(
+        open_plan, library, missing, missing_to_build=missing_to_build, facts=facts,
+        fused_rounds=rounds,
+    )  # fmt: skip
+
+
+BACKENDS: dict[str, Backend] = {
+    "tensorrt": _tensorrt("tensorrt"),
+    "tensorrt-rtx": _tensorrt("tensorrt-rtx"),
+    "ort-cuda": Backend(
+        _open_ort_cuda, _onnxruntime, _missing_for_cuda, check_versions=_check_onnxruntime
+    ),
+    "ort-cpu": Backend(
+        _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_onnxruntime,
+        share_threads=_share_pool, host_memory=True, packs_rows=True, exact=True,
+    ),
+}  # fmt: skip
+"""By the names that manifests and recipes use, the fastest first."""

@@ -1,4 +1,4 @@
-"""ONNX Runtime behind the engine protocol: bindings made once per width, KV updated in place."""
+"""ONNX Runtime on a CPU: bindings made once per width, KV buffers updated in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
 
-Place = tuple[str, str, int, Any, tuple[int, ...], int]
+MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
 """A name, and the memory that is bound to it: device, type, shape and address."""
 
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -34,23 +34,22 @@ class _Pass:
 
     @property
     def candidates(self) -> Candidates | None:
-        """None: these graphs do not look for them."""
+        """None: these graphs compute none."""
         return None
 
 
 class OrtEngine:
     """A saved ONNX Runtime graph with its KV buffers.
 
-    Kernels compute rows several at a time, and round a row without a partner otherwise, which
-    quantized products that follow make a step of an activation. For speculative output to be plain
-    output a row must come out the same whatever the width. So an engine with `spare` gives a lone
-    token one more beside it, whose keys are overwritten before they are read; and with `even`, for
-    kernels of quantized weights that need it, every pass of an odd width, and an odd number of
-    rows one more to be scored. The last position is kept free for partners: `max_length` is one
-    less than was asked for. `even` may be changed between passes.
+    Kernels of quantized weights compute rows in pairs, and round a single row differently. For
+    speculative output to equal plain output, a row must have the same bits at every width. So:
 
-    With `widens`, weights that are stored in half precision become fp32 once, here; otherwise every
-    pass would widen them.
+    - `pad_single_token` adds a pad token behind a single one. Its keys are overwritten before they
+      are read. The last position stays free for it: `max_length` is one less than the buffers'.
+    - `pad_to_even` adds one to every odd width, and a row to score to an odd number of rows. It
+      may be changed between passes.
+    - `upcast_weights` converts weights that are stored in half precision to fp32 once, when the
+      engine is opened, instead of in every pass.
 
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
     Threads: forward passes of one engine must not overlap.
@@ -58,15 +57,16 @@ class OrtEngine:
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, spare: bool = False, even: bool = False, widens: bool = False,
+        threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
+        upcast_weights: bool = False,
     ) -> None:  # fmt: skip
-        self.spare = spare
-        self.even = even
+        self.pad_single_token = pad_single_token
+        self.pad_to_even = pad_to_even
         self.geometry = geometry
         self.batch = batch
-        self.max_length = max_length - spare
+        self.max_length = max_length - pad_single_token
         self.max_width = max_width
-        self._session = open_session(path, threads, widens)
+        self._session = open_session(path, threads, upcast_weights)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate(max_length)
@@ -103,36 +103,36 @@ class OrtEngine:
         else:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
-        key = (width, rows or width, self.even)
+        key = (width, rows or width, self.pad_to_even)
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:, :width] = batch
         run_bound(self._session, bound.binding, width)
         return bound
 
-    def _bind(self, width: int, rows: int, even: bool) -> _Pass:
+    def _bind(self, width: int, rows: int, pad_to_even: bool) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
         binding = self._session.io_binding()
         batch, vocab = self.batch, self.geometry.vocab_size
-        asked = [*range(width - rows, width)]
-        scored = np.array(asked + [0] * (even and rows % 2), np.int64)
-        partner = width % 2 if even else self.spare and width == 1
-        tokens = np.zeros((batch, width + partner), np.int64)
-        made: dict[str, NDArray[Any]] = {
+        last = [*range(width - rows, width)]
+        scored = np.array(last + [0] * (pad_to_even and rows % 2), np.int64)
+        pads = width % 2 if pad_to_even else self.pad_single_token and width == 1
+        tokens = np.zeros((batch, width + pads), np.int64)
+        outputs: dict[str, NDArray[Any]] = {
             "argmax": np.zeros((batch, len(scored)), np.int64),
             "logits": np.zeros((batch, len(scored), vocab), np.float32),
         }
         if self._is_confident:
-            made["confidence"] = np.zeros((batch, len(scored)), np.float32)
+            outputs["confidence"] = np.zeros((batch, len(scored)), np.float32)
         bind_input(binding, "input_ids", tokens)
         bind_input(binding, "start", self._start)
         bind_input(binding, "rows", scored)
-        for name, array in made.items():
+        for name, array in outputs.items():
             bind_output(binding, name, array)
         for name, cache in self._caches.items():
             bind_input(binding, name, cache)
             bind_output(binding, f"present_{name}", cache)
-        bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in made.items()})
-        self._passes[width, rows, even] = bound
+        bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in outputs.items()})
+        self._passes[width, rows, pad_to_even] = bound
         return bound
 
     def close(self) -> None:
@@ -142,14 +142,16 @@ class OrtEngine:
         self._session = None
 
 
-def open_session(path: Path, threads: int, widens: bool) -> Any:
-    """Open a saved graph; `widens` weights stored in half precision, once.
+def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
+    """Open a saved graph.
 
     Raises: EngineError when the library refuses it.
     """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
-    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if widens else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_BASIC if upcast_weights else levels.ORT_DISABLE_ALL
+    )
     options.log_severity_level = 3
     if shared_pool:
         options.use_per_session_threads = False
@@ -167,27 +169,27 @@ def open_session(path: Path, threads: int, widens: bool) -> Any:
 
 
 def share_pool(threads: int) -> None:
-    """Make the one thread pool that every session of this process will run on.
+    """Create the one thread pool that every session of this process runs on.
 
     Two pools of spinning threads on the same cores make a target three times slower, so without
     a shared pool the draft has one thread. With it, target and draft use all of them in turn.
-    Only the owner of a process may ask for it: afterwards ONNX Runtime refuses every session,
-    whoever makes it, that wants threads of its own.
+    Only the owner of a process may call this: afterwards ONNX Runtime refuses every session of
+    the process that has threads of its own.
     """
     if not shared_pool:
-        with suppress(Exception):  # the application made it already: then that is the pool
+        with suppress(Exception):  # the application has one already: then that is the pool
             ort.set_global_thread_pool_sizes(threads, 1)
         shared_pool.append(threads)
 
 
 shared_pool: list[int] = []
-"""Threads asked of the shared pool, once there is one: the library itself does not tell."""
+"""The threads of the shared pool, once there is one: the library has no way to ask."""
 
 _SMALL_BYTES = 64 << 20
 
 
 def _own_threads(path: Path, threads: int) -> int:
-    """Return the threads of a pool of its own: one for an engine as small as a draft."""
+    """Return the threads of a session's own pool: one for an engine as small as a draft."""
     size = sum(file.stat().st_size for file in path.parent.iterdir())
     return 1 if size < _SMALL_BYTES else threads
 
@@ -204,16 +206,16 @@ def run_bound(session: Any, binding: Any, width: int) -> None:
         raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
 
 
-def place(name: str, array: NDArray[Any]) -> Place:
+def memory_binding(name: str, array: NDArray[Any]) -> MemoryBinding:
     """Describe an array, which must outlive what is bound to it, to the library."""
     return name, "cpu", 0, array.dtype, array.shape, array.ctypes.data
 
 
 def bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
     """Let a pass read an input from an array."""
-    binding.bind_input(*place(name, array))
+    binding.bind_input(*memory_binding(name, array))
 
 
 def bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
     """Let a pass write an output into an array."""
-    binding.bind_output(*place(name, array))
+    binding.bind_output(*memory_binding(name, array))

@@ -63,7 +63,7 @@ def _not_started(path: Path, reason: str) -> str:
 
 
 def missing(device_id: int = 0) -> str:
-    """Say what this machine lacks to run on a GPU; empty where nothing is known to be missing."""
+    """Return what this machine lacks to run on a GPU; empty where nothing is known."""
     devices = find_devices()
     if devices.problem:
         return f"{devices.problem}; install the driver, or build for ort-cpu"
@@ -87,7 +87,7 @@ _PROBE_PATIENCE_S = 60.0
 
 
 def unloadable() -> str:
-    """Say which library the CUDA provider does not find, or how it fails; empty where it loads.
+    """Return which library the CUDA provider does not find, or how it fails; empty where it loads.
 
     In a process of its own: ONNX Runtime itself must be the first to load its provider.
     """
@@ -100,9 +100,9 @@ def unloadable() -> str:
         return str(error)
     if not done.returncode:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
     silent = f"the probe ended with status {done.returncode}"
-    return said[-1].removeprefix("OSError: ") if said else silent
+    return lines[-1].removeprefix("OSError: ") if lines else silent
 
 
 def _check_device(path: Path, device_id: int) -> None:
@@ -179,7 +179,7 @@ class _Pass:
     feed: _Feed
     values: Mapping[str, Any]
     """Outputs by name, on the device."""
-    kept: tuple[Any, ...]
+    constants: tuple[Any, ...]
     """Inputs that nothing else refers to."""
     _read: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class _Pass:
 
     @property
     def candidates(self) -> Candidates | None:
-        """None: these graphs do not look for them."""
+        """None: these graphs compute none."""
         return None
 
     def _host(self, name: str) -> NDArray[Any]:
@@ -247,11 +247,11 @@ class OrtCudaEngine:
         shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
         names = [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]
         for name in names:
-            found = tuple(self._inputs[name].shape) if name in self._inputs else None
-            if found != shape:
+            actual = tuple(self._inputs[name].shape) if name in self._inputs else None
+            if actual != shape:
                 raise EngineError(
-                    f"the engine's {name} has shape {found and list(found)}, and the manifest says "
-                    f"{list(shape)}; they do not belong together: build the bundle again"
+                    f"the engine's {name} has shape {actual and list(actual)}, and the manifest "
+                    f"says {list(shape)}; they do not belong together: build the bundle again"
                 )
         kind = _KV_TYPES[self._inputs[names[0]].type]
         zeros = _zeros(shape, kind)
@@ -299,15 +299,15 @@ class OrtCudaEngine:
             place = feed.device.data_ptr() + feed.offsets[name]
             binding.bind_input(name, *self._device, kind, shapes[name], place)
         fixed = {"rows": np.arange(width - rows, width), "steps": np.arange(width)}
-        kept = {n: self._sent(v) for n, v in fixed.items() if n in self._inputs}
+        constants = {n: self._sent(v) for n, v in fixed.items() if n in self._inputs}
         values = self._output_values(rows)
-        for name, value in {**kept, **self._caches}.items():
+        for name, value in {**constants, **self._caches}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in values.items():
             binding.bind_ortvalue_output(name, value)
         for name, cache in self._caches.items():
             binding.bind_ortvalue_output(f"present_{name}", cache)
-        bound = _Pass(binding, self._options(width), feed, values, tuple(kept.values()))
+        bound = _Pass(binding, self._options(width), feed, values, tuple(constants.values()))
         self._passes[width, rows] = bound
         return bound
 
@@ -370,5 +370,5 @@ def _zeros(shape: tuple[int, ...], kind: Any) -> Any:
 
 
 def _captured_width(session: Any) -> int:
-    said = cast("dict[str, str]", session.get_modelmeta().custom_metadata_map).get(CAPTURED, "0")
-    return int(said) if said.isdecimal() else 0
+    width = cast("dict[str, str]", session.get_modelmeta().custom_metadata_map).get(CAPTURED, "0")
+    return int(width) if width.isdecimal() else 0

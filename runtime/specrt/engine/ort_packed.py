@@ -1,12 +1,12 @@
-"""ONNX Runtime over several rows: their tokens side by side in one pass, without padding."""
+"""ONNX Runtime over the rows of a batch: their tokens packed into one pass, without padding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import accumulate, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from specrt.bundle import Geometry
 from specrt.engine.ort import (
     NUMPY_TYPES,
+    MemoryBinding,
     OrtEngine,
-    Place,
     bind_input,
     bind_output,
+    memory_binding,
     open_session,
-    place,
     run_bound,
 )
 from specrt.engine.protocol import (
@@ -31,16 +31,96 @@ from specrt.engine.protocol import (
     Tokens,
     check_bounds,
 )
-from specrt.engine.rows import Packing, RowSlice, check_parts, pack
 from specrt.errors import EngineError
 
-_KNOWN, _SETS = 512, 16
+MOST_PACKINGS, MOST_BINDINGS = 512, 16
 """Packings that are remembered, and sets of rows whose KV buffers stay bound."""
+
+
+class RowSlice(NamedTuple):
+    """One row's share of a pass: how many tokens, and how many of the last are scored."""
+
+    row: int
+    width: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the tokens of one pass are laid out; the same for every pass of the same parts.
+
+    The arrays are inputs of the graph. Shapes: T tokens with padding; A places of attention; R
+    rows scored.
+    """
+
+    parts: tuple[RowSlice, ...]
+    begins: tuple[int, ...]
+    """The first token of each part."""
+    widths: Tokens
+    """Places of attention of each row, [B]."""
+    spread: Tokens
+    """The token that each place of attention reads, [A]; row by row."""
+    kept: Tokens
+    """The place of attention that each token takes, [T]."""
+    idle: tuple[bool, ...]
+    """Whether each row has no part."""
+    rows: Tokens
+    """The tokens scored, [R]; part by part, then perhaps a pad."""
+
+
+def pack(batch: int, parts: tuple[RowSlice, ...], places: int, pad_to_even: bool) -> Packing:
+    """Lay the tokens of some rows side by side, in the order of the parts; pads come last.
+
+    Every row has at least `places` places of attention, and a pass as many tokens; `pad_to_even`
+    makes the number of tokens even, and that of the rows scored. Places beyond a row's tokens read
+    its last token again, those of an idle row token 0.
+    """
+    begins = (0, *accumulate(part.width for part in parts))
+    tokens = max(begins[-1], places)
+    tokens += pad_to_even and tokens % 2
+    read: list[list[int]] = [[0] * places for _ in range(batch)]
+    for part, begin in zip(parts, begins, strict=False):
+        own = [*range(begin, begin + part.width)]
+        read[part.row] = own + own[-1:] * (places - part.width)
+    kept = np.zeros(tokens, np.int64)
+    first = (0, *accumulate(map(len, read)))
+    for part, begin in zip(parts, begins, strict=False):
+        kept[begin : begin + part.width] = first[part.row] + np.arange(part.width)
+    ends = [begin + part.width for part, begin in zip(parts, begins, strict=False)]
+    rows = [t for part, end in zip(parts, ends, strict=True) for t in range(end - part.rows, end)]
+    return Packing(
+        parts,
+        begins[:-1],
+        widths=np.array([len(own) for own in read], np.int64),
+        spread=np.array([t for own in read for t in own], np.int64),
+        kept=kept,
+        idle=tuple(row not in {part.row for part in parts} for row in range(batch)),
+        rows=np.array(rows + [0] * (pad_to_even and len(rows) % 2), np.int64),
+    )
+
+
+def check_parts(engine: Engine, parts: tuple[RowSlice, ...]) -> None:
+    """Refuse parts that no pass can have.
+
+    Raises: EngineError.
+    """
+    rows = [part.row for part in parts]
+    if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(engine.batch)}:
+        raise EngineError(
+            f"a pass was asked of rows {rows}; expected some of 0 to {engine.batch - 1}, each once"
+        )
+    for part in parts:
+        check_bounds(engine, part.width, 0, 0)
+        if not 1 <= part.rows <= part.width:
+            raise EngineError(
+                f"{part.rows} positions of row {part.row} were to be scored in a pass of "
+                f"{part.width} tokens; expected 1 to {part.width}"
+            )
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a pass says about the rows of one part, as views of shared memory."""
+    """The scores of one part of a pass, as views of shared memory."""
 
     argmax: Tokens
     logits: Logits
@@ -48,7 +128,7 @@ class _Scores:
 
     @property
     def candidates(self) -> Candidates | None:
-        """None: these graphs do not look for them."""
+        """None: these graphs compute none."""
         return None
 
 
@@ -58,8 +138,8 @@ class _Pass:
 
     packing: Packing
     outputs: tuple[_Scores, ...]
-    read: tuple[Place, ...]
-    written: tuple[Place, ...]
+    read: tuple[MemoryBinding, ...]
+    written: tuple[MemoryBinding, ...]
 
 
 @dataclass
@@ -73,14 +153,11 @@ class _Bound:
 class OrtPackedEngine:
     """A saved ONNX Runtime graph over the KV buffers of several rows.
 
-    A pass costs what its tokens cost, whosever they are; only attention runs row by row. A row
-    that is not fed does its attention in memory of nobody, and keeps its keys.
+    A pass costs what its tokens cost, of whichever rows; only attention runs row by row. A row
+    that is not fed attends in scratch memory, so that its KV buffers stay as they are.
 
-    With `spare`, a lone token of a row has attention for one more, whose key is overwritten before
-    it is read, and a lone token of a pass one of nobody beside it; the last position is kept free
-    for that: `max_length` is one less than was asked for. With `even`, tokens and rows scored are
-    filled up to an even number. Why, and what `widens` does, is said of `OrtEngine`. `even` may be
-    changed between passes.
+    The options are those of `OrtEngine`. `pad_single_token` pads the attention of a row with one
+    token, and a pass of one token; `pad_to_even` pads the tokens of a pass, and the rows scored.
 
     Shapes: the KV buffers of a row are [1, kv_heads, max_length, head_dim], one row after another.
     Threads: forward passes of one engine must not overlap.
@@ -88,18 +165,19 @@ class OrtPackedEngine:
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, spare: bool = False, even: bool = False, widens: bool = False,
+        threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
+        upcast_weights: bool = False,
     ) -> None:  # fmt: skip
-        self.spare = spare
-        self.even = even
+        self.pad_single_token = pad_single_token
+        self.pad_to_even = pad_to_even
         self.geometry = geometry
         self.batch = batch
-        self.max_length = max_length - spare
+        self.max_length = max_length - pad_single_token
         self.max_width = max_width
-        self._session = open_session(path, threads, widens)
+        self._session = open_session(path, threads, upcast_weights)
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._caches = self._allocate(max_length)
-        self._nobodys = np.zeros_like(next(iter(self._caches.values()))[:1])
+        self._scratch_kv = np.zeros_like(next(iter(self._caches.values()))[:1])
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._tokens = np.zeros(batch * max_width + 2, np.int64)
@@ -116,8 +194,8 @@ class OrtPackedEngine:
         caches = {}
         for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
             rows = [f"{name}.{row}" for row in range(self.batch)]
-            found = [tuple(self._inputs[row].shape) for row in rows if row in self._inputs]
-            if found != [shape] * self.batch or f"{name}.{self.batch}" in self._inputs:
+            shapes = [tuple(self._inputs[row].shape) for row in rows if row in self._inputs]
+            if shapes != [shape] * self.batch or f"{name}.{self.batch}" in self._inputs:
                 raise EngineError(
                     f"the engine does not have the buffers {name!r} of {self.batch} rows, "
                     f"{list(shape)} each, that its manifest describes: it was built by an earlier "
@@ -144,7 +222,7 @@ class OrtPackedEngine:
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[_Scores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
         parts = tuple([RowSlice(f.row, len(f.tokens), f.rows) for f in feeds])
-        prepared = self._passes.get((self.even, parts)) or self._prepare(parts)
+        prepared = self._passes.get((self.pad_to_even, parts)) or self._prepare(parts)
         for feed in feeds:
             check_bounds(self, len(feed.tokens), feed.start, feed.start)
         binding = self._bind(prepared)
@@ -158,53 +236,55 @@ class OrtPackedEngine:
         return prepared.outputs
 
     def _prepare(self, parts: tuple[RowSlice, ...]) -> _Pass:
-        """Work a pass out that is new, once for all that have the same parts."""
+        """Lay out a pass, once for all that have the same parts."""
         check_parts(self, parts)
-        packing = pack(self.batch, parts, places=1 + self.spare, even=self.even)
-        self._make_room(len(packing.rows))
-        if len(self._passes) >= _KNOWN:
+        packing = pack(
+            self.batch, parts, places=1 + self.pad_single_token, pad_to_even=self.pad_to_even
+        )
+        self._reserve_scores(len(packing.rows))
+        if len(self._passes) >= MOST_PACKINGS:
             self._passes.clear()
         outputs, first = [], 0
         for part in parts:
             outputs.append(self._scored(first, 1, part.rows))
             first += part.rows
-        prepared = _Pass(packing, tuple(outputs), *self._places(packing))
-        self._passes[self.even, parts] = prepared
+        prepared = _Pass(packing, tuple(outputs), *self._memory_of(packing))
+        self._passes[self.pad_to_even, parts] = prepared
         return prepared
 
-    def _places(self, packing: Packing) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """Return what a pass reads and writes besides KV buffers; a prefix of shared memory."""
+    def _memory_of(self, packing: Packing) -> Iterator[tuple[MemoryBinding, ...]]:
+        """Yield the inputs and the outputs of a pass besides KV buffers; prefixes of memory."""
         count, rows = len(packing.kept), len(packing.rows)
         read = {name: getattr(packing, name) for name in ("widths", "spread", "kept", "rows")}
         read["input_ids"] = self._tokens[None, :count]
         if "positions" in self._inputs:
             read["positions"] = self._positions[None, :count]
         written = {name: memory[None, :rows] for name, memory in self._scores.items()}
-        both = (tuple(starmap(place, arrays.items())) for arrays in (read, written))
-        return next(both), next(both)
+        for arrays in (read, written):
+            yield tuple(starmap(memory_binding, arrays.items()))
 
-    def _make_room(self, rows: int) -> None:
-        """Let so many rows be scored; twice as many as before, so that it happens seldom."""
+    def _reserve_scores(self, rows: int) -> None:
+        """Allocate scores of so many rows; at least twice as many as before."""
         before = len(self._scores["argmax"]) if self._scores else 0
         if rows <= before:
             return
         most = max(rows, 2 * before)
-        made: dict[str, NDArray[Any]] = {
+        scores: dict[str, NDArray[Any]] = {
             "argmax": np.zeros(most, np.int64),
             "logits": np.zeros((most, self.geometry.vocab_size), np.float32),
         }
         if self._is_confident:
-            made["confidence"] = np.zeros(most, np.float32)
-        self._scores = made
+            scores["confidence"] = np.zeros(most, np.float32)
+        self._scores = scores
         self._passes.clear()
 
     def _scored(self, first: int, batch: int, rows: int) -> _Scores:
         """Return the scores of some parts with the same number of rows each."""
-        found = {
+        views = {
             name: memory[first : first + batch * rows].reshape(batch, rows, *memory.shape[1:])
             for name, memory in self._scores.items()
         }
-        return _Scores(found["argmax"], found["logits"], found.get("confidence"))
+        return _Scores(views["argmax"], views["logits"], views.get("confidence"))
 
     def _bind(self, prepared: _Pass) -> Any:
         """Bind what has another size than in the pass before; return the binding."""
@@ -218,24 +298,34 @@ class OrtPackedEngine:
                 bound.binding.bind_output(*one)
             bound.latest = prepared
         if self._latest is not prepared:
-            # What fills up was perhaps a token of a wider pass; its position may be beyond tables.
+            # Pads were perhaps tokens of a wider pass; their positions may lie beyond tables.
             count = len(prepared.packing.kept)
             self._tokens[:count] = self._positions[:count] = 0
             self._latest = prepared
         return bound.binding
 
     def _bind_caches(self, idle: tuple[bool, ...]) -> _Bound:
-        """Bind the KV buffers of the rows that are fed, and the memory of nobody for the others."""
-        if len(self._bindings) >= _SETS:
-            self._bindings.clear()
-        binding = self._session.io_binding()
-        bind_input(binding, "start", self._start)
+        """Bind the KV buffers of the rows that are fed, and scratch memory for the others.
+
+        Where there are as many bindings as are remembered, the one with the fewest rows to change
+        is used again.
+        """
+        rows: Sequence[int] = range(self.batch)
+        if len(self._bindings) < MOST_BINDINGS:
+            bound = _Bound(self._session.io_binding())
+            bind_input(bound.binding, "start", self._start)
+        else:
+            changes = {
+                other: [row for row in rows if other[row] != idle[row]] for other in self._bindings
+            }
+            nearest = min(changes, key=lambda other: len(changes[other]))
+            bound, rows = self._bindings.pop(nearest), changes[nearest]
         for name, cache in self._caches.items():
-            for row, rests in enumerate(idle):
-                memory = self._nobodys if rests else cache[row : row + 1]
-                bind_input(binding, f"{name}.{row}", memory)
-                bind_output(binding, f"present_{name}.{row}", memory)
-        bound = self._bindings[idle] = _Bound(binding)
+            for row in rows:
+                memory = self._scratch_kv if idle[row] else cache[row : row + 1]
+                bind_input(bound.binding, f"{name}.{row}", memory)
+                bind_output(bound.binding, f"present_{name}.{row}", memory)
+        self._bindings[idle] = bound
         return bound
 
     def copy_row(self, source: int, to: int, length: int) -> None:
@@ -257,45 +347,42 @@ class OrtPackedEngine:
         self._latest = self._session = None
 
 
-FILLED = 8
+PREFIX = 8
 """Positions before the first row that is compared."""
 
-LAPS = 3
-"""Rows compared."""
+COMPARED_ROWS = 3
 
 STEP = 7919
 """Between one token id and the next: a prime, so that all kinds of tokens come up."""
 
 
-def settle_partners(target: Engine) -> bool:
-    """Let a target run passes of odd widths as they are where that is exact; return whether not.
-
-    A lone token has its partner either way.
+def settle_padding(target: Engine) -> bool:
+    """Measure whether a target needs `pad_to_even`, and leave it set so; return whether it does.
 
     Kernels differ by processor, block and precision: with int8 blocks of 32 an AVX-512 VNNI kernel
-    rounds a lone row like any other, with blocks of 128 it does not. What kernels do, they do to
-    every row, so that a few dozen rows tell. Leaves the target even where they differ.
+    rounds a single row like any other, with blocks of 128 it does not. Kernels treat all rows
+    alike, so that a few dozen of them tell.
     """
-    if not isinstance(target, OrtEngine | OrtPackedEngine) or not target.spare:
+    if not isinstance(target, OrtEngine | OrtPackedEngine) or not target.pad_single_token:
         return False
-    widest = min(4, target.max_width, target.max_length - FILLED - LAPS)
-    target.even = True
+    widest = min(4, target.max_width, target.max_length - PREFIX - COMPARED_ROWS)
+    target.pad_to_even = True
     if widest >= 2:
-        target.even = not _alike(target, widest)
-    return target.even
+        target.pad_to_even = not _has_equal_rows(target, widest)
+    return target.pad_to_even
 
 
-def _alike(target: OrtEngine | OrtPackedEngine, widest: int) -> bool:
-    """Compare the last row of passes of every width, as they are, with that of a pair."""
-    length = FILLED + LAPS
+def _has_equal_rows(target: OrtEngine | OrtPackedEngine, widest: int) -> bool:
+    """Compare the last row of unpadded passes of every width with that of a pass of two tokens."""
+    length = PREFIX + COMPARED_ROWS
     ids = np.arange(length, dtype=np.int64) * STEP % target.geometry.vocab_size
     for begin in range(0, length, 2):
         _logits(target, ids[begin : begin + 2].tolist(), begin)
-    # From the last end to the first: a partner overwrites what lies behind the end.
-    for end in range(FILLED + LAPS, FILLED, -1):
-        target.even = True
+    # From the last end to the first: a pad token overwrites what lies behind the end.
+    for end in range(length, PREFIX, -1):
+        target.pad_to_even = True
         pair = _logits(target, ids[end - 2 : end].tolist(), end - 2)[-1].copy()
-        target.even = False
+        target.pad_to_even = False
         for width in range(1, widest + 1):
             row = _logits(target, ids[end - width : end].tolist(), end - width)[-1]
             if not np.array_equal(row, pair):
@@ -306,8 +393,8 @@ def _alike(target: OrtEngine | OrtPackedEngine, widest: int) -> bool:
 def _logits(target: OrtEngine | OrtPackedEngine, tokens: list[int], start: int) -> Logits:
     """Feed tokens to the first row; return the logits [S, V] after each."""
     if isinstance(target, OrtPackedEngine):
-        found = target.forward_rows([Feed(0, tokens, start, len(tokens))])[0].logits
+        logits = target.forward_rows([Feed(0, tokens, start, len(tokens))])[0].logits
     else:
-        found = target.forward([tokens], start).logits
-    logits: Logits = found[0]
-    return logits
+        logits = target.forward([tokens], start).logits
+    row: Logits = logits[0]
+    return row

@@ -1,8 +1,9 @@
-"""What the rest of specrt knows about a compiled model: one verb over fixed KV buffers."""
+"""A compiled model: one verb over fixed KV buffers, and adapters for some rows of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,14 +22,14 @@ Candidates = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class Output(Protocol):
-    """What a forward pass left behind; views that the next pass of the same width overwrites."""
+    """The result of a forward pass; views that the next pass of the same width overwrites."""
 
     @property
     def argmax(self) -> Tokens:
         """The most likely next token after each row, [B, R] int64.
 
-        -1 where a logit is NaN or the best one infinite: no token may be chosen there. Engines
-        lowered before infinities were told say -1 for a NaN only, and name a token for the rest.
+        -1 where a logit is NaN or the best one infinite: no token may be chosen there. Engines of
+        earlier versions give -1 for a NaN only.
         """
 
     @property
@@ -49,9 +50,9 @@ class Output(Protocol):
 
 
 def candidates_of(output: Output) -> Candidates | None:
-    """Return the candidates of an output, None from an engine that knows nothing of them."""
-    found: Candidates | None = getattr(output, "candidates", None)
-    return found
+    """Return the candidates of an output; None from an engine that computes none."""
+    candidates: Candidates | None = getattr(output, "candidates", None)
+    return candidates
 
 
 class Engine(Protocol):
@@ -79,7 +80,7 @@ class Engine(Protocol):
 
 
 class Feed(NamedTuple):
-    """What one row of an engine takes part in a pass with."""
+    """The tokens that one row of an engine is fed in a pass."""
 
     row: int
     tokens: Sequence[int]
@@ -122,10 +123,10 @@ def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
 
 
 class Drafted(NamedTuple):
-    """What a round drafted, and what the draft thought of each token."""
+    """The tokens that a round drafted, and the draft's confidence in each."""
 
     tokens: list[int]
-    """-1 where the draft had no number to choose by, and nothing good after."""
+    """-1 where a score of the draft is no number; tokens after it mean nothing."""
     confidences: list[float]
 
 
@@ -133,7 +134,7 @@ class FusedRounds(Protocol):
     """Engines of a pair that draft and verify without the host in between."""
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
-        """Tell whether a round can be run; if not, its passes can be, one by one."""
+        """Return whether a round can be run whole; its passes can always be run one by one."""
 
     def run(
         self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
@@ -147,7 +148,7 @@ class FusedRounds(Protocol):
 
 
 class OffsetRounds:
-    """Whole rounds whose first position is a later one of the engines'."""
+    """Fused rounds over engines that begin at a later position."""
 
     def __init__(self, rounds: FusedRounds, offset: int) -> None:
         self._rounds = rounds
@@ -164,3 +165,142 @@ class OffsetRounds:
         """See `FusedRounds`."""
         by = self._offset
         return self._rounds.run(pending, draft_start + by, last, target_start + by, gamma)
+
+
+class RowsEngine(Protocol):
+    """Runs some rows of a batch in one pass; see `PackedEngine.forward_rows`."""
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run one pass; the outputs are in the order of the feeds, each with batch 1."""
+
+
+def rows_of(engine: Engine) -> RowsEngine:
+    """Return an engine's passes of some of its rows: packed, or padded to one width."""
+    if engine.batch == 1:
+        return SingleRow(engine)
+    return engine if isinstance(engine, PackedEngine) else PaddedRows(engine)
+
+
+def first_row(engine: Engine) -> Engine:
+    """Return the first row of an engine, as an engine of one row."""
+    return engine if engine.batch == 1 else FirstRow(engine)
+
+
+class FirstRow:
+    """The first row of an engine of several; without packing all rows are fed the same."""
+
+    batch = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.geometry = engine.geometry
+        self.max_length, self.max_width = engine.max_length, engine.max_width
+        self.close = engine.close
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
+        """See `Engine`."""
+        engine, fed, at = self._engine, np.asarray(tokens), int(np.asarray(start).item())
+        scored = rows or fed.shape[1]
+        if isinstance(engine, PackedEngine):
+            return engine.forward_rows((Feed(0, fed[0].tolist(), at, scored),))[0]
+        output = engine.forward(np.repeat(fed, engine.batch, 0), [at] * engine.batch, scored)
+        return RowOutput(output, 0, 0, scored)
+
+
+class SingleRow:
+    """The one row of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._forward = engine.forward
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """See `RowsEngine`."""
+        ((_, tokens, start, rows),) = feeds
+        return (self._forward((tokens,), start, rows),)
+
+
+class PaddedRows:
+    """An engine of [B, S] passes, whose rows are padded to the widest.
+
+    A row with fewer tokens begins earlier: it is fed the end of its prefix again, and the same
+    keys are written again. Where its prefix is too short for that, pad tokens follow, whose keys
+    are overwritten before they are read. Idle rows are fed like rows with no tokens.
+
+    Short prefixes beside a wide pass have more rows scored than needed. Where that is more than
+    the `max_rows` of the engine, the widest row has a pass of its own.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._max_rows: float = getattr(engine, "max_rows", inf)
+        self._prefixes: list[list[int]] = [[] for _ in range(engine.batch)]
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """See `RowsEngine`."""
+        prefixes = list(self._prefixes)
+        for row, tokens, start, _ in feeds:
+            prefixes[row] = [*prefixes[row][:start], *tokens]
+        width = max(len(feed.tokens) for feed in feeds)
+        begins = [max(0, len(prefix) - width) for prefix in prefixes]
+        batch = [
+            [*prefix[begin:], *[0] * (width - len(prefix))]
+            for prefix, begin in zip(prefixes, begins, strict=True)
+        ]
+        ends = [len(prefixes[feed.row]) - begins[feed.row] for feed in feeds]
+        rows = max(width - end + feed.rows for feed, end in zip(feeds, ends, strict=True))
+        if rows > self._max_rows and len(feeds) > 1:
+            return self._split(feeds, width)
+        output = self._engine.forward(batch, begins, rows)
+        self._prefixes = prefixes  # not before: a pass that failed has written nothing
+        return [
+            RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
+            for feed, end in zip(feeds, ends, strict=True)
+        ]
+
+    def _split(self, feeds: Sequence[Feed], width: int) -> Sequence[Output]:
+        """Run the first of the widest alone, after the others, whose outputs are copied."""
+        at = next(i for i, feed in enumerate(feeds) if len(feed.tokens) == width)
+        others = [*feeds[:at], *feeds[at + 1 :]]
+        outputs: list[Output] = [CopiedOutput(output) for output in self.forward_rows(others)]
+        outputs[at:at] = self.forward_rows([feeds[at]])
+        return outputs
+
+
+class CopiedOutput:
+    """A copy of an output, which later passes leave alone."""
+
+    def __init__(self, output: Output) -> None:
+        self.argmax, self.logits = output.argmax.copy(), output.logits.copy()
+        confidence, candidates = output.confidence, candidates_of(output)
+        self.confidence = None if confidence is None else confidence.copy()
+        self.candidates = candidates and (candidates[0].copy(), candidates[1].copy())
+
+
+class RowOutput:
+    """The output of one row of several."""
+
+    def __init__(self, output: Output, row: int, first: int, rows: int) -> None:
+        self._output = output
+        self._at = (slice(row, row + 1), slice(first, first + rows))
+
+    @property
+    def argmax(self) -> Tokens:
+        """See `Output`."""
+        return self._output.argmax[self._at]
+
+    @property
+    def logits(self) -> Logits:
+        """See `Output`."""
+        return self._output.logits[self._at]
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """See `Output`."""
+        confidence = self._output.confidence
+        return None if confidence is None else confidence[self._at]
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """See `Output`."""
+        candidates = candidates_of(self._output)
+        return candidates and (candidates[0][self._at], candidates[1][self._at])

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specrt.engine.protocol import Engine, Feed, Output
-from specrt.engine.rows import RowsEngine, rows_of
+from specrt.engine.protocol import Engine, Feed, Output, RowsEngine, rows_of
 from specrt.speculation.round import Pass, Round, Rounds
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.bundle import ONNXRUNTIME, installed
+from specrt.engine.backends import BACKENDS
+from specrt.engine.tensorrt.library import form_of
+from specrt.system import Jetson, read_jetson, vector_units
 from specrt.system.gpu import Survey, survey
-from specrt.system.machine import Jetson, read_jetson, vector_units
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: what was found, and the remedy where it is missing."""
+    """One finding, and the remedy where something is missing."""
 
     name: str
     found: str
@@ -48,8 +50,6 @@ _NAMED = {
     "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx"),
 }
 """Modules that packages of other names, or more than one, bring."""
-
-_ALONE = ("tensorrt", "tensorrt-rtx")
 
 _POSITIONS = 2048
 
@@ -85,29 +85,25 @@ def libraries() -> list[Check]:
 
 def abilities() -> list[Check]:
     """Return what can be done here."""
-    have = {f.name for f in libraries() if f.works}
-    runs = {"onnxruntime", "tokenizers"} <= have
-    builds = runs and "onnx" in have
-    exports = builds and {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    have = {check.name for check in libraries() if check.works}
+    texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
+    builds = texts or ("" if "onnx" in have else 'pip install "specrt[build]"')
+    exports = {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
+    remedies["build from portable graphs"] = builds
+    remedies["export checkpoints"] = builds or ("" if exports else _EXPORT)
+    for name, one in BACKENDS.items():
+        if one.missing_to_build is not None:
+            remedies[f"build {name} plans"] = one.missing_to_build() or builds
     return [
-        Check("run ort-cpu bundles", _yes(runs), runs, "pip install specrt"),
-        _runs_ort_cuda(runs),
-        Check("build from portable graphs", _yes(builds), builds, 'pip install "specrt[build]"'),
-        Check("export checkpoints", _yes(exports), exports, _EXPORT),
-        *_tensorrt(builds),
+        Check(name, "no" if remedy else "yes", not remedy, remedy)
+        for name, remedy in remedies.items()
     ]
 
 
 def best_backend() -> str:
     """Return the fastest backend that this machine can run."""
-    found = survey()
-    if not found.problem:
-        from specrt.engine.tensorrt.library import lacks_to_run
-
-        for backend in _ALONE:
-            if not lacks_to_run(backend, found):
-                return backend
-    return "ort-cpu" if _lacks_for_cuda() else "ort-cuda"
+    return next((name for name, one in BACKENDS.items() if not one.missing()), "ort-cpu")
 
 
 def fits(memory_bytes: int) -> list[str]:
@@ -126,22 +122,22 @@ def fits(memory_bytes: int) -> list[str]:
     ]
 
 
-def _devices(found: Survey, jetson: Jetson | None) -> list[Check]:
-    if not found.gpus:
+def _devices(devices: Survey, jetson: Jetson | None) -> list[Check]:
+    if not devices.gpus:
         remedy = "only ort-cuda and TensorRT bundles need one"
-        none = Check("NVIDIA GPU", f"none ({found.problem})", False, remedy)
+        none = Check("NVIDIA GPU", f"none ({devices.problem})", False, remedy)
         return [*_board(jetson), none]
     gpus = [
         f"{gpu.name}, capability {gpu.capability or 'unknown'}, "
         f"{gpu.memory_bytes / _GIB:.1f} GiB{' shared with the processor' * gpu.integrated}"
-        for gpu in found.gpus
+        for gpu in devices.gpus
     ]
-    cuda = f"{found.cuda[0]}.{found.cuda[1]}, driver {found.driver or 'of unknown version'}"
+    cuda = f"{devices.cuda[0]}.{devices.cuda[1]}, driver {devices.driver or 'of unknown version'}"
     return [
         *_board(jetson),
         Check("NVIDIA GPU", "; ".join(gpus), True),
         Check("CUDA", cuda, True),
-        Check("largest models", "; ".join(fits(found.gpus[0].memory_bytes)), True),
+        Check("largest models", "; ".join(fits(devices.gpus[0].memory_bytes)), True),
     ]
 
 
@@ -153,62 +149,27 @@ def _board(jetson: Jetson | None) -> list[Check]:
     linux = f"JetPack {jetson.jetpack or 'unknown'} (Jetson Linux {jetson.release or 'unknown'})"
     mode = f", power mode {jetson.power_mode}" if jetson.power_mode else ""
     here = next(iter(installed(_NAMED["tensorrt"]).values()), "")
-    form = jetson.form(here) or "unknown"
-    works = not form.startswith("none")
-    remedy = "" if works else "install JetPack 6.1 or later"
+    library = here or jetson.tensorrt
+    works = not library or form_of(library) is not None
+    form = (form_of(library) or "none") if library else "unknown"
+    remedy = "" if works else "specrt needs TensorRT 10.3: install JetPack 6.1 or later"
     return [
         Check("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
-        Check("lowering", f"{form}, for TensorRT {here or jetson.tensorrt}", works, remedy),
+        Check("lowering", f"{form}, for TensorRT {library}", works, remedy),
     ]
-
-
-def _tensorrt(builds: bool) -> list[Check]:
-    """Return what can be done with TensorRT under either of its names."""
-    from specrt.engine.tensorrt.library import lacks_to_build, lacks_to_run
-
-    found, base = survey(), "" if builds else 'pip install "specrt[build]"'
-    rows = [
-        *((f"run {name} bundles", lacks_to_run(name, found)) for name in _ALONE),
-        *((f"build {name} plans", lacks_to_build(name, found) or base) for name in _ALONE),
-    ]
-    return [Check(name, _yes(not lacks), not lacks, lacks) for name, lacks in rows]
-
-
-def _runs_ort_cuda(runs: bool) -> Check:
-    name, lacks = "run ort-cuda bundles", "" if runs else "pip install specrt"
-    if runs:
-        lacks = _lacks_for_cuda()
-    return Check(name, _yes(not lacks), not lacks, lacks)
-
-
-def _lacks_for_cuda() -> str:
-    """Say what an ort-cuda bundle would miss here; the provider's libraries are tried last."""
-    try:
-        from specrt.engine.ort_cuda import INSTALL, missing, unloadable
-    except Exception as error:  # a broken installation of the library raises anything
-        return f"onnxruntime cannot be imported ({error}); install it again"
-    lacks = missing()
-    if lacks:
-        return lacks
-    absent = unloadable()
-    return f"{absent}; {INSTALL}" if absent else ""
-
-
-def _yes(able: bool) -> str:
-    return "yes" if able else "no"
 
 
 def _library(name: str, purpose: str, remedy: str) -> Check:
     if not _is_there(name):
         return Check(name, f"missing: {purpose}", False, remedy)
-    found = installed(_NAMED.get(name, (name,)))
+    versions = installed(_NAMED.get(name, (name,)))
     if name != "onnxruntime":
-        found = dict(list(found.items())[:1])
-    if len(found) > 1:
-        both = " and ".join(f"{label} {number}" for label, number in found.items())
-        said = f"{both} in one place: the last installed wins; uninstall both, then install one"
-        return Check(name, said, True)
-    label, number = next(iter(found.items()), (name, "of unknown version"))
+        versions = dict(list(versions.items())[:1])
+    if len(versions) > 1:
+        both = " and ".join(f"{label} {number}" for label, number in versions.items())
+        conflict = f"{both} in one place: the last installed wins; uninstall both, then install one"
+        return Check(name, conflict, True)
+    label, number = next(iter(versions.items()), (name, "of unknown version"))
     kind = f" ({label})" if name == "onnxruntime" != label else ""
     return Check(name, f"{number}{kind}: {purpose}", True)
 

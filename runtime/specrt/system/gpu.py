@@ -1,4 +1,4 @@
-"""Which NVIDIA devices answer, asked of the driver itself; nothing is started on them."""
+"""Which NVIDIA devices answer, by the driver itself; nothing is started on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA device. What the driver does not tell is 0 or empty."""
+    """One NVIDIA device; what is not known is 0 or empty."""
 
     id: int
     name: str
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that the driver tells, and why it tells nothing where it does not."""
+    """The devices and versions of the driver, or why there are none."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
@@ -51,7 +51,7 @@ class Survey:
     """The version of the driver, as in `580.65.06`."""
 
     def lacks(self, device_id: int = 0) -> str:
-        """Say why a device cannot be used; empty where it is there."""
+        """Return why a device cannot be used; empty where it is there."""
         if self.problem:
             return self.problem
         if not 0 <= device_id < len(self.gpus):
@@ -63,8 +63,8 @@ class Survey:
 
 def find_devices(driver: str = DRIVER) -> Devices:
     """Ask the driver for its devices; the engine libraries only log why they found none."""
-    found = survey(driver)
-    return Devices(tuple(gpu.name for gpu in found.gpus), found.problem)
+    devices = survey(driver)
+    return Devices(tuple(gpu.name for gpu in devices.gpus), devices.problem)
 
 
 def survey(driver: str = DRIVER, proc: Path = _PROC) -> Survey:
@@ -91,8 +91,8 @@ def driver_version(proc: Path = _PROC) -> str:
         text = (proc / "driver" / "nvidia" / "version").read_text("utf-8", errors="replace")
     except OSError:
         return ""
-    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\b", text)
-    return found.group(1) if found else ""
+    match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\b", text)
+    return match.group(1) if match else ""
 
 
 def _reason(library: Any, code: int) -> str:

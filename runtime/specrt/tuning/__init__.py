@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import ArrayLike
 
 from specrt.completion import Completion, SpeculationStats, Timings
-from specrt.engine.protocol import Engine, OffsetRounds, Output, PackedEngine
-from specrt.engine.rows import first_row
+from specrt.engine.protocol import Engine, OffsetRounds, Output, PackedEngine, first_row
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise

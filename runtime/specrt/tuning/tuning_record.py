@@ -16,12 +16,13 @@ from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.bundle import Bundle
+from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import BundleError, SpecrtError
 from specrt.params import AUTO, Gamma
 from specrt.records import Count, Interval, read
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.drafters import DRAFTERS
-from specrt.system.machine import Machine, this_machine
+from specrt.system import Machine, this_machine
 
 FORMAT = 2
 
@@ -88,8 +89,8 @@ class Tuning:
     drafter: str
     """The drafter that is best here; empty where no prompts were given."""
     settings: tuple[TunedSetting, ...]
-    even: bool = True
-    """Whether a quantized target's passes must be of an even width here; see `partners`."""
+    pad_to_even: bool = True
+    """Whether a quantized target's passes need an even width here; see `OrtEngine`."""
 
     @property
     def gamma(self) -> Gamma:
@@ -198,7 +199,7 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
     _ = tuning.costs  # refuses costs that no machine has
     lengths = len(tuning.verify_ns), len(tuning.draft_ns)
     most, manifest = max(gammas), bundle.manifest
-    packs = manifest.backend_of(manifest.target) == "ort-cpu"
+    packs = backend_of(manifest, manifest.target).packs_rows
     wide = shared_widths(most, manifest.batch if packs else 1, manifest.max_width)
     expected = max([most + 1, *wide]), most + 1
     if lengths != expected:
@@ -219,7 +220,9 @@ def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> s
     again = _again(bundle, threads)
     if tuning.source != bundle.manifest.source:
         return f"the bundle was built again since; {again}"
-    differs = tuning.machine.difference(this_machine(bundle.manifest.backend))
+    differs = tuning.machine.difference(
+        this_machine(backend_named(bundle.manifest.backend).library())
+    )
     if differs is not None:
         return f"it was measured on another machine ({differs}); {again}"
     if tuning.threads != threads:

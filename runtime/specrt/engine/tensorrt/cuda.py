@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,9 +54,9 @@ def size(count: int) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB // 100 else f"{count / (1 << 20):.2f} MiB"
 
 
-def install(knows: tuple[int, int]) -> str:
-    """Say how to install the bindings that suit the newest CUDA a driver knows."""
-    wanted = f"=={knows[0]}.*" if knows[0] else ""
+def install(newest: tuple[int, int]) -> str:
+    """Return the command to install the bindings that suit the newest CUDA a driver knows."""
+    wanted = f"=={newest[0]}.*" if newest[0] else ""
     return f"`pip install 'cuda-bindings{wanted}'`"
 
 
@@ -67,22 +68,22 @@ def cuda_bindings() -> Any:
     try:
         return importlib.import_module(BINDINGS)
     except Exception as error:  # broken installations raise anything
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
-            f"{BINDINGS} cannot be imported ({said}); {install(survey().cuda)}"
+            f"{BINDINGS} cannot be imported ({message}); {install(survey().cuda)}"
         ) from error
 
 
 class Checked:
     """Calls of the CUDA runtime; what they answer begins with a code."""
 
-    def __init__(self, runtime: Any, knows: tuple[int, int]) -> None:
-        self._runtime, self._knows = runtime, knows
+    def __init__(self, runtime: Any, newest: tuple[int, int]) -> None:
+        self._runtime, self._newest = runtime, newest
 
     def ask(self, doing: str, call: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return what a call answers.
 
-        Raises: EngineError saying what was being done and what the runtime said.
+        Raises: EngineError saying what failed and what the runtime reports.
         """
         values: list[Any]
         code, *values = call(*arguments)
@@ -109,7 +110,7 @@ class Checked:
             return int(values[0])
         if code != self._runtime.cudaError_t.cudaErrorMemoryAllocation:
             raise self.error(f"allocate {purpose}", code)
-        self.attempt(self._runtime.cudaGetLastError)  # it does not stick; nobody shall see it again
+        self.attempt(self._runtime.cudaGetLastError)  # the error is not sticky; clear it
         free = "less is free"
         if memory := self.attempt(self._runtime.cudaMemGetInfo):
             free = f"{size(memory[0])} of {size(memory[1])} are free"
@@ -121,13 +122,15 @@ class Checked:
     def error(self, doing: str, code: Any) -> EngineError:
         """Return what a code means, and what to do."""
         name = _text(self._runtime.cudaGetErrorName(code))
-        said = f"cannot {doing}: {name} ({_text(self._runtime.cudaGetErrorString(code))})"
+        message = f"cannot {doing}: {name} ({_text(self._runtime.cudaGetErrorString(code))})"
         if name in LOST:
-            return EngineError(f"{said}; {_REMEDY}")
+            return EngineError(f"{message}; {_REMEDY}")
         if name in _OLD:
-            knows = ".".join(map(str, self._knows))
-            return EngineError(f"{said}; the driver knows CUDA {knows}: {install(self._knows)}")
-        return EngineError(f"{said}; `specrt doctor` tells what this machine has")
+            version = ".".join(map(str, self._newest))
+            return EngineError(
+                f"{message}; the driver knows CUDA {version}: {install(self._newest)}"
+            )
+        return EngineError(f"{message}; `specrt doctor` tells what this machine has")
 
 
 def _text(answer: Any) -> str:
@@ -181,16 +184,15 @@ class CudaDevice:
     """
 
     def __init__(
-        self, device_id: int = 0, *, runtime: Any = None, found: Survey | None = None
+        self, device_id: int = 0, *, runtime: Any = None, devices: Survey | None = None
     ) -> None:
-        found = survey() if found is None else found
-        if lacks := found.lacks(device_id):
+        devices = survey() if devices is None else devices
+        if lacks := devices.lacks(device_id):
             raise EngineError(f"TensorRT runs on an NVIDIA GPU only: {lacks}")
         self._cuda = cuda_bindings() if runtime is None else runtime
-        self._checked, self.id = Checked(self._cuda, found.cuda), device_id
+        self._checked, self.id = Checked(self._cuda, devices.cuda), device_id
         self._current = threading.local()
         self._memory: set[int] = set()
-        self._pinned: set[int] = set()
         self._graphs: dict[int, Any] = {}
         self._closed = False
         self._kinds = self._cuda.cudaMemcpyKind
@@ -244,8 +246,9 @@ class CudaDevice:
         flags = cuda.cudaHostAllocMapped if self.integrated else cuda.cudaHostAllocDefault
         purpose = "pinned host memory"
         pointer = self._checked.reserve(purpose, size, cuda.cudaHostAlloc, size, flags)
-        self._pinned.add(pointer)
         host: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(pointer))
+        # Results are views of it, and callers may hold them longer than the device.
+        weakref.finalize(host, self._checked.attempt, cuda.cudaFreeHost, pointer).atexit = False
         host.fill(0)
         if not self.integrated:
             return CudaStaging(self, host, self.allocate(size, "a buffer for the host"))
@@ -313,7 +316,10 @@ class CudaDevice:
         self._checked.ask("wait for the device", self._cuda.cudaStreamSynchronize, self._stream)
 
     def close(self) -> None:
-        """Give the stream and all memory back; never raises, and may be called twice."""
+        """Give the stream and all memory back; never raises, and may be called twice.
+
+        Host memory goes back with the last array that is a view of it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -323,8 +329,6 @@ class CudaDevice:
             self.forget(handle)
         for address in list(self._memory):
             self.free(address)
-        while self._pinned:
-            self._checked.attempt(self._cuda.cudaFreeHost, self._pinned.pop())
         self._checked.attempt(self._cuda.cudaStreamDestroy, self._stream)
 
     def _copy(self, doing: str, to: int, source: int, size: int, kind: Any) -> None:

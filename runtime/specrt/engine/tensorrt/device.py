@@ -102,14 +102,14 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """Device memory that somebody else owns."""
+    """Device memory of another owner."""
 
     address: int
     size: int
 
 
 class Memory:
-    """A ledger of device memory by purpose.
+    """Allocates device memory, and counts it by purpose.
 
     Staged memory is small, and goes back with the device: nothing of the protocol frees it alone.
     """
@@ -139,15 +139,15 @@ class Memory:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Give back what was taken inside where not all of it could be had."""
-        kept = len(self._taken)
+        count = len(self._taken)
         try:
             yield
         except BaseException:
-            self._give_back(kept)
+            self._give_back(count)
             raise
 
-    def _give_back(self, kept: int) -> None:
-        while len(self._taken) > kept:
+    def _give_back(self, count: int) -> None:
+        while len(self._taken) > count:
             address, size, purpose = self._taken.pop()
             self.device.free(address)
             self._count(-size, purpose)

@@ -43,7 +43,7 @@ from specrt.errors import EngineError
 
 
 class Closable(Protocol):
-    """Whoever uses the contexts of an engine, and must be gone before it."""
+    """A user of the contexts of an engine, which is closed before it."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -64,7 +64,7 @@ class TensorRtEngine:
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
     engine from here on, the device and `scratch` do not. Without `scratch`, working memory is
     taken here: as much as the largest profile needs, for all of them.
-    A pass that fails on the device ends the engine: nobody knows what its KV buffers hold.
+    A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
         the plan is closed then.
@@ -120,6 +120,17 @@ class TensorRtEngine:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes taken of the device by purpose; weights belong to the plan, and are not here."""
         return dict(self._memory.bytes)
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on passes that ran without a captured graph, and why."""
+        refusals = {key: getattr(one, "refusal", "") for key, one in self._passes.items()}
+        rounds = [notice for one in self._dependents for notice in getattr(one, "notices", ())]
+        return [
+            f"passes of width {width} with {rows} scored rows run kernel by kernel: {refusal}"
+            for (width, rows), refusal in refusals.items()
+            if refusal
+        ] + rounds
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
@@ -245,7 +256,7 @@ class Lease:
         self._holders = set[int]()
 
     def take(self, holder: object) -> None:
-        """Keep the device open for somebody."""
+        """Keep the device open for a holder."""
         self._holders.add(id(holder))
 
     def drop(self, holder: object) -> None:
@@ -271,7 +282,7 @@ class OpenedEngine(TensorRtEngine):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give everything back, the device too if nobody else is on it."""
+        """Give everything back, the device too if it has no other holder."""
         super().close()
         self.lease.drop(self)
 
@@ -328,12 +339,12 @@ def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> No
         for name, sizes in (("input_ids", profile.width), ("rows", profile.rows)):
             if name not in ranges or ANY not in plan.tensors[name].shape:
                 continue  # tensors are held to the manifest elsewhere; one size needs no range
-            found = [shape[-1] for shape in ranges[name]]
+            actual = [shape[-1] for shape in ranges[name]]
             wanted = [sizes.least, sizes.best, sizes.most]
-            if found != wanted:
+            if actual != wanted:
                 raise EngineError(
-                    f"{path} takes {name} of {_listed(found)} in profile {number}, and {FILE_NAME} "
-                    f"says {_listed(wanted)} ({profile.name!r}); {again}"
+                    f"{path} takes {name} of {_listed(actual)} in profile {number}, and "
+                    f"{FILE_NAME} says {_listed(wanted)} ({profile.name!r}); {again}"
                 )
 
 

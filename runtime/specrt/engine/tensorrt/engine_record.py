@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Annotated, Any
 
-from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, Library, parse_version
+from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library, parse_version
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
 from specrt.records import Count, Interval, read
@@ -71,7 +71,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the library made of one profile."""
+    """What the library compiled one profile to."""
 
     profile: str
     activation_bytes: int
@@ -156,8 +156,8 @@ class EngineRecord:
     @property
     def device(self) -> DeviceRecord:
         """What it was built with and for."""
-        asked = self._setting("capabilities")
-        wanted = tuple(asked.split(", ")) if asked else ()
+        names = self._setting("capabilities")
+        wanted = tuple(names.split(", ")) if names else ()
         return DeviceRecord(
             backend=self.backend,
             version=self.version,
@@ -165,23 +165,23 @@ class EngineRecord:
             capabilities=(self.gpu_capability,) if self.gpu_capability else wanted,
             driver=self.driver,
             hardware=self._setting("hardware_compatible"),
-            newer_versions=self._asked("version_compatible"),
+            newer_versions=self._is_set("version_compatible"),
         )
 
     @property
     def wants(self) -> Wants:
         """How it has to be opened."""
         return Wants(
-            streaming=self._asked("weight_streaming"),
-            stripped=self._asked("stripped"),
-            host_code=self._asked("version_compatible"),
+            streaming=self._is_set("weight_streaming"),
+            stripped=self._is_set("stripped"),
+            host_code=self._is_set("version_compatible"),
         )
 
     def _setting(self, name: str) -> str:
         """Return what a recipe set; only what differs from the library's own choice is kept."""
         return next((s.value for s in self.settings if s.name == name), "")
 
-    def _asked(self, name: str) -> bool:
+    def _is_set(self, name: str) -> bool:
         return self._setting(name) == str(True)
 
     def to_json(self) -> str:
@@ -261,14 +261,15 @@ def choose(record: EngineRecord, width: int, rows: int) -> int:
     raise EngineError(
         f"no profile of the plan takes a pass of width {width} with {rows} scored rows"
         f"{_nearest(record, width, rows)}; there are "
-        f"{', '.join(map(_said, record.profiles))}; build the bundle with a recipe that has it"
+        f"{', '.join(map(_described, record.profiles))}; build the bundle "
+        "with a recipe that has it"
     )
 
 
 def gammas(record: EngineRecord) -> list[int]:
     """Return the gammas that have a profile of their own, rising."""
-    found = [p.width.most - 1 for p in record.profiles if is_fixed(p) and p.width == p.rows]
-    return sorted({gamma for gamma in found if gamma})
+    sizes = [p.width.most - 1 for p in record.profiles if is_fixed(p) and p.width == p.rows]
+    return sorted({gamma for gamma in sizes if gamma})
 
 
 def _nearest(record: EngineRecord, width: int, rows: int) -> str:
@@ -282,7 +283,7 @@ def _nearest(record: EngineRecord, width: int, rows: int) -> str:
     return f" (gamma {gamma}; the nearest built: {words})"
 
 
-def _said(profile: Profile) -> str:
+def _described(profile: Profile) -> str:
     return f"{profile.name!r} of width {_span(profile.width)} and rows {_span(profile.rows)}"
 
 
@@ -293,14 +294,21 @@ def _span(sizes: Range) -> str:
 _MIB = 1 << 20
 
 
-def summary(record: EngineRecord) -> list[tuple[str, str]]:
-    """Return names and values, in the order to be shown."""
-    return list(_lines(record))
+def engine_facts(engine: Path) -> tuple[tuple[tuple[str, str], ...], int]:
+    """Return what the record of a plan tells, in the order to be shown, and its KV sets."""
+    record = read_engine_record(engine.with_name(FILE_NAME))
+    return tuple(summary(record)), kv_sets(record.form)
 
 
-def _lines(record: EngineRecord) -> Iterator[tuple[str, str]]:
+def kv_sets(form: str) -> int:
+    """Return how many sets of KV buffers passes need: decomposed ones read one and write one."""
+    return 1 if form == NATIVE else 2
+
+
+def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
+    """Yield names and values, in the order to be shown."""
     yield "library", f"{record.backend} {record.version}"
-    form = "KV buffers in place" if record.form == "native" else "whole new KV buffers each pass"
+    form = "KV buffers in place" if record.form == NATIVE else "whole new KV buffers each pass"
     yield "form", f"{record.form} ({form}), {record.compute}"
     if record.plan_bytes:
         yield (
@@ -367,17 +375,19 @@ class DeviceRecord:
         return f"{flavour.title if flavour else self.backend} {self.version}"
 
 
-def this_device(library: Library, device_id: int = 0, found: Survey | None = None) -> DeviceRecord:
+def this_device(
+    library: Library, device_id: int = 0, devices: Survey | None = None
+) -> DeviceRecord:
     """Return the record of this machine and one of its GPUs.
 
     Raises: EngineError where there is no such GPU.
     """
-    found = survey() if found is None else found
-    if lacks := found.lacks(device_id):
+    devices = survey() if devices is None else devices
+    if lacks := devices.lacks(device_id):
         raise EngineError(f"{library.title} runs on an NVIDIA GPU only: {lacks}; {ELSEWHERE}")
-    gpu = found.gpus[device_id]
+    gpu = devices.gpus[device_id]
     known = (gpu.capability,) if gpu.capability else ()
-    return DeviceRecord(library.backend, library.version, gpu.name, known, found.driver)
+    return DeviceRecord(library.backend, library.version, gpu.name, known, devices.driver)
 
 
 def difference(built: DeviceRecord, here: DeviceRecord) -> str:

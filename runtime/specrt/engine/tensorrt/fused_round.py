@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from specrt.engine.protocol import Confidence, Drafted, Engine, Tokens
-from specrt.engine.tensorrt.device import ALIGNMENT, Field, Graph, Layout, Memory
+from specrt.engine.tensorrt.device import ALIGNMENT, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import (
     fixed,
     gammas,
 )
-from specrt.engine.tensorrt.passes import CANDIDATES, NATIVE, Scores, result_fields
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.engine.tensorrt.passes import CANDIDATES, Launcher, Scores, result_fields
 from specrt.engine.tensorrt.plan import Context
 from specrt.errors import EngineError
 
@@ -38,7 +40,7 @@ class RoundBuffers:
 
     Each drafted token, its confidence and each start have a place of their own where a tensor may
     be bound, so that no address depends on gamma. The draft's logits and candidates all go to one
-    place that nobody reads.
+    place that is never read.
     """
 
     def __init__(self, target: TensorRtEngine, draft: TensorRtEngine, most: int) -> None:
@@ -55,18 +57,18 @@ class RoundBuffers:
                 Field("second", np.int64, (1,)),
             ]
         )
-        found = [
+        outputs = [
             Field("drafted", np.int64, (most, ALIGNMENT // 8)),
             Field("confidences", np.float32, (most, ALIGNMENT // 4)),
         ]
-        self.found = Layout([*found, *result_fields(target.model.record, 1, width)])
+        self.layout = Layout([*outputs, *result_fields(target.model.record, 1, width)])
         with memory.whole():
             self._unread = {"logits": memory.take(4 * vocabulary, "the draft's scores")}
             if record.candidates:
                 for name, size in zip(CANDIDATES, (4, 8), strict=True):
                     self._unread[name] = memory.take(size * record.candidates, "candidates")
             self.feed = memory.stage(self._fed.size, "feeds of rounds")
-            self.results = memory.stage(self.found.size, "results of rounds")
+            self.results = memory.stage(self.layout.size, "results of rounds")
         self._confident = record.confidence
         self._view()
 
@@ -83,10 +85,10 @@ class RoundBuffers:
         self.verified = fed("verified")
         fed("rows")[:] = np.arange(len(fed("rows")))
         fed("second")[0] = 1
-        self.drafted: Tokens = self.found.view(self.results, "drafted")[:, 0]
-        self.confidences: Confidence = self.found.view(self.results, "confidences")[:, 0]
+        self.drafted: Tokens = self.layout.view(self.results, "drafted")[:, 0]
+        self.confidences: Confidence = self.layout.view(self.results, "confidences")[:, 0]
         self._inputs = self._fed.addresses(self.feed)
-        self._outputs = self.found.addresses(self.results)
+        self._outputs = self.layout.addresses(self.results)
 
     def drafted_at(self, step: int) -> int:
         """Return where a step leaves its token."""
@@ -127,20 +129,18 @@ UNKNOWN = 1.0
 
 @dataclass
 class _Round:
-    """The passes of one gamma and number of pending tokens, in their order, and their graph."""
+    """The passes of one gamma and number of pending tokens, and where their scores lie."""
 
-    steps: list[Context]
-    verify: Context
+    launcher: Launcher
     scores: Scores
-    graph: Graph | None = None
 
 
 class CapturedRounds:
     """Greedy rounds of a draft and a target on one device, captured whole.
 
-    A graph for each gamma and number of pending tokens, made on its first run. Their contexts are
-    their own and never get other addresses, so that the passes that the engines run alone stay as
-    they are. Closed with either engine, before it.
+    A graph for each gamma and number of pending tokens, captured on its first run. Their contexts
+    are their own and never get other addresses, so that the passes that the engines run alone stay
+    as they are. Closed with either engine, before it.
     Raises: EngineError where the device has too little memory.
     """
 
@@ -152,7 +152,7 @@ class CapturedRounds:
         self.gammas = frozenset(self._possible())
         fed = draft.model.record
         self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
-        self._ground: RoundBuffers | None = None
+        self._buffers: RoundBuffers | None = None
         self._steps: dict[tuple[int, int], Context] = {}
         self._verify: dict[int, tuple[Context, Scores]] = {}
         self._rounds: dict[tuple[int, int], _Round] = {}
@@ -177,7 +177,16 @@ class CapturedRounds:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Bytes taken of the device by purpose, besides what the engines took."""
-        return dict(self._ground.memory.bytes) if self._ground else {}
+        return dict(self._buffers.memory.bytes) if self._buffers else {}
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on rounds that ran without a captured graph, and why."""
+        return [
+            f"rounds of gamma {gamma} run kernel by kernel: {round_.launcher.refusal}"
+            for (gamma, _), round_ in self._rounds.items()
+            if round_.launcher.refusal
+        ]
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
         """Tell whether a round can be run; if not, its passes can be, one by one."""
@@ -209,18 +218,18 @@ class CapturedRounds:
         draft.require_sound()
         target.forget()
         draft.forget()
-        ground = self._ground or self._prepare()
-        ground.pending[:count] = pending
-        ground.starts[0] = draft_start
-        np.add(ground.steps, draft_start + count, out=ground.later_starts)
-        ground.verified[0] = last
-        ground.target_start[0] = target_start
+        buffers = self._buffers or self._prepare()
+        buffers.pending[:count] = pending
+        buffers.starts[0] = draft_start
+        np.add(buffers.steps, draft_start + count, out=buffers.later_starts)
+        buffers.verified[0] = last
+        buffers.target_start[0] = target_start
         scores = self._launch(gamma, count)
-        tokens = ground.drafted[:gamma].tolist()
+        tokens = buffers.drafted[:gamma].tolist()
         if min(tokens) >= 0:
             target.finish([last, *tokens], target_start, scores)
         if draft.model.record.confidence:
-            return Drafted(tokens, ground.confidences[:gamma].tolist())
+            return Drafted(tokens, buffers.confidences[:gamma].tolist())
         return Drafted(tokens, [UNKNOWN] * gamma)
 
     def _unfit(self, gamma: int, count: int, draft_start: int, target_start: int) -> EngineError:
@@ -231,85 +240,75 @@ class CapturedRounds:
         )
 
     def _prepare(self) -> RoundBuffers:
-        self._ground = RoundBuffers(self._target, self._draft, max(self.gammas))
-        return self._ground
+        self._buffers = RoundBuffers(self._target, self._draft, max(self.gammas))
+        return self._buffers
 
     def _launch(self, gamma: int, count: int) -> Scores:
         """Run a round, and wait for it."""
         round_ = self._rounds.get((gamma, count)) or self._bind(gamma, count)
         round_.scores.forget()
         try:
-            if round_.graph is None:
-                self._first(round_)
-            else:
-                round_.graph.launch()
-                self._device.wait()
+            round_.launcher.run()
         except EngineError as error:
             self._target.end(error)
             self._draft.end(error)
             raise
         return round_.scores
 
-    def _first(self, round_: _Round) -> None:
-        """Run kernel by kernel, because TensorRT may allocate on a first run, then capture."""
-        self._put(round_)
-        self._device.wait()
-        passes = (*round_.steps, round_.verify)
-        if self._captures and all(one.capturable() for one in passes):
-            with self._device.capture() as recording:
-                self._put(round_)
-            round_.graph = recording.graph
-
-    def _put(self, round_: _Round) -> None:
-        ground = self._ground
-        assert ground is not None
-        ground.feed.send()
-        for step, context in enumerate(round_.steps):
+    def _put(self, steps: Sequence[Context], verify: Context) -> None:
+        buffers = self._buffers
+        assert buffers is not None
+        buffers.feed.send()
+        for step, context in enumerate(steps):
             context.enqueue()
-            self._device.copy(ground.verified_at(step), ground.drafted_at(step), TOKEN_BYTES)
-        round_.verify.enqueue()
-        ground.results.fetch()
+            self._device.copy(buffers.verified_at(step), buffers.drafted_at(step), TOKEN_BYTES)
+        verify.enqueue()
+        buffers.results.fetch()
 
     def _bind(self, gamma: int, count: int) -> _Round:
         steps = [self._step(i, 1 if i else count) for i in range(gamma)]
-        made = self._rounds[gamma, count] = _Round(steps, *self._verified(gamma))
-        return made
+        verify, scores = self._verified(gamma)
+        launcher = Launcher(
+            self._device, [*steps, verify], partial(self._put, steps, verify),
+            captures=self._captures,
+        )  # fmt: skip
+        round_ = self._rounds[gamma, count] = _Round(launcher, scores)
+        return round_
 
     def _step(self, step: int, width: int) -> Context:
         """Return the context of one pass of the draft, the same for every gamma."""
         if (step, width) not in self._steps:
-            ground, model = self._ground, self._draft.model
+            buffers, model = self._buffers, self._draft.model
             profile = fixed(model.record, width, 1)
-            assert ground is not None
+            assert buffers is not None
             assert profile is not None
-            addresses = ground.draft_addresses(step, width)
+            addresses = buffers.draft_addresses(step, width)
             self._steps[step, width] = model.context(profile, width, 1, addresses)
         return self._steps[step, width]
 
     def _verified(self, gamma: int) -> tuple[Context, Scores]:
         """Return the context of a verify pass; its logits go where the engine's own go."""
         if gamma not in self._verify:
-            ground, model, width = self._ground, self._target.model, gamma + 1
+            buffers, model, width = self._buffers, self._target.model, gamma + 1
             profile = fixed(model.record, width, width)
-            assert ground is not None
+            assert buffers is not None
             assert profile is not None
             rows = self._target.scores_of(width, width)
-            context = model.context(profile, width, width, ground.target_addresses(rows.address))
-            scores = Scores(ground.found, ground.results, rows, 1, width)
+            context = model.context(profile, width, width, buffers.target_addresses(rows.address))
+            scores = Scores(buffers.layout, buffers.results, rows, 1, width)
             self._verify[gamma] = context, scores
         return self._verify[gamma]
 
     def close(self) -> None:
         """Give graphs, contexts and memory back; twice is once."""
         self._closed = True
-        if self._ground is not None:
-            self._ground.memory.settle()
+        if self._buffers is not None:
+            self._buffers.memory.settle()
         for round_ in self._rounds.values():
-            if round_.graph is not None:
-                round_.graph.free()
+            round_.launcher.close()
         self._rounds.clear()
         self._steps.clear()
         self._verify.clear()
-        if self._ground is not None:
-            self._ground.memory.close()
-            self._ground = None
+        if self._buffers is not None:
+            self._buffers.memory.close()
+            self._buffers = None

@@ -22,7 +22,7 @@ SEVERITIES = ("internal error", "error", "warning", "info", "verbose")
 
 _WORST = 2
 
-_KEPT = 32
+_REMEMBERED = 32
 
 _LONGEST = 400
 
@@ -54,13 +54,13 @@ class Log:
 
 
 class Journal:
-    """Where all messages of one library go: to the blocks that listen, and errors are kept.
+    """Where all messages of one library go: to the blocks that listen, and errors are remembered.
 
     TensorRT keeps the first logger it sees and calls it from threads of its own.
     """
 
     def __init__(self) -> None:
-        self._errors: deque[Message] = deque(maxlen=_KEPT)
+        self._errors: deque[Message] = deque(maxlen=_REMEMBERED)
         self._listening: tuple[Log, ...] = ()
 
     def write(self, severity: int, text: str) -> None:
@@ -99,6 +99,10 @@ OLDEST, NATIVE_FROM = (10, 3), (10, 15)
 """The first TensorRT that specrt builds for, and the first that updates KV buffers in place."""
 
 
+NATIVE, DECOMPOSED = "native", "decomposed"
+"""Forms of a graph: KV buffers are updated in place, or written whole by every pass."""
+
+
 @dataclass(frozen=True)
 class Flavour:
     """What is known of a library before it is imported."""
@@ -129,6 +133,9 @@ FLAVOURS = {
         (b"vtrt",), (1, 3), builds_without_gpu=True, timing_cache_needs_gpu=True,
     ),
 }  # fmt: skip
+
+TENSORRT = tuple(FLAVOURS)
+"""The backends that use either library."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +268,14 @@ def parse_version(text: str) -> tuple[int, int, int, int]:
     return major, minor, patch, build
 
 
+def form_of(version: str) -> str | None:
+    """Return the form that graphs have for a version of TensorRT; None for one too old."""
+    number = parse_version(version)[:2]
+    if number < OLDEST:
+        return None
+    return NATIVE if number >= NATIVE_FROM else DECOMPOSED
+
+
 def is_installed(backend: str) -> bool:
     """Tell whether the library of a backend is there, without importing it."""
     try:
@@ -287,34 +302,34 @@ def _other(backend: str) -> str:
     return f"; {FLAVOURS[other].title} is installed here, and backend {other} would use it"
 
 
-def lacks_to_run(backend: str, found: Survey | None = None) -> str:
-    """Say what this machine lacks to run plans of a backend; empty where nothing is missing."""
-    found = survey() if found is None else found
-    if found.problem:
-        return f"{found.problem}; install the NVIDIA driver"
+def lacks_to_run(backend: str, devices: Survey | None = None) -> str:
+    """Return what this machine lacks to run plans of a backend; empty where nothing is missing."""
+    devices = survey() if devices is None else devices
+    if devices.problem:
+        return f"{devices.problem}; install the NVIDIA driver"
     try:
         library = open_library(backend)
         cuda_bindings()
     except EngineError as error:
         return str(error)
-    known, ours = library.capabilities, found.gpus[0].capability
-    if known and ours and ours not in known:
+    known, capability = library.capabilities, devices.gpus[0].capability
+    if known and capability and capability not in known:
         return (
             f"{library.title} is for compute capability {', '.join(known)}, and "
-            f"{found.gpus[0].name} has {ours}; build for tensorrt or ort-cuda"
+            f"{devices.gpus[0].name} has {capability}; build for tensorrt or ort-cuda"
         )
     return ""
 
 
-def lacks_to_build(backend: str, found: Survey | None = None) -> str:
-    """Say what this machine lacks to build plans for a backend; empty where nothing is missing."""
+def lacks_to_build(backend: str, devices: Survey | None = None) -> str:
+    """Return what this machine lacks to build plans for a backend; empty where nothing."""
     try:
         library = open_library(backend)
     except EngineError as error:
         return str(error)
     if library.flavour.builds_without_gpu:
         return ""
-    problem = (survey() if found is None else found).problem
+    problem = (survey() if devices is None else devices).problem
     if not problem:
         return ""
     return f"{problem}; {library.flavour.title} builds on the GPU that will run the plan"
@@ -324,7 +339,7 @@ SUFFIX = ".kernels"
 
 
 class KernelCache:
-    """A file of kernels made at run time; without it every process makes them anew.
+    """A file of kernels compiled at run time; without it every process compiles them again.
 
     The library itself holds what it reads to its version, the GPU and the driver, and leaves what
     does not fit aside. A folder that cannot be written to is no reason to complain.
@@ -345,11 +360,11 @@ class KernelCache:
                 self._known = b""
         config.set_runtime_cache(self._cache)
 
-    def keep(self) -> None:
-        """Write the kernels down where there are new ones; never raises."""
+    def save(self) -> None:
+        """Write the kernels to the file where there are new ones; never raises."""
         cache, self._cache = self._cache, None
-        made = cache.serialize() if cache is not None else None
-        data = b"" if made is None else bytes(made)
+        kernels = cache.serialize() if cache is not None else None
+        data = b"" if kernels is None else bytes(kernels)
         if not data or data == self._known:
             return
         aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")

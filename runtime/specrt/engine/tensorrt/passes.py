@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -13,11 +14,10 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Confidence, Logits, Tokens
 from specrt.engine.tensorrt.device import Device, Field, Graph, Layout, Memory, Staging, aligned
-from specrt.engine.tensorrt.engine_record import EngineRecord
+from specrt.engine.tensorrt.engine_record import EngineRecord, kv_sets
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Context, Plan, Tensor
 from specrt.errors import EngineError
-
-NATIVE, DECOMPOSED = "native", "decomposed"
 
 KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -60,21 +60,21 @@ def check_plan(
 ) -> None:
     """Refuse a plan that is not what its record and the manifest say.
 
-    Raises: EngineError with what was found and what they say.
+    Raises: EngineError with both.
     """
     if record.compute not in KV_TYPES or record.form not in (NATIVE, DECOMPOSED):
-        raise _apart(f"computes in {record.compute}, form {record.form}", "fp16, bf16 or fp32, "
+        raise _mismatch(f"computes in {record.compute}, form {record.form}", "fp16, bf16 or fp32, "
                      "native or decomposed")  # fmt: skip
     wanted = expected(record, geometry, batch, max_length)
     for name, tensor in wanted.items():
-        found = plan.tensors.get(name)
-        if found is None:
-            raise _apart(f"has no tensor {name}", _said(tensor))
-        if not _same(found, tensor):
-            raise _apart(f"has {name} as {_said(found)}", _said(tensor))
+        actual = plan.tensors.get(name)
+        if actual is None:
+            raise _mismatch(f"has no tensor {name}", _description(tensor))
+        if not _matches(actual, tensor):
+            raise _mismatch(f"has {name} as {_description(actual)}", _description(tensor))
     unknown = sorted(plan.tensors.keys() - wanted.keys())
     if unknown:
-        raise _apart(f"has a tensor {unknown[0]}", "that there is none")
+        raise _mismatch(f"has a tensor {unknown[0]}", "that there is none")
     if record.form == NATIVE:
         _check_aliases(plan, geometry)
 
@@ -83,25 +83,25 @@ def _check_aliases(plan: Plan, geometry: Geometry) -> None:
     for name in cache_names(geometry):
         alias = plan.aliases(f"present_{name}")
         if alias not in ("", name):
-            raise _apart(f"writes present_{name} into {alias}", f"that it goes into {name}")
+            raise _mismatch(f"writes present_{name} into {alias}", f"that it goes into {name}")
 
 
-def _same(found: Tensor, wanted: Tensor) -> bool:
+def _matches(actual: Tensor, wanted: Tensor) -> bool:
     """Compare; a plan whose profiles all have one size may have it where others have none."""
     return (
-        (found.type, found.is_input, len(found.shape))
+        (actual.type, actual.is_input, len(actual.shape))
         == (wanted.type, wanted.is_input, len(wanted.shape))
-    ) and all(w in (f, ANY) for f, w in zip(found.shape, wanted.shape, strict=True))
+    ) and all(w in (f, ANY) for f, w in zip(actual.shape, wanted.shape, strict=True))
 
 
-def _said(tensor: Tensor) -> str:
+def _description(tensor: Tensor) -> str:
     side = "input" if tensor.is_input else "output"
     return f"{side} {list(tensor.shape)} of {tensor.type}"
 
 
-def _apart(found: str, wanted: str) -> EngineError:
+def _mismatch(actual: str, wanted: str) -> EngineError:
     return EngineError(
-        f"the plan {found}, and its record and the manifest say {wanted}; they do not belong "
+        f"the plan {actual}, and its record and the manifest say {wanted}; they do not belong "
         "together: build the bundle again"
     )
 
@@ -122,7 +122,7 @@ class Caches:
         shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
         each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
         names = cache_names(geometry)
-        self.sets = 1 if record.form == NATIVE else 2
+        self.sets = kv_sets(record.form)
         self.parity = 0
         at = memory.take(self.sets * each * len(names), PURPOSE)
         self._places = [
@@ -160,12 +160,12 @@ class Model:
         self, profile: int, width: int, rows: int, addresses: Mapping[str, int], parity: int = 0
     ) -> Context:
         """Return a context with all its shapes and addresses set."""
-        made = self.plan.context(profile, self.scratch)
-        self.shape(made, width, rows)
+        context = self.plan.context(profile, self.scratch)
+        self.shape(context, width, rows)
         for name, address in addresses.items():
-            made.set_address(name, address)
-        self.caches.bind(made, parity)
-        return made
+            context.set_address(name, address)
+        self.caches.bind(context, parity)
+        return context
 
     def shape(self, context: Context, width: int, rows: int) -> None:
         """Tell a context the sizes of a pass, of the inputs that may have several."""
@@ -277,41 +277,92 @@ class Ports:
     def __init__(self, model: Model, width: int, rows: int, scores: PassRows) -> None:
         batch, memory = model.batch, model.memory
         self.scores = scores
-        self._fed = Layout(
+        self._inputs = Layout(
             [
                 Field("input_ids", np.int64, (batch, width)),
                 Field("start", np.int64, (batch,)),
                 Field("rows", np.int64, (rows,)),
             ]
         )
-        self._found = Layout(result_fields(model.record, batch, rows))
-        self.feed = memory.stage(self._fed.size, "feeds")
-        self.results = memory.stage(self._found.size, "results")
+        self._outputs = Layout(result_fields(model.record, batch, rows))
+        self.feed = memory.stage(self._inputs.size, "feeds")
+        self.results = memory.stage(self._outputs.size, "results")
         self._batch = batch
 
     def addresses(self) -> dict[str, int]:
         """Return where every tensor lies but the KV buffers."""
         return {
-            **self._fed.addresses(self.feed),
-            **self._found.addresses(self.results),
+            **self._inputs.addresses(self.feed),
+            **self._outputs.addresses(self.results),
             "logits": self.scores.address,
         }
 
     def fed(self, name: str, *shape: int) -> Any:
         """Return an input on the host, or its beginning."""
-        return self._fed.view(self.feed, name, shape or None)
+        return self._inputs.view(self.feed, name, shape or None)
 
-    def found(self, rows: int) -> Scores:
+    def scores_of(self, rows: int) -> Scores:
         """Return the outputs of a pass of so many rows."""
-        return Scores(self._found, self.results, self.scores, self._batch, rows)
+        return Scores(self._outputs, self.results, self.scores, self._batch, rows)
+
+
+class Launcher:
+    """Runs the same work again and again: kernel by kernel first, then as a captured graph.
+
+    TensorRT may allocate on a first run, so that it is captured afterwards. Where that is refused
+    or fails, and the device still works, all runs are like the first, and `refusal` says why.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        contexts: Sequence[Context],
+        put: Callable[[], None],
+        *,
+        captures: bool,
+    ) -> None:
+        self._device, self._contexts, self._put = device, contexts, put
+        self._captures = captures
+        self._graph: Graph | None = None
+        self.refusal = ""
+
+    def run(self) -> None:
+        """Run the work and wait for it."""
+        if self._graph is not None:
+            self._graph.launch()
+            self._device.wait()
+            return
+        self._put()
+        self._device.wait()
+        if self._captures:
+            self._captures = False
+            self._capture()
+
+    def _capture(self) -> None:
+        if not all(context.capturable() for context in self._contexts):
+            self.refusal = "the library says that it cannot be captured"
+            return
+        try:
+            with self._device.capture() as recording:
+                self._put()
+        except EngineError as error:
+            try:
+                self._device.wait()
+            except EngineError:  # the device is lost
+                raise error from None
+            self.refusal = str(error)
+        else:
+            self._graph = recording.graph
+
+    def close(self) -> None:
+        """Give the graph back."""
+        if self._graph is not None:
+            self._graph.free()
+            self._graph = None
 
 
 class FixedPass:
-    """The pass of a profile that has one size, with a context and a graph for each parity.
-
-    Its first run is launched kernel by kernel, because TensorRT may allocate then, and captured
-    afterwards; where the library says that it cannot be captured, all runs are like the first.
-    """
+    """The pass of a profile that has one size, with a context and a graph for each parity."""
 
     def __init__(
         self, model: Model, profile: int, width: int, rows: int, scores: PassRows, captures: bool
@@ -320,46 +371,37 @@ class FixedPass:
         self.tokens: Tokens = ports.fed("input_ids")
         self.start: Tokens = ports.fed("start")
         ports.fed("rows")[:] = np.arange(width - rows, width)
-        self.scores = ports.found(rows)
-        self._device = model.device
-        self._captures = captures
+        self.scores = ports.scores_of(rows)
         addresses = ports.addresses()
-        self._contexts = [
+        contexts = [
             model.context(profile, width, rows, addresses, parity)
             for parity in range(model.caches.sets)
         ]
-        self._graphs: list[Graph | None] = [None] * model.caches.sets
+        self._launchers = [
+            Launcher(model.device, [context], partial(self._put, context), captures=captures)
+            for context in contexts
+        ]
+
+    @property
+    def refusal(self) -> str:
+        """Why the pass is not captured; empty where it is, or was not run yet."""
+        return next(filter(None, (launcher.refusal for launcher in self._launchers)), "")
 
     def run(self, parity: int) -> None:
         """Launch what was captured; see `PlanPass.run`."""
         self.scores.forget()
-        graph = self._graphs[parity]
-        if graph is None:
-            self._first(parity)
-        else:
-            graph.launch()
-            self._device.wait()
+        self._launchers[parity].run()
 
-    def _first(self, parity: int) -> None:
-        self._put(parity)
-        self._device.wait()
-        if self._captures and self._contexts[parity].capturable():
-            with self._device.capture() as recording:
-                self._put(parity)
-            self._graphs[parity] = recording.graph
-
-    def _put(self, parity: int) -> None:
+    def _put(self, context: Context) -> None:
         self._ports.feed.send()
-        self._contexts[parity].enqueue()
+        context.enqueue()
         self._ports.results.fetch()
 
     def close(self) -> None:
         """Give captured graphs back; see `PlanPass.close`."""
-        for graph in self._graphs:
-            if graph is not None:
-                graph.free()
-        self._graphs = [None] * len(self._graphs)
-        self._contexts.clear()
+        for launcher in self._launchers:
+            launcher.close()
+        self._launchers.clear()
 
 
 class WideProfile:
@@ -402,7 +444,7 @@ class WidePass:
         ports = profile.ports
         self.tokens: Tokens = ports.fed("input_ids", batch, width)
         self.start: Tokens = ports.fed("start")
-        self.scores = ports.found(rows)
+        self.scores = ports.scores_of(rows)
         self._wanted: Tokens = ports.fed("rows", rows)
         self._profile = profile
         self._width, self._rows = width, rows

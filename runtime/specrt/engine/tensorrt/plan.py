@@ -107,10 +107,10 @@ def _stream(engine: Any, path: Path, library: Library) -> None:
         engine.weight_streaming_budget_v2 = budget
         taken = engine.weight_streaming_budget_v2
     if taken != budget:
-        said = log.first_error or "no reason given"
+        reason = log.first_error or "no reason given"
         raise EngineError(
             f"{library.title} cannot stream the weights of {path} with {budget} bytes of them on "
-            f"the GPU: {said}; close what else uses it, or build without weight_streaming"
+            f"the GPU: {reason}; close what else uses it, or build without weight_streaming"
         )
 
 
@@ -184,9 +184,9 @@ def check_header(path: Path, head: bytes, length: int, library: Library, again: 
                 )
         begins = f"begins with {mark!r}" if mark else "is empty"
         raise EngineError(f"{path} is damaged or no TensorRT plan: it {begins}; {again}")
-    told = int.from_bytes(head[_RTX_SIZE], "little")
-    if library.backend == "tensorrt-rtx" and len(head) >= _RTX_SIZE.stop and length < told:
-        raise EngineError(f"{path} is damaged: {length} bytes of {told} are there; {again}")
+    stated = int.from_bytes(head[_RTX_SIZE], "little")
+    if library.backend == "tensorrt-rtx" and len(head) >= _RTX_SIZE.stop and length < stated:
+        raise EngineError(f"{path} is damaged: {length} bytes of {stated} are there; {again}")
 
 
 def _deserialized(
@@ -200,14 +200,16 @@ def _deserialized(
         engine = runtime.deserialize_cuda_engine(data)
     if engine is not None:
         return runtime, engine
-    said = log.first_error or "no reason given"
+    reason = log.first_error or "no reason given"
     why = _invalidity(library, runtime, data)
-    if "memory" in said.lower() and ("out of" in said.lower() or "insufficient" in said.lower()):
+    if "memory" in reason.lower() and (
+        "out of" in reason.lower() or "insufficient" in reason.lower()
+    ):
         free, total = device.available()
         why = f"a plan of {size(len(data))}, and {size(free)} of {size(total)} are free on the GPU"
     raise EngineError(
-        f"{library.title} cannot open {path} on this GPU: {said}{f' ({why})' if why else ''}"
-        + (lost(said) or f"; {again}")
+        f"{library.title} cannot open {path} on this GPU: {reason}{f' ({why})' if why else ''}"
+        + (lost(reason) or f"; {again}")
     )
 
 
@@ -217,19 +219,24 @@ def _invalidity(library: Library, runtime: Any, data: Any) -> str:
         return ""
     _, flags = runtime.get_engine_validity(data)
     known = library.module.EngineInvalidityDiagnostics.__members__
-    found = [REASONS.get(name, name) for name, bit in known.items() if int(flags) & int(bit)]
-    return ", ".join(found)
+    reasons = [REASONS.get(name, name) for name, bit in known.items() if int(flags) & int(bit)]
+    return ", ".join(reasons)
 
 
 class TrtContext:
     """One way to run a plan, in one profile."""
 
     def __init__(
-        self, made: Any, library: Library, device: CudaDevice, name: str, ranges: Mapping[str, Any]
-    ) -> None:
-        self._context, self._library, self._device = made, library, device
+        self,
+        context: Any,
+        library: Library,
+        device: CudaDevice,
+        name: str,
+        ranges: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._context, self._library, self._device = context, library, device
         self._name, self._ranges = name, ranges
-        self._run, self._stream = made.execute_async_v3, device.stream
+        self._run, self._stream = context.execute_async_v3, device.stream
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Give the shape of an input."""
@@ -264,8 +271,8 @@ class TrtContext:
         self._context = self._run = None
 
     def _refused(self, what: str) -> None:
-        said = self._library.journal.drain() or "no reason given"
-        raise EngineError(f"{self._name} {what}: {said}{lost(said)}")
+        reason = self._library.journal.drain() or "no reason given"
+        raise EngineError(f"{self._name} {what}: {reason}{lost(reason)}")
 
 
 class TrtPlan:
@@ -314,14 +321,14 @@ class TrtPlan:
         self._device.make_current()
         ranges = self.ranges(profile)
         with self._library.messages() as log:
-            made = self._made(ranges)
-        if made is None:
-            said = log.first_error or "no reason given"
-            raise EngineError(f"{name} gets no context: {said}{lost(said)}")
-        context = TrtContext(made, self._library, self._device, name, ranges)
+            handle = self._create_context(ranges)
+        if handle is None:
+            reason = log.first_error or "no reason given"
+            raise EngineError(f"{name} gets no context: {reason}{lost(reason)}")
+        context = TrtContext(handle, self._library, self._device, name, ranges)
         context.choose(profile)
         if needed := self.scratch_bytes(profile):
-            made.set_device_memory(scratch, needed)
+            handle.set_device_memory(scratch, needed)
         self._contexts.append(context)
         return context
 
@@ -330,13 +337,13 @@ class TrtPlan:
         for context in self._contexts:
             context.close()
         self._contexts.clear()
-        self._kernels.keep()
+        self._kernels.save()
         self._configs.clear()
         self._engine = None
         self._runtime = None
 
-    def _made(self, ranges: Mapping[str, Any]) -> Any:
-        """Make a context whose working memory is ours.
+    def _create_context(self, ranges: Mapping[str, Any]) -> Any:
+        """Return a context of the library whose working memory is allocated here.
 
         TensorRT for RTX makes kernels for a shape when it meets it. Where all shapes are fixed
         that is done at once, so that a captured graph holds the final ones; where the width

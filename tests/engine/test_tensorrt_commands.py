@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime.tensorrt_double import NumpyPlan
-from runtime.tensorrt_site import Site, make_site, pair
+from engine.tensorrt_double import NumpyPlan
+from engine.tensorrt_site import Site, make_site, pair
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.engine.protocol import Drafted

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.cuda_double import MACHINE, Code, CudaDouble
+from engine.cuda_double import MACHINE, Code, CudaDouble
 from specrt.engine.tensorrt import library as kernels
 from specrt.engine.tensorrt import library as library_module
 from specrt.engine.tensorrt import plan as trt_plan
@@ -184,7 +184,7 @@ class Opened:
         self.world, self.cuda = World(), CudaDouble()
         flavour = FLAVOURS["tensorrt-rtx" if rtx else "tensorrt"]
         self.library: Library = describe(flavour, fake(self.world, rtx))
-        self.device = CudaDevice(runtime=self.cuda, found=MACHINE)
+        self.device = CudaDevice(runtime=self.cuda, devices=MACHINE)
         self.path = folder / "target.plan"
         mark = head or flavour.magics[0]
         self.path.write_bytes(mark + bytes(12) + (64).to_bytes(8, "little") + bytes(40))
@@ -244,19 +244,6 @@ def test_kernels_are_made_at_once_only_where_shapes_are_fixed(
     assert (config.how, config.cuda_graph_strategy) == ("ours", "off")
 
 
-def test_the_enterprise_library_takes_the_strategy_itself(tmp_path: Path) -> None:
-    opened = Opened(tmp_path, rtx=False)
-    opened.context()
-    assert opened.world.named("context") == [("ours",)]
-
-
-def test_no_scratch_is_given_where_none_is_needed(tmp_path: Path) -> None:
-    opened = Opened(tmp_path)
-    opened.world.scratch = -1
-    opened.context()
-    assert opened.world.named("memory") == []
-
-
 DOINGS: dict[str, tuple[Callable[[Opened], Any], str]] = {
     "open": (lambda o: o.plan(), r"cannot open .*target\.plan on this GPU.*build it again"),
     "context": (lambda o: o.context(), r"profile 1 of .* gets no context"),
@@ -283,16 +270,6 @@ def test_every_refusal_says_what_tensorrt_said(tmp_path: Path, name: str, rtx: b
     opened.world.says = "Cuda Runtime (an illegal memory access was encountered)"
     with pytest.raises(EngineError, match="the device is lost"):
         doing(opened)
-
-
-def test_an_error_is_told_once(tmp_path: Path) -> None:
-    opened = Opened(tmp_path)
-    context = opened.context()
-    opened.world.refuse = {"run"}
-    for said in ("first", "second"):
-        opened.world.says = said
-        with pytest.raises(EngineError, match=f"does not run: {said}"):
-            context.enqueue()
 
 
 def test_tensorrt_for_rtx_says_what_is_wrong_with_a_plan(tmp_path: Path) -> None:
@@ -386,15 +363,6 @@ def test_kernels_are_kept_for_the_next_time(tmp_path: Path) -> None:
     other.close()
     assert kept.read_bytes().startswith(b"kernels of")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["target.kernels", "target.plan"]
-
-
-def test_kernels_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
-    opened = Opened(tmp_path)
-    opened.path.with_suffix(".kernels").mkdir()
-    plan = opened.plan()
-    plan.context(0, 0)
-    plan.close()
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_real_plan_begins_as_expected(tmp_path: Path) -> None:

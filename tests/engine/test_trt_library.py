@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,11 +81,6 @@ def test_a_broken_library_is_told_in_one_line(installed: dict[str, Any]) -> None
         open_library("tensort")
 
 
-def test_a_process_has_one_logger_of_a_library(installed: dict[str, Any]) -> None:
-    installed["tensorrt"] = module_like()
-    assert open_library("tensorrt").logger is open_library("tensorrt").logger
-
-
 @pytest.mark.parametrize(
     ("backend", "version", "native"),
     [
@@ -134,22 +128,6 @@ def test_messages_go_to_the_blocks_that_listen() -> None:
     assert journal.drain() == ""
     assert first_line("  \n ") == ""
     assert len(first_line("x" * 9999)) < 1000
-
-
-def test_messages_come_from_other_threads_too() -> None:
-    journal = Journal()
-
-    def talk() -> None:
-        for _ in range(500):
-            journal.write(1, "x")
-
-    with journal.listen() as log:
-        threads = [threading.Thread(target=talk) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(log.messages) == 2000
 
 
 def test_the_real_library_is_as_written_down() -> None:

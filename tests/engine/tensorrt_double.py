@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.numpy_device import POISON, NumpyDevice
+from engine.numpy_device import POISON, NumpyDevice
 from runtime.toy import TableEngine
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.device import ALIGNMENT, Block
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
-from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, NATIVE, cache_names, expected
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
 from specrt.engine.tensorrt.plan import Tensor
 
 

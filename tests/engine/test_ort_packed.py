@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine import ort_packed
 from specrt.engine.backends import open_engine
-from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_packed import OrtPackedEngine, settle_partners
+from specrt.engine.ort import OrtEngine, bind_input
+from specrt.engine.ort_packed import OrtPackedEngine, RowSlice, pack, settle_padding
 from specrt.engine.protocol import Engine, Feed, PackedEngine
-from specrt.engine.rows import RowSlice, pack
 from specrt.errors import EngineError
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
 
 BATCH, MAX_LENGTH, MAX_WIDTH = 3, 96, 24
+PADDED = {"pad_single_token": True, "pad_to_even": True}
 Opener = Callable[..., Any]
 
 
@@ -117,11 +118,9 @@ def test_rows_are_what_they_are_alone(seed: int, opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_with_partners_every_bit_is_that_of_an_even_pass_alone(
-    precision: str, opened: Opener
-) -> None:
-    partners = {"spare": True, "even": precision == "int8"}
-    one, packed = opened(precision, 1, **partners), opened(precision, **partners)
+def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opened: Opener) -> None:
+    pads = {"pad_single_token": True, "pad_to_even": precision == "int8"}
+    one, packed = opened(precision, 1, **pads), opened(precision, **pads)
     assert one.max_length == packed.max_length == MAX_LENGTH - 1
     texts = [text(row, packed.max_length) for row in range(BATCH)]
     wanted = [alone(one, t, 8) for t in texts]
@@ -130,7 +129,7 @@ def test_with_partners_every_bit_is_that_of_an_even_pass_alone(
         np.testing.assert_array_equal(made.logits[0], wanted[feed.row][end - feed.rows : end])
 
 
-@pytest.mark.parametrize("options", [{}, {"spare": True}, {"spare": True, "even": True}])
+@pytest.mark.parametrize("options", [{}, {"pad_single_token": True}, PADDED])
 def test_rows_that_are_not_fed_keep_their_keys(options: dict[str, bool], opened: Opener) -> None:
     packed = opened(**options)
     packed.forward([text(row, 20) for row in range(BATCH)], 0, 1)
@@ -154,7 +153,7 @@ def test_an_idle_row_on_its_own_keys_would_lose_them(
 
 
 def test_neighbours_do_not_change_a_row(opened: Opener) -> None:
-    packed = opened(spare=True)
+    packed = opened(pad_single_token=True)
     one = Feed(1, text(1, 5), 0, 5)
     lone = packed.forward_rows([one])[0].logits.copy()
     for others in ([Feed(0, text(0, 1), 0, 1)], [Feed(2, text(2, 24), 30, 2)]):
@@ -210,13 +209,24 @@ def test_a_copied_row_goes_on_like_its_source(opened: Opener) -> None:
 def test_wrong_feeds_are_refused_and_change_nothing(
     feeds: list[Feed], said: str, opened: Opener
 ) -> None:
-    packed = opened(spare=True)
+    packed = opened(pad_single_token=True)
     fed = [Feed(row, text(row, 6), 0, 6) for row in range(BATCH)]
     before = [out.logits.copy() for out in packed.forward_rows(fed)]
     with pytest.raises(EngineError, match=said):
         packed.forward_rows(feeds)
     again = packed.forward_rows([Feed(1, text(1, 6)[4:], 4, 2)])
     np.testing.assert_array_equal(again[0].logits[0], before[1][0, 4:])
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_pad_is_never_a_token_of_an_earlier_pass(opened: Opener) -> None:
+    """A pass fails on a token that does not exist, and pads of later passes lie where it was."""
+    packed = opened(**PADDED)
+    for good in ([Feed(0, text(0, 3), 0, 3)], [Feed(1, text(1, 1), 0, 1)]):
+        with pytest.raises(EngineError, match="ONNX Runtime failed in a pass"):
+            packed.forward_rows([Feed(2, [8192] * 4, 0, 4)])
+        wanted = opened(**PADDED).forward_rows(good)[0].logits
+        np.testing.assert_array_equal(packed.forward_rows(good)[0].logits, wanted)
 
 
 def test_a_matrix_of_another_number_of_rows_is_refused(opened: Opener) -> None:
@@ -256,12 +266,12 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
             yield from list(super().__iter__())[:2]
             raise KeyboardInterrupt
 
-    places = OrtPackedEngine._places
+    memory_of = OrtPackedEngine._memory_of
     with monkeypatch.context() as patch:
         patch.setattr(
             OrtPackedEngine,
-            "_places",
-            lambda self, packing: (Interrupted(places(self, packing)[0]), ()),
+            "_memory_of",
+            lambda self, packing: iter((Interrupted(next(memory_of(self, packing))), ())),
         )
         with pytest.raises(KeyboardInterrupt):
             packed.forward_rows(wider)
@@ -271,16 +281,39 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
 def test_packings_beyond_those_remembered_work(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.engine.ort_packed._KNOWN", 2)
-    monkeypatch.setattr("specrt.engine.ort_packed._SETS", 2)
+    monkeypatch.setattr(ort_packed, "MOST_PACKINGS", 2)
+    monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 2)
     test_rows_are_what_they_are_alone(0, opened)
 
 
-def test_partners_of_packed_rows_are_settled(opened: Opener) -> None:
-    assert settle_partners(opened("fp32", spare=True)) is False
-    alone = opened("int8", 1, spare=True)
-    assert settle_partners(opened("int8", spare=True)) == settle_partners(alone)
-    assert settle_partners(opened("int8")) is False
+def test_only_rows_whose_memory_changes_are_bound_again(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 1)
+    packed = opened()
+    feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
+    packed.forward_rows(feeds)
+    bound: list[str] = []
+
+    def bind(binding: Any, name: str, array: NDArray[Any]) -> None:
+        bound.append(name.rpartition(".")[2])
+        bind_input(binding, name, array)
+
+    monkeypatch.setattr(ort_packed, "bind_input", bind)
+    packed.forward_rows(feeds[:2])
+    assert set(bound) == {"2"}
+    packed.forward_rows([feeds[0], feeds[2]])
+    assert set(bound) == {"1", "2"}
+    wanted = [output.logits.copy() for output in opened().forward_rows(feeds)]
+    made = [output.logits for output in packed.forward_rows(feeds)]
+    np.testing.assert_array_equal(made, wanted)
+
+
+def test_padding_of_packed_rows_is_measured(opened: Opener) -> None:
+    assert settle_padding(opened("fp32", pad_single_token=True)) is False
+    alone = opened("int8", 1, pad_single_token=True)
+    assert settle_padding(opened("int8", pad_single_token=True)) == settle_padding(alone)
+    assert settle_padding(opened("int8")) is False
 
 
 @given(

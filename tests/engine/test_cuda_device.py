@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cuda_double import MACHINE, Code, CudaDouble
+from engine.cuda_double import MACHINE, Code, CudaDouble
 from specrt.engine.tensorrt import cuda
 from specrt.engine.tensorrt import cuda as bindings
-from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings, install, lost
+from specrt.engine.tensorrt.cuda import CudaDevice, install, lost
 from specrt.engine.tensorrt.device import Device
 from specrt.errors import EngineError
 from specrt.system.gpu import Survey
@@ -23,7 +23,7 @@ def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
     """Return a device; that it is one is for the type checker to say."""
     kind: type[Device] = CudaDevice
     assert kind is CudaDevice
-    return CudaDevice(device_id, runtime=double, found=MACHINE)
+    return CudaDevice(device_id, runtime=double, devices=MACHINE)
 
 
 def test_memory_is_cleared_copied_and_read() -> None:
@@ -177,7 +177,7 @@ def test_a_driver_that_is_too_old_is_told_with_the_bindings_that_suit_it() -> No
 def test_without_the_device_nothing_is_called(found: Survey, device_id: int, message: str) -> None:
     double = CudaDouble()
     with pytest.raises(EngineError, match=message):
-        CudaDevice(device_id, runtime=double, found=found)
+        CudaDevice(device_id, runtime=double, devices=found)
     assert double.calls == []
 
 
@@ -195,6 +195,18 @@ def test_closing_twice_gives_all_back_even_from_a_lost_device() -> None:
         before = len(double.calls)
         one.close()
         assert len(double.calls) == before
+
+
+def test_results_outlive_the_device() -> None:
+    double = CudaDouble()
+    one = device(double)
+    view = one.stage(16).host[4:8].view(np.int32)
+    view[:] = 7
+    one.close()
+    assert len(double.host) == 1
+    assert view.tolist() == [7]
+    del view
+    assert double.host == {}
 
 
 def test_each_thread_uses_the_same_device() -> None:
@@ -259,16 +271,10 @@ def test_names_of_lost_devices_are_those_of_cuda() -> None:
     assert set(bindings.LOST) <= set(real.cudaError_t.__members__)
 
 
-def test_the_bindings_are_there_or_the_remedy_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "BINDINGS", "cuda_bindings_that_are_not_there")
-    with pytest.raises(EngineError, match=r"cannot be imported .*pip install 'cuda-bindings"):
-        cuda_bindings()
-
-
 def test_the_real_runtime_says_that_there_is_no_driver() -> None:
     real = pytest.importorskip("cuda.bindings.runtime")
     code, _ = real.cudaGetDeviceCount()
     if not code:
         pytest.skip("there is a GPU")
     with pytest.raises(EngineError, match=r"cannot use device 0: cudaError\w+ \(.+\)"):
-        CudaDevice(runtime=real, found=MACHINE)
+        CudaDevice(runtime=real, devices=MACHINE)

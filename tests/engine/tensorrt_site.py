@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.cuda_double import MACHINE
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import (
+from engine.cuda_double import MACHINE
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import (
     PREFILL,
     NumpyPlan,
     draft_profiles,
@@ -21,7 +21,7 @@ from runtime.tensorrt_double import (
     record_of,
     target_profiles,
 )
-from runtime.test_trt_library import module_like
+from engine.test_trt_library import module_like
 from runtime.toy import TableEngine, byte_level, near
 from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
 from specrt.engine import ort

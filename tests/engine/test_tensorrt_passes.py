@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import (
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import (
     GAMMAS,
     PREFILL,
     NumpyPlan,
@@ -158,61 +158,6 @@ def test_a_captured_pass_is_one_launch_and_one_wait(form: str) -> None:
             asked = calls_of(device, engine, width, start, rows)
             assert asked == {"launch": 1, "wait": 1}
         assert device.calls["context"] == contexts
-
-
-def test_a_pass_that_cannot_be_captured_is_launched_each_time() -> None:
-    device, toy = NumpyDevice(), TableEngine(5, max_length=LENGTH)
-    engine = opened(device, toy)
-    engine.model.plan.capturable = False  # type: ignore[attr-defined]
-    for _ in range(3):
-        asked = calls_of(device, engine, 5, 0, 5)
-    assert device.calls["capture"] == 0
-    assert asked == {"send": 1, "enqueue": 1, "fetch": 1, "wait": 1}
-    wanted = toy.forward([[4] * 5], 0).argmax
-    np.testing.assert_array_equal(engine.forward([[4] * 5], 0).argmax, wanted)
-
-
-def test_a_prompt_has_one_context_and_is_never_captured() -> None:
-    device = NumpyDevice()
-    engine = opened(device, TableEngine(5, max_length=LENGTH))
-    for width in (7, 16, 7, 12):
-        engine.forward([[1] * width], 0, 1)
-    assert device.calls["context"] == 1
-    assert device.calls["capture"] == 0
-    asked = calls_of(device, engine, 12, 0, 1)
-    assert asked == {"send": 1, "enqueue": 1, "fetch": 1, "wait": 1}  # no shape has changed
-
-
-def test_scores_are_copied_when_read_and_once() -> None:
-    device = NumpyDevice()
-    engine = opened(device, TableEngine(5, max_length=LENGTH), confidence=True, candidates=4)
-    for _ in range(3):
-        found = engine.forward([[1, 2, 3]], 0)
-        assert found.argmax.shape == (1, 3)
-        assert found.candidates is not None
-        reads = device.calls["read"]
-        assert found.logits is found.logits
-        assert device.calls["read"] == reads + 1
-    before = found.logits.copy()
-    again = engine.forward([[4, 5, 6]], 0)
-    assert again is found
-    assert not np.array_equal(again.logits, before)
-
-
-def test_passes_of_one_model_share_kv_buffers_and_working_memory() -> None:
-    device, toy = NumpyDevice(), TableEngine(5, max_length=LENGTH)
-    engine = opened(device, toy, compute="fp16")
-    taken = engine.memory_bytes
-    assert taken["KV buffers"] >= geometry_of(toy).kv_bytes(1, LENGTH, 2)
-    for width in (16, 1, 2, 3, 5, 9):
-        engine.forward([[1] * width], 0, min(width, 9))
-    later = engine.memory_bytes
-    assert {k: later[k] for k in taken} == taken
-    assert later.keys() - taken.keys() == {"feeds", "results", "scores"}
-    blocks = [size for size, purpose in device.blocks.values() if purpose != "staging"]
-    assert sum(blocks) == sum(size for k, size in later.items() if k not in ("feeds", "results"))
-    engine.close()
-    assert engine.memory_bytes == {}
 
 
 def test_working_memory_can_be_shared_and_must_be_enough() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specrt.engine.tensorrt.device import ALIGNMENT, Bytes, Graph, Recording
 from specrt.errors import EngineError
 
-POISON = 0xA5
+POISON, ALWAYS = 0xA5, 0
 Work = Callable[[], None]
 
 
@@ -71,8 +71,8 @@ class NumpyRecording:
 class NumpyDevice:
     """One device of `size` bytes whose calls can be told to fail.
 
-    `fails` names calls and which of them fails, counted from 1. With `loses` every call after that
-    one fails too, as with a device that is gone.
+    `fails` names calls and which of them fails, counted from 1, or `ALWAYS`. With `loses`
+    every call after that one fails too, as with a device that is gone.
     """
 
     stream = 7
@@ -101,7 +101,7 @@ class NumpyDevice:
         assert not self.closed, f"{call} after the device was closed"
         assert captured or self._capturing is None, f"{call} during a capture"
         self.calls[call] += 1
-        if self.calls[call] == self.fails.get(call):
+        if self.fails.get(call) in (ALWAYS, self.calls[call]):
             self.lost = self.loses
             if self.lost:
                 self._queue.clear()

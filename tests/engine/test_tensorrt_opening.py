@@ -13,17 +13,14 @@ from typing import Any
 import pytest
 
 import specrt
-from runtime.cuda_double import MACHINE, Code, CudaDouble
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import PREFILL, draft_profiles, record_of, target_profiles
-from runtime.tensorrt_site import Site, make_site, pair
-from runtime.test_trt_plan import World, fake
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import PREFILL, draft_profiles, record_of, target_profiles
+from engine.tensorrt_site import Site, make_site, pair
+from engine.test_trt_plan import World, fake
 from specrt.bundle import hash_file
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record as fingerprint
 from specrt.engine.tensorrt import library
-from specrt.engine.tensorrt import plan as trt_plan
-from specrt.engine.tensorrt.cuda import CudaDevice
 from specrt.engine.tensorrt.engine import Lease
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
@@ -38,7 +35,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.library import FLAVOURS, describe
 from specrt.engine.tensorrt.plan import WHOLE, Wants, supply
-from specrt.errors import BundleError, EngineError, SpecrtError
+from specrt.errors import EngineError, SpecrtError
 from specrt.system.gpu import Gpu, Survey
 
 RTX = ("tensorrt-rtx", "tensorrt-rtx")
@@ -285,80 +282,6 @@ def test_what_was_asked_of_the_builder_decides_where_a_plan_runs(
 # The plan
 
 
-class Real:
-    """The runtime down to a CUDA and a TensorRT of Python objects."""
-
-    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.site, self.world, self.cuda = site, World(), CudaDouble()
-        self.library = describe(FLAVOURS["tensorrt-rtx"], fake(self.world, rtx=True))
-        monkeypatch.setattr(library, "survey", lambda: MACHINE)
-        monkeypatch.setattr(opening, "open_library", lambda _: self.library)
-        monkeypatch.setattr(opening, "open_plan", trt_plan.open_plan)
-        monkeypatch.setattr(opening, "CudaDevice", self.device)
-        self.folder = site.bundle(*pair(), backends=RTX)
-        self.write(b"vtrt" + bytes(12) + (64).to_bytes(8, "little") + bytes(40))
-
-    def device(self) -> CudaDevice:
-        return CudaDevice(runtime=self.cuda, found=MACHINE)
-
-    def write(self, data: bytes) -> None:
-        replaced(self.folder, "target/engine.plan", data)
-
-    def hold_closed(self) -> None:
-        assert (self.cuda.memory, self.cuda.host, self.cuda.graphs) == ({}, {}, set())
-        assert self.cuda.streams == 0
-
-
-@pytest.fixture
-def real(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Real]:
-    made = Real(site, monkeypatch)
-    yield made
-    made.hold_closed()
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "it is empty"),
-        (bytes(4096), "damaged or no TensorRT plan: it begins with b'\\x00"),
-        (b"ptrt" + bytes(60), "is a plan of TensorRT; backend tensorrt-rtx runs those of"),
-        (b"vtrt", "Error Code 1"),
-        (b"vtrt" + bytes(12) + (4096).to_bytes(8, "little") + bytes(40), "64 bytes of 4096"),
-        (b"PK\x03\x04" + bytes(60), "it begins with b'PK"),
-        (b"vtrt" + bytes(12) + (64).to_bytes(8, "little") + b"garbage!" * 5, "Error Code 1"),
-    ],
-)
-def test_a_damaged_plan_is_refused(real: Real, data: bytes, said: str) -> None:
-    real.world.refuse = {"open"}
-    real.write(data)
-    found = refusal(real.folder)
-    assert said in found
-    assert "target/engine.plan" in found
-    assert "build it again here: `specrt build RECIPE --backend tensorrt-rtx`" in found
-
-
-def test_a_plan_of_something_else_is_refused(real: Real) -> None:
-    found = refusal(real.folder)
-    assert "engine.json says 10" in found
-    assert "build the bundle again" in found
-
-
-def test_a_plan_that_finds_no_memory_says_how_much_there_is(real: Real) -> None:
-    real.world.refuse, real.world.says = {"open"}, "Cuda Runtime (out of memory)"
-    found = refusal(real.folder)
-    assert "a plan of 0.00 MiB, and 1.00 GiB of 8.00 GiB are free on the GPU" in found
-
-
-def test_a_device_that_is_lost_at_once_is_told(real: Real) -> None:
-    real.cuda.fail = {"cudaStreamCreateWithFlags": Code.cudaErrorIllegalAddress}
-    found = refusal(real.folder)
-    assert "cannot create a stream: cudaErrorIllegalAddress" in found
-    assert "the device is lost to this process: start it again" in found
-
-
-# Weights that are elsewhere
-
-
 class Streamed:
     """An engine whose weights may be streamed, if it lets them."""
 
@@ -416,10 +339,6 @@ def test_a_stripped_plan_is_filled_from_the_graph_beside_it(tmp_path: Path) -> N
             supply(None, plan, library_of(World(), **{refused: False}), Wants(stripped=True))
 
 
-def test_a_plan_that_holds_all_is_left_alone(tmp_path: Path) -> None:
-    supply(None, tmp_path / "engine.plan", library_of(World()), WHOLE)
-
-
 @pytest.mark.parametrize("setting", ["weight_streaming", "stripped", "version_compatible"])
 def test_plans_are_opened_as_they_were_built(site: Site, setting: str) -> None:
     folder = site.bundle(*pair(), settings=(BuildSetting(setting, "True"),))
@@ -442,8 +361,3 @@ def test_a_device_is_closed_with_its_last_holder_and_once() -> None:
     lease.drop(holders[0])
     lease.drop(holders[0])
     assert device.closed == 1
-
-
-def test_records_are_refused_as_bundles_are(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="cannot be read"):
-        read_engine_record(tmp_path / "engine.json")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -145,20 +145,6 @@ def test_a_round_is_one_launch_and_one_wait(gamma: int, count: int) -> None:
     assert changed == {"launch": 1, "wait": 1}
 
 
-def test_contexts_are_shared_between_rounds_and_keep_their_addresses() -> None:
-    pair = ready()
-    for gamma in GAMMAS:
-        for count in (1, 2):
-            pair.rounds.run(PROMPT[-count:], 5 - count, 5, 4, gamma)
-    calls = dict(pair.device.calls)
-    # A prompt each; the first step in two widths, the later ones, and one for each verification.
-    assert calls["context"] == 2 + 2 + (GAMMAS[-1] - 1) + len(GAMMAS)
-    assert len(pair.device.graphs) == 2 * len(GAMMAS)
-    for gamma in GAMMAS:
-        pair.rounds.run(PROMPT[-1:], 4, 5, 4, gamma)
-    assert pair.device.calls["set_address"] == calls["set_address"]
-
-
 def test_only_the_same_pass_is_known_to_have_run() -> None:
     pair = ready()
     done = pair.rounds.run([5], 4, 5, 4, 3)
@@ -181,13 +167,6 @@ def test_only_the_same_pass_is_known_to_have_run() -> None:
     waits = pair.device.calls["wait"]
     pair.target.forward([fed], 4)
     assert pair.device.calls["wait"] > waits
-
-
-def test_what_was_run_is_given_more_than_once() -> None:
-    pair = ready()
-    done = pair.rounds.run([5], 4, 5, 4, 3)
-    first = pair.target.forward([[5, *done.tokens]], 4)
-    assert pair.target.forward(np.array([[5, *done.tokens]]), np.array([4])) is first
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])
@@ -290,18 +269,3 @@ def test_pairs_that_cannot_have_rounds_have_none() -> None:
     assert fits(target, bare)
     assert not fits(target, bare, 2)
     assert not fits(target, draft(device, toy, profiles=draft_profiles(PREFILL)[:1]))
-
-
-def test_rounds_take_no_memory_before_the_first() -> None:
-    pair = ready()
-    assert pair.rounds.memory_bytes == {}
-    pair.rounds.run([5], 4, 5, 4, 1)
-    assert set(pair.rounds.memory_bytes) == {
-        "the draft's scores",
-        "feeds of rounds",
-        "results of rounds",
-    }
-    pair.rounds.close()
-    assert pair.rounds.memory_bytes == {}
-    assert not pair.rounds.fits(1, 1, 4, 4)
-    pair.close()

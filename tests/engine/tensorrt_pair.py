@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from runtime.numpy_device import NumpyDevice
-from runtime.tensorrt_double import PREFILL, draft_profiles, opened
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import PREFILL, draft_profiles, opened
 from runtime.toy import TableEngine
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds

@@ -1,0 +1,195 @@
+"""The table of backends: what a manifest names is what opens, and a new backend is one line."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike, NDArray
+
+import specrt
+from runtime.toy import byte_level
+from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
+from specrt.engine.backends import (
+    BACKENDS,
+    Backend,
+    backend_named,
+    check_versions,
+    host_bytes,
+    open_engine,
+)
+from specrt.engine.protocol import Candidates, check_bounds
+from specrt.errors import BundleError, EngineError
+from specrt.params import SamplingParams
+
+GEOMETRY = Geometry(1, 1, 1, 4, 270, 64, (0,))
+
+
+@dataclass(frozen=True)
+class BigramOutput:
+    """Scores after each row that was asked for."""
+
+    logits: NDArray[np.float32]
+    confidence: None = None
+    candidates: Candidates | None = None
+
+    @property
+    def argmax(self) -> NDArray[np.int64]:
+        return self.logits.argmax(-1)
+
+
+class BigramEngine:
+    """An engine in NumPy: the scores after a token are a row of a saved table."""
+
+    def __init__(
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
+        **_: Any,
+    ) -> None:  # fmt: skip
+        self.geometry, self.batch = geometry, batch
+        self.max_length, self.max_width = max_length, max_width
+        self.table: NDArray[np.float32] = np.load(path)
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> BigramOutput:
+        fed, starts = np.asarray(tokens, np.int64), np.asarray(start)
+        check_bounds(self, fed.shape[1], int(starts.min()), int(starts.max()))
+        return BigramOutput(self.table[fed[:, -(rows or fed.shape[1]) :]])
+
+    def close(self) -> None:
+        pass
+
+
+def model(role: str, backend: str = "") -> ModelRecord:
+    return ModelRecord(f"{role}.npy", GEOMETRY, "bigram", 1, 1000, 4, {}, backend=backend)
+
+
+def manifest_of(backend: str, **options: Any) -> Manifest:
+    made = Manifest(
+        format=FORMAT, name="bigrams", backend=backend, precision="fp32", batch=1, max_length=64,
+        prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(), bos_token_id=None,
+        target=model("target"), draft=model("draft"), versions={},
+        device={"machine": platform.machine()}, source="0" * 64, files={},
+    )  # fmt: skip
+    return replace(made, **options)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle of two tables; the draft's is the target's with some noise."""
+    rng = np.random.default_rng(5)
+    table = rng.standard_normal((270, 270)).astype(np.float32)
+    np.save(tmp_path / "target.npy", table)
+    np.save(tmp_path / "draft.npy", table + 0.3 * rng.standard_normal(table.shape))
+    byte_level(tmp_path)
+    files = {path.name: hash_file(path) for path in tmp_path.iterdir()}
+    text = manifest_of("bigrams", files=files).to_json()
+    (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_backend_from_outside_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "bigrams", Backend(BigramEngine, lambda: "bigrams 1"))
+    with specrt.load(bundle) as generator:
+        assert isinstance(generator.models.target, BigramEngine)
+        params = SamplingParams(max_tokens=40)
+        fast = generator.generate("a prompt", params)
+        plain = generator.generate("a prompt", params, gamma=0)
+    token, tokens = ord("t"), []
+    for _ in range(40):
+        token = int(np.load(bundle / "target.npy")[token].argmax())
+        tokens.append(token)
+    assert fast.token_ids == plain.token_ids == tokens
+    assert fast.speculation.accepted > 0
+
+
+def test_an_unknown_backend_is_named_beside_those_there_are(bundle: Path) -> None:
+    for refused in (
+        lambda: specrt.load(bundle),
+        lambda: open_engine(
+            "bigrams", bundle, GEOMETRY, batch=1, max_length=8, max_width=2, threads=1
+        ),
+    ):
+        with pytest.raises(EngineError, match=rf"'bigrams'.*{', '.join(BACKENDS)}"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "parts"),
+    [("ort-cpu", "", 2), ("tensorrt", "", 0), ("ort-cuda", "", 0), ("tensorrt", "ort-cpu", 1)],
+)
+def test_only_some_backends_use_main_memory(target: str, draft: str, parts: int) -> None:
+    manifest = manifest_of(target, draft=model("draft", draft))
+    assert host_bytes(manifest) == parts * (1000 + GEOMETRY.kv_bytes(1, 64, 4))
+    assert host_bytes(replace(manifest, draft=None)) == (1000 + 2 * 4 * 64 * 4) * (
+        target == "ort-cpu"
+    )
+
+
+def refused_version(
+    built: Mapping[str, str], there: Mapping[str, str], monkeypatch: pytest.MonkeyPatch,
+    backend: str = "ort-cpu",
+) -> str:  # fmt: skip
+    """Return why a bundle is refused on a machine with some packages; empty where it is not."""
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    try:
+        check_versions(Path("pair"), manifest_of(backend, versions=dict(built)))
+    except BundleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("built", "name", "here", "least"),
+    [
+        ("1.30.0", "onnxruntime", "1.29.9", "1.30"),
+        ("2.0.0", "onnxruntime", "1.29.9", "2.0"),
+        ("1.9", "onnxruntime", "1.8.2", "1.9"),
+        ("1.30.0", "onnxruntime-gpu", "1.29.9", "1.30"),
+    ],
+)
+def test_an_older_library_than_the_one_that_built_is_refused(
+    monkeypatch: pytest.MonkeyPatch, built: str, name: str, here: str, least: str
+) -> None:
+    for backend in ("ort-cpu", "ort-cuda"):
+        message = refused_version({"onnxruntime": built}, {name: here}, monkeypatch, backend)
+        assert f"onnxruntime {built}, and {name} {here} is installed" in message
+        assert f"pip install '{name}>={least}'" in message
+    assert refused_version({"onnxruntime": built}, {name: here}, monkeypatch, "tensorrt") == ""
+
+
+@pytest.mark.parametrize(
+    "here", ["1.30.2", "1.30.1", "1.30.0+cu13", "1.31.0.dev1", "2.0", "unknown", None]
+)
+def test_the_same_or_a_newer_library_is_fine(
+    monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    there = {"onnxruntime": here} if here else {}
+    assert refused_version({"onnxruntime": "1.30.2"}, there, monkeypatch) == ""
+
+
+@pytest.mark.parametrize("built", ["newest", "", "1.x", "9" * 9])
+def test_a_library_version_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, built: str
+) -> None:
+    message = refused_version({"onnxruntime": built}, {"onnxruntime": "1.30.0"}, monkeypatch)
+    assert f"names {built!r} as its version of onnxruntime" in message
+    assert "specrt build RECIPE" in message
+
+
+def test_every_backend_names_its_library_and_what_it_lacks() -> None:
+    for name in BACKENDS:
+        backend = backend_named(name)
+        assert backend.library().startswith(("onnxruntime ", f"{name} "))
+        assert backend.missing() == "" or any(c in backend.missing() for c in ";:`")
+    assert backend_named("ort-cpu").missing() == ""
