@@ -79,8 +79,8 @@ def built_library() -> BuildLibrary:
         pytest.fail(f"the C and C++ tests need the Debian packages {', '.join(TOOLS)}; "
                     f"missing here: {', '.join(missing)}", pytrace=False)  # fmt: skip
 
-    @functools.cache  # a run tests one state of the sources
-    def build(implementation: str, sanitize: Sanitize = False) -> Library:
+    @functools.cache  # a run tests one state of the sources, and tries once to build it
+    def attempt(implementation: str, sanitize: Sanitize) -> tuple[Path, str]:
         sanitizer = sanitize if isinstance(sanitize, str) else ("ON" if sanitize else "OFF")
         targets = TARGETS[implementation, sanitizer]
         options = {
@@ -101,7 +101,10 @@ def built_library() -> BuildLibrary:
         folder.mkdir(parents=True, exist_ok=True)
         options["CMAKE_INSTALL_PREFIX"] = str(folder / "installed")
         with locked(folder / "lock"):
-            failure = _build(folder, options, targets)
+            return folder, _build(folder, options, targets)
+
+    def build(implementation: str, sanitize: Sanitize = False) -> Library:
+        folder, failure = attempt(implementation, sanitize)
         if failure:
             pytest.fail(f"libspecrt ({folder.name}) cannot be built:\n{failure}", pytrace=False)
         return Library(implementation, folder)

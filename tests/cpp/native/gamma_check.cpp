@@ -5,7 +5,6 @@
 #include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
-#include "native/speculation/adaptive.hpp"
 #include "native/speculation/gamma.hpp"
 
 namespace specrt::checks {

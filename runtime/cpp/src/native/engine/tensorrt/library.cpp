@@ -85,7 +85,7 @@ std::string Journal::drain() {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto first = std::find_if(errors_.begin(), errors_.end(), is_ours);
   if (first == errors_.end()) first = errors_.begin();
-  const std::string line = first == errors_.end() ? "" : first->line;
+  const std::string line = first == errors_.end() ? "" : first->text;
   errors_.erase(std::remove_if(errors_.begin(), errors_.end(), is_ours), errors_.end());
   return line.empty() ? "no reason given" : line;
 }

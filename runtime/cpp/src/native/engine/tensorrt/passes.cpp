@@ -73,7 +73,7 @@ const char* type_name(DataType type) {
   }
 }
 
-std::string shown(const Tensor& tensor) {
+std::string described(const Tensor& tensor) {
   std::string shape;
   for (const std::int64_t size : tensor.shape)
     shape += (shape.empty() ? "" : ", ") + std::to_string(size);
@@ -84,9 +84,9 @@ std::string shown(const Tensor& tensor) {
 void check_tensors(const CompiledPlan& plan, const std::map<std::string, Tensor>& wanted) {
   for (const auto& [name, tensor] : wanted) {
     const auto entry = plan.tensors().find(name);
-    if (entry == plan.tensors().end()) apart("has no tensor " + name, shown(tensor));
+    if (entry == plan.tensors().end()) apart("has no tensor " + name, described(tensor));
     if (!same(entry->second, tensor))
-      apart("has " + name + " as " + shown(entry->second), shown(tensor));
+      apart("has " + name + " as " + described(entry->second), described(tensor));
   }
   for (const auto& [name, tensor] : plan.tensors())
     if (wanted.count(name) == 0) apart("has a tensor " + name, "that there is none");

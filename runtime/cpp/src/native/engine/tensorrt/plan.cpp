@@ -127,9 +127,10 @@ std::unique_ptr<Context> Kernels::context(nvinfer1::ICudaEngine& engine, bool fi
   config->setDynamicShapesKernelSpecializationStrategy(fixed ? Strategy::kEAGER : Strategy::kNONE);
   config->setCudaGraphStrategy(nvinfer1::CudaGraphStrategy::kDISABLED);
   attach(*config);
-  std::unique_ptr<nvinfer1::IExecutionContext> context(engine.createExecutionContext(config.get()));
-  if (!context) return nullptr;
-  auto context = std::make_unique<Context>(std::move(context), std::move(name));
+  std::unique_ptr<nvinfer1::IExecutionContext> execution(
+      engine.createExecutionContext(config.get()));
+  if (!execution) return nullptr;
+  auto context = std::make_unique<Context>(std::move(execution), std::move(name));
   context->config = std::move(config);
   return context;
 }
@@ -151,8 +152,8 @@ void Kernels::attach(nvinfer1::IRuntimeConfig& config) {
 
 std::unique_ptr<Context> Kernels::context(nvinfer1::ICudaEngine& engine, bool /*fixed*/,
                                           std::string name) {
-  std::unique_ptr<nvinfer1::IExecutionContext> context(engine.createExecutionContext(kOurs));
-  return context ? std::make_unique<Context>(std::move(context), std::move(name)) : nullptr;
+  std::unique_ptr<nvinfer1::IExecutionContext> execution(engine.createExecutionContext(kOurs));
+  return execution ? std::make_unique<Context>(std::move(execution), std::move(name)) : nullptr;
 }
 
 #endif
