@@ -173,7 +173,7 @@ INTRODUCTION = """# Models
 
 Every causal model type of transformers {version}, as a tiny random checkpoint: exported, then
 compared with transformers' eager model (prefill, a verify at an offset, two rows of different
-lengths of which one is rolled back over stale keys, beyond each sliding window in chunks). {equal} of
+lengths of which one is rolled back over stale keys, and beyond each sliding window). {equal} of
 {all} types export and are equal; the others are refused by name. *Error* is the largest error of a
 logit over the largest logit. A refusal is about the type's default config: a dense model of a type
 whose default has experts may export.
