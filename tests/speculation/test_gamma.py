@@ -36,13 +36,21 @@ def regret(trace: Trace, policy: Callable[..., AutoGamma] = AutoGamma) -> float:
 
 @pytest.mark.parametrize("family", REGRETS)
 def test_auto_falls_behind_the_best_fixed_gamma_by_little(family: str) -> None:
-    step = 1 if family == "recorded" else 3
-    worst = max((regret(trace), trace.name) for trace in TRACES[family][::step])
+    few = TRACES[family][:: max(1, len(TRACES[family]) // 4)]
+    worst = max((regret(trace), trace.name) for trace in few)
     assert worst[0] <= REGRETS[family], worst
 
 
-def test_after_500_tokens_wrong_costs_are_found_out() -> None:
-    for trace in TRACES["wrong shape"][::2]:
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", REGRETS)
+def test_on_no_trace_does_auto_fall_further_behind(family: str) -> None:
+    worst = max((regret(trace), trace.name) for trace in TRACES[family])
+    assert worst[0] <= REGRETS[family], worst
+
+
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.nightly)])
+def test_after_500_tokens_wrong_costs_are_found_out(step: int) -> None:
+    for trace in TRACES["wrong shape"][::step]:
         done = ride(AutoGamma(trace.known, LARGEST), trace)
         assert done.rate(500) >= 0.95 * best_fixed(trace, 500), trace.name
 
@@ -60,14 +68,14 @@ def test_one_pass_held_up_does_not_flip_it() -> None:
 
 def test_without_probes_it_never_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gamma, "PROBING", 1e-9)
-    assert max(map(regret, TRACES["recovering"])) > REGRETS["recovering"]
+    assert any(regret(trace) > REGRETS["recovering"] for trace in TRACES["recovering"])
 
 
 def test_that_takes_no_text_to_turn_it_misses_what_alternating_texts_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gamma, "TURN", 1e-12)
-    assert max(map(regret, TRACES["alternating"])) > REGRETS["alternating"]
+    assert any(regret(trace) > REGRETS["alternating"] for trace in TRACES["alternating"])
 
 
 def test_without_true_costs_it_drafts_too_much() -> None:
