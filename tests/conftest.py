@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import specrt
+from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from export.zoo import Exported
     from specrt_export.portable.exporter import ExportedGraph
 
-REPOSITORY = Path(__file__).parent.parent
 FIRST = ("cpp", "export", "lower", "build")
 """Folders whose tests take longest, so that no worker begins one of them last."""
 
@@ -91,17 +88,3 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
         return Exported(Checkpoint.open(root / name), graph)
 
     return shared
-
-
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return a temporary folder of this run that all its workers see."""
-    own = factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock that other processes wait for."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

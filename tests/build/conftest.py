@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import locked, shared_folder
+from shared import locked, shared_folder
 from specrt_export.builder import build
 from specrt_export.recipe import Recipe, read_recipe
 

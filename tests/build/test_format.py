@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import onnxruntime as ort
 import pytest
 
-from conftest import REPOSITORY
+from shared import REPOSITORY
 from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE

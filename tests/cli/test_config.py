@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.ran import Run
-from conftest import REPOSITORY
+from shared import REPOSITORY
 from specrt.cli import config as compiling
 from specrt.cli.config import LibraryOptions, _definitions
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 import pytest
 
-from conftest import REPOSITORY, locked
+from shared import REPOSITORY, locked
 
 SOURCES = REPOSITORY / "runtime" / "cpp"
 CHECKS = REPOSITORY / "tests" / "cpp"

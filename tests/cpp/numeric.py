@@ -24,7 +24,7 @@ from specrt.sampling.noise import Noise, Purpose
 
 Row = NDArray[np.float32]
 Vector = dict[str, Any]
-KNOWN = Path(__file__).parents[1] / "runtime" / "vectors" / "noise.json"
+KNOWN = Path(__file__).parents[1] / "sampling" / "vectors" / "noise.json"
 GOLDEN = 0x9E3779B97F4A7C15
 WHOLE, SOME = 300, 100
 """Distributions of up to so many tokens are written whole; of others, so many places."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY
 from cpp.conftest import BuildLibrary, run_program
+from shared import REPOSITORY
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from conftest import REPOSITORY
 from cpp.conftest import BuildLibrary, Library, compiler, run_program
+from shared import REPOSITORY
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 

@@ -13,7 +13,7 @@ import specrt
 from cpp import vectors
 from cpp.conftest import BuildLibrary, Library, onnxruntime_library, run_program
 from specrt.generator import Generator
-from specrt.params import DRAFTERS
+from specrt.speculation.drafters import DRAFTERS
 from specrt.text import read_prompts
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe

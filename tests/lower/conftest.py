@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import locked, shared_folder
 from lower.plans import Model, Planned, make
 from lower.test_tensorrt_builder_decoder import decoder, save
+from shared import locked, shared_folder
 from specrt.engine.tensorrt.engine_record import FILE_NAME
 from specrt.engine.tensorrt.library import Library, open_library
 from specrt_export.precision import Precision

@@ -74,8 +74,10 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
-    for key in EXPERTS:
-        count = config.get(key)
+    if config.get("is_moe") is False:  # the sizes of experts are there, and unused
+        return None
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    for key, count in ((key, part.get(key)) for part in parts for key in EXPERTS):
         if isinstance(count, int) and count > 1:
             return (
                 f"it is a mixture of experts ({key} is {count}), whose routing depends on data and "

@@ -427,7 +427,7 @@ class Hook:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        mask: Tensor | None = None,
         scaling: float | None = None,
         softcap: float | None = None,
         **extra: Any,
@@ -436,7 +436,7 @@ class Hook:
 
         Raises: ExportError for a term of the attention that the operator does not have.
         """
-        for term in ("s_aux", "position_bias", "indices"):
+        for term in ("s_aux", "position_bias", "indices", "attention_mask"):
             if extra.get(term) is not None:
                 raise ExportError(
                     f"{type(module).__name__} adds {term!r} to its attention, which ONNX's "
