@@ -238,7 +238,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         (m.gamma is not None and m.gamma not in m.gammas,
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),
         (m.max_width > m.max_length,
-         f"prefill or gammas needs passes of {m.max_width}; expected up to {m.max_length}"),
+         f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
         (max(ends, default=0) >= vocab,

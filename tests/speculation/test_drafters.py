@@ -15,7 +15,6 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation import target as target_module
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import CascadeDrafter, ForcedDrafter, ModelDrafter, NoDrafter
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
@@ -23,6 +22,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round, run_alone
+from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from speculation.test_ngram import loop
 from speculation.test_verifiers import (
@@ -498,5 +498,7 @@ def test_a_sample_is_distributed_as_the_targets_own(setting: str) -> None:
 
 @pytest.mark.nightly
 def test_a_wrong_rule_is_caught_by_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "rejection", accepts_everything)
+    monkeypatch.setitem(
+        VERIFIERS, "rejection", VERIFIERS["rejection"]._replace(accept=accepts_everything)
+    )
     assert likelihood("warm", sample("warm", 6)) < ALPHA

@@ -20,7 +20,6 @@ from runtime.toy import Call, Run, TableEngine, plain
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation import target as target_module
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import Match, NgramDrafter, Suffixes
@@ -34,7 +33,7 @@ from specrt.speculation.round import (
     run_rounds,
     speculate,
 )
-from specrt.speculation.target import EngineTarget
+from specrt.speculation.target import VERIFIERS, EngineTarget
 from speculation.test_verifiers import (
     ALPHA,
     LONG,
@@ -390,7 +389,8 @@ def test_dropping_tokens_leaves_the_distribution() -> None:
 def test_a_wrong_rule_is_caught_by_the_same_sample(
     rule: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_module, "rejection", rule)
+    wrong = VERIFIERS["rejection"]._replace(accept=rule)
+    monkeypatch.setitem(VERIFIERS, "rejection", wrong)
     assert sample("warm", FixedGamma(3), 2)[0] < ALPHA
 
 

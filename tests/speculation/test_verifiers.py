@@ -21,10 +21,9 @@ from runtime.toy import TableEngine, generator, near, plain, run
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, process, residual
 from specrt.sampling.noise import Noise
-from specrt.speculation import target as target_module
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.round import Proposal, Round, Verdict
-from specrt.speculation.target import match, rejection
+from specrt.speculation.target import VERIFIERS, match, rejection
 from specrt.text import Tokenizer
 
 ALPHA = 1e-4
@@ -350,7 +349,9 @@ def _drawn(distribution: Distribution, noise: Noise, position: int) -> int:
 
 @pytest.fixture
 def wrong_rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "rejection", request.param)
+    monkeypatch.setitem(
+        VERIFIERS, "rejection", VERIFIERS["rejection"]._replace(accept=request.param)
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,9 @@ def test_a_proposal_said_to_be_certain_when_it_was_drawn_stays_lossless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # min(1, p / 1) and norm(p without x) give p for each x, so for any way x was drawn.
-    monkeypatch.setattr(target_module, "rejection", takes_the_draft_for_certain)
+    monkeypatch.setitem(
+        VERIFIERS, "rejection", VERIFIERS["rejection"]._replace(accept=takes_the_draft_for_certain)
+    )
     assert long_run("rejection", SETTINGS["warm"], 2, LONG) > ALPHA
 
 
