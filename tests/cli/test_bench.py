@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specrt_export.bundle_builder import build
+from specrt_export.builder import build
 
 from cli.ran import Run
 from specrt.bundle import Manifest, read_manifest
