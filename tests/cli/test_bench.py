@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specrt_export.builder import build
 
 from cli.ran import Run
 from specrt.bundle import Manifest, read_manifest
 from specrt.system import measure_bandwidth
+from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 
