@@ -162,7 +162,7 @@ def _nearby(probs: Numbers, away: Numbers, mass: float) -> float | None:
 class Distribution:
     """The tokens that may come next, and how likely each is.
 
-    Shapes: ids [K] int64, ascending; probs [K] f64, positive, summing to 1.
+    Shapes: ids [K] int64, ascending; probs [K] f64, summing to 1, none negative.
     """
 
     ids: NDArray[np.int64]
@@ -181,7 +181,10 @@ class Distribution:
         Source: Gumbel 1954; Daliri et al. 2024, arXiv:2408.07978 (shared noise in drafting).
         """
         waits = noise.exponential(purpose, position, self.ids)
-        waits /= self.probs
+        with np.errstate(
+            over="ignore", divide="ignore"
+        ):  # what is next to impossible waits for ever
+            waits /= self.probs
         return int(self.ids[waits.argmin()])
 
 
