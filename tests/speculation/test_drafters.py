@@ -14,13 +14,14 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.drafters import DRAFTERS, CascadeDrafter, ForcedDrafter
+from specrt.speculation.drafters import DRAFTERS, CascadeDrafter, DrafterSpec, ForcedDrafter
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round, run_alone
 from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from speculation.support import PROMPT, Script, Watched, Whim, drafter_named, loop
+from support.rows import packed
 from support.toy import TableEngine, generator, near, plain
 
 COSTS = Costs(tuple(100.0 + 5 * g for g in range(9)), tuple(4.0 * g for g in range(9)))
@@ -120,6 +121,38 @@ def test_a_generator_uses_the_drafter_that_is_named(
     assert (counts.gamma, counts.drafter) == (gamma, name)
     assert set(counts.sources) <= SOURCES[name]
     assert bool(counts.drafted) is bool(gamma and SOURCES[name])
+
+
+class Fills:
+    """Proposes as many tokens as there is room for, and some more."""
+
+    def __init__(self, excess: int) -> None:
+        self._excess = excess
+
+    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
+        yield from ()
+        return Proposal([1] * (room + self._excess), None, "fills")
+
+    def observe(self, tokens: Sequence[int], round_: Round) -> None: ...
+
+
+@pytest.mark.parametrize("excess", [0, 1, 40])
+def test_the_room_of_a_drafter_is_what_a_pass_verifies(
+    tokenizer: Tokenizer, excess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter that takes more of it harms no other request."""
+    monkeypatch.setitem(DRAFTERS, "fills", DrafterSpec(lambda _: Fills(excess), ("fills",)))
+    target, draft = (packed(TableEngine(3, max_width=8), 2) for _ in range(2))
+    made = Generator(Models(target, draft, (0, 1, 2, 3), 3), tokenizer)
+    plain = made.generate(PROMPT, PARAMS, gamma=0).token_ids
+    other, stream = made.stream(PROMPT, PARAMS), made.stream(PROMPT, PARAMS, drafter="fills")
+    next(other)
+    if excess:
+        with pytest.raises(RequestError, match=rf"'fills' proposed {7 + excess} tokens.* up to 7"):
+            stream.finish()
+    else:
+        assert stream.finish().token_ids == plain
+    assert other.finish().token_ids == plain
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
