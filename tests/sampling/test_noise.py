@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from specrt.params import SamplingParams
@@ -86,41 +84,6 @@ def test_streams_of_neighbouring_keys_are_independent(part: str) -> None:
     for i, one in enumerate(streams):
         for other in streams[i + 1 :]:
             assert_independent(one, other)
-
-
-KEYS = ("seed", "request", "purpose", "position", "token")
-
-
-def number(key: dict[str, int]) -> float:
-    noise = Noise(key["seed"], key["request"])
-    purpose, tokens = Purpose(key["purpose"]), np.array([key["token"]])
-    return float(noise.exponential(purpose, key["position"], tokens)[0])
-
-
-@given(
-    st.fixed_dictionaries(
-        {
-            "seed": st.integers(0, 2**64 - 1),
-            "request": st.integers(0, 2**63 - 1) | st.integers(0, 9),
-            "purpose": st.sampled_from([int(purpose) for purpose in Purpose]),
-            "position": st.integers(0, 2**40) | st.integers(0, 9),
-            "token": st.integers(0, 2**20),
-        }
-    ),
-    st.data(),
-)
-@settings(deadline=None, max_examples=300)
-def test_every_part_of_the_key_counts(key: dict[str, int], data: st.DataObject) -> None:
-    """Chance makes two numbers of 52 bits equal in one of 10^15 examples."""
-    for name in KEYS:
-        most = 3 if name == "purpose" else 9
-        other = {**key, name: key[name] + data.draw(st.integers(1, most), label=name)}
-        if name == "purpose":
-            other[name] %= len(Purpose)
-        if name == "request":
-            other[name] %= 2**63
-        if other != key:
-            assert number(other) != number(key)
 
 
 def test_no_key_is_that_of_another() -> None:

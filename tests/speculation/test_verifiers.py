@@ -215,18 +215,6 @@ def test_a_draw_that_is_called_certain_stays_lossless(monkeypatch: pytest.Monkey
     assert likelihood("rejection", "model", 2)[0] > ALPHA
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("verifier", VERIFIERS)
-def test_short_samples_of_many_seeds_are_distributed_as_the_targets_own(verifier: str) -> None:
-    target, draft = chain()
-    params = SamplingParams(verifier=verifier, temperature=1.0)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(5_000):
-        drafter = drafter_named("model", draft, 2, params, seed)
-        counts[(2, *loop(target, drafter, [2], 3, params, seed).tokens)] += 1
-    assert surprise(counts, laws(target, params)) > ALPHA
-
-
 class LooksBack:
     """Drafts again only where the third token of a draft that was refused at once looked sure.
 

@@ -94,7 +94,7 @@ class Drafter(Protocol):
     """A source of proposals. A wrong proposal costs time, never correctness."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
-        """Propose at most `room` tokens to follow the committed ones; there may be room for none."""
+        """Propose at most `room` tokens to follow the committed ones."""
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Learn from a round; `tokens` are all that are committed."""
