@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.rows import packed
-from runtime.toy import generator
 from scheduler.support import LONG, Gate, alone, rows, target_of, toys
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
+from support.rows import packed
+from support.toy import generator
 
 
 @pytest.fixture(params=[1, 2])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.completion import Timings
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
+from support.toy import TableEngine, byte_level, generator, near
 
 PARAMS = SamplingParams(max_tokens=30)
 

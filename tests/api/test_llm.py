@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import specrt.loading
-from runtime.rows import PackedTable, packed
-from runtime.toy import TableEngine, near
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator
 from specrt.loading import LLM, Prompt, RequestOutput
 from specrt.params import SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
+from support.rows import PackedTable, packed
+from support.toy import TableEngine, near
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from engine.tensorrt_pair import LENGTH, PROMPT, Pair
-from runtime.rows import PackedTable, packed, padded
-from runtime.toy import TableEngine, TableOutput, generator, near
 from specrt.completion import Completion
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
@@ -30,6 +28,8 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Round, run_alone
 from specrt.text import Tokenizer
+from support.rows import PackedTable, packed, padded
+from support.toy import TableEngine, TableOutput, generator, near
 
 VOCABULARY = 263
 

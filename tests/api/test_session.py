@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specrt
-from runtime.rows import packed
-from runtime.toy import EOS, TableEngine, byte_fallback, generator, near
 from specrt.completion import Stream
 from specrt.errors import CapacityError, EngineError, RequestError
 from specrt.generator import Generator
@@ -21,6 +19,8 @@ from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.speculation.pool import Models
 from specrt.text import ChatTemplate, Tokenizer
+from support.rows import packed
+from support.toy import EOS, TableEngine, byte_fallback, generator, near
 
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models
 
-from runtime.toy import BOS, EOS, SPECIAL, byte_fallback
 from specrt.errors import BundleError, RequestError
 from specrt.text import Detokenizer, StopStrings, Tokenizer
+from support.toy import BOS, EOS, SPECIAL, byte_fallback
 
 held = settings(
     max_examples=150,

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.rows import packed, padded
-from runtime.toy import generator
 from scheduler.support import LONG, Build, Gate, alone, rows, target_of, toys
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
@@ -22,6 +20,8 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import Tokenizer
+from support.rows import packed, padded
+from support.toy import generator
 
 CLOSED = "this generator was closed; open the bundle again"
 Act = tuple[str, int]

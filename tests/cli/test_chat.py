@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.ran import Run
-from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import ChatTemplate, Tokenizer
+from support.toy import TableEngine, byte_level, generator, near
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cli.ran import Run
-from runtime.rows import packed
-from runtime.toy import TableEngine, byte_level, near
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text import ChatTemplate, Tokenizer
+from support.rows import packed
+from support.toy import TableEngine, byte_level, near
 
 TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from runtime.schemas import NESTED, nested, valid
 from specrt.completion import Completion
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from support.schemas import NESTED, nested, valid
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
 

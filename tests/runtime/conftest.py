@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.toy import byte_level
+from support.toy import byte_level
 from specrt.text import Tokenizer
 
 
