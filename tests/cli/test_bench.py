@@ -127,66 +127,6 @@ def test_bench_where_nothing_is_promised_tells_how_many_outputs_differ(
     assert all(d["margin"] > 0 for d in found["differences"])
 
 
-@pytest.mark.parametrize("verb", ["verify", "bench"])
-def test_wrong_requests_are_refused(
-    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path, verb: str
-) -> None:
-    prompts = ("--prompts", two_prompts)
-    assert "Missing option '--prompts'" in cli(verb, codelet).refusal
-    assert "--gammas is '2;3'" in cli(verb, codelet, *prompts, "--gammas", "2;3").refusal
-    assert "gamma 9" in cli(verb, codelet, *prompts, "--gammas", "9").refusal
-    assert "cannot be read" in cli(verb, codelet, "--prompts", tmp_path / "none").refusal
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    assert "holds no prompts" in cli(verb, codelet, "--prompts", empty).refusal
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--max-tokens", 2048), "prompts.jsonl:1: a prompt of 9 tokens and 2048 more do not fit"),
-        (("--max-tokens", 1), "Invalid value for '--max-tokens'"),
-        (("--repeats", 0), "Invalid value for '--repeats'"),
-        (("--limit", 0), "Invalid value for '--limit'"),
-        (("--gammas", "2,autos"), "expected numbers and auto, as 0,2,4,auto"),
-        (("--drafter", "modle"), "--drafter is 'modle'; did you mean 'model'?"),
-        (("--category", "poetry"), "no prompt is of category 'poetry'"),
-        (("--temperature", -1), "temperature is -1.0; expected a number of 0 or more"),
-        (("--json", "--markdown"), "--json and --markdown"),
-    ],
-)
-def test_bench_refuses_before_it_measures(
-    cli: Run, codelet: Path, two_prompts: Path, options: tuple[object, ...], told: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    def measured(*_: object, **__: object) -> None:
-        raise AssertionError("something was measured")
-
-    monkeypatch.setattr("specrt.cli.bench.measure", measured)
-    assert told in cli("bench", codelet, "--prompts", two_prompts, *options).refusal
-
-
-def test_bench_refuses_a_class_called_as_all_of_them(
-    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
-) -> None:
-    taken = tmp_path / "all.jsonl"
-    taken.write_text('{"prompt": "Once"}\n', encoding="utf-8")
-    options = ("--max-tokens", 4, "--gammas", "2", "--repeats", 1, "--json")
-    said = cli("bench", codelet, "--prompts", two_prompts, "--prompts", taken, *options).refusal
-    assert "all.jsonl:1 is of category 'all'" in said
-    assert "another name" in said
-    alone = cli("bench", codelet, "--prompts", taken, *options)
-    assert [t["category"] for t in json.loads(alone.out)["tasks"]] == ["all"]
-
-
-def test_bench_names_a_prompt_without_tokens(
-    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specrt.text.Tokenizer.encode", lambda self, text, special=True: [])
-    said = cli("bench", codelet, "--prompts", two_prompts).refusal
-    assert "prompts.jsonl:1 has a prompt of no tokens" in said
-
-
 @pytest.fixture(scope="module")
 def two_rows(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
     out = tmp_path_factory.mktemp("rows") / "bundle"
@@ -216,25 +156,3 @@ def test_a_structure_is_compared_with_free_text(cli: Run, codelet: Path, two_pro
     assert [(cost["gamma"], cost["pairs"]) for cost in found] == [(0, 2), (2, 2)]
     assert all(cost["ratio"]["median"] > 0 for cost in found)
     assert found[0]["tokens_per_round"] == {"free": 1.0, "structured": 1.0}
-    ran = cli("bench", codelet, *options, "--regex", "()")
-    assert ran.status == 2
-    assert "nothing to time" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--rows", "0"), "--rows is '0'; expected numbers of 1 or more, as 1,2,4"),
-        (("--rows", "1,3"), "3 rows at once: this bundle was built for 1 to 2; name fewer"),
-        (("--rows", "1", "--drafter", "model,ngram"), "--rows is measured with one drafter, not 2"),
-        (("--rows", "1", "--regex", "a+"), "--rows and a constraint are measured apart"),
-        (("--regex", "a+", "--choice", "a"), "regex and choice were given; expected one of them"),
-        (("--rows", "1", "--gammas", "7"), "gamma 7 is not among those this bundle was built for"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    cli: Run, two_rows: Path, two_prompts: Path, options: tuple[str, ...], said: str
-) -> None:
-    ran = cli("bench", two_rows, "--prompts", two_prompts, "--max-tokens", 4, *options)
-    assert ran.status == 2
-    assert said in ran.err.splitlines()[-1]

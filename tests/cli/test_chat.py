@@ -26,7 +26,7 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import ChatTemplate, Tokenizer
-from support.toy import TableEngine, byte_level, generator, near
+from support.toy import TableEngine, generator, near
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
@@ -50,9 +50,6 @@ def test_each_line_is_a_message_and_answers_go_to_stdout(
     ran = cli("chat", codelet, *FEW, stdin=b"import os\r\n\ndef area(width):")
     assert (ran.status, ran.out) == (0, answers(generator, "import os", "", "def area(width):"))
     assert "it continues your text" in ran.err
-
-
-def test_a_message_may_have_several_lines(cli: Run, codelet: Path, generator: Generator) -> None:
     expected = answers(generator, "import os\nimport sys\n", "/tmp is\n a folder")
     typed = b'import os\\\nimport sys\\\n\n"""/tmp is\n a folder"""\n'
     assert cli("chat", codelet, *FEW, stdin=typed).out == expected
@@ -141,11 +138,13 @@ def test_bad_input_is_one_error_and_the_session_goes_on(
     assert told in error
 
 
-def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
-    for typed, what in ((b'"""a\nb', '"""'), (b"a\\", "a backslash")):
-        ran = cli("chat", codelet, stdin=typed)
-        assert (ran.status, ran.out) == (1, "")
-        assert f"the input ended in a message that {what} keeps open" in ran.err
+@pytest.mark.parametrize(("typed", "what"), [(b'"""a\nb', '"""'), (b"a\\", "a backslash")])
+def test_a_message_that_never_ends_is_an_error(
+    cli: Run, codelet: Path, typed: bytes, what: str
+) -> None:
+    ran = cli("chat", codelet, stdin=typed)
+    assert (ran.status, ran.out) == (1, "")
+    assert f"the input ended in a message that {what} keeps open" in ran.err
 
 
 def test_a_file_is_never_half_written(
@@ -178,11 +177,9 @@ def test_any_text_can_be_typed_in_quotes(lines: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
-    tokenizer = Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
+def toy(tokenizer: Tokenizer) -> Generator:
     target = TableEngine(4, vocab=tokenizer.size)
-    with generator(target, near(target, 5, 0.8), tokenizer) as opened:
-        yield opened
+    return generator(target, near(target, 5, 0.8), tokenizer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -211,15 +208,6 @@ def test_painted_text_is_the_text_and_green_is_what_was_accepted(
     assert accepted <= stream.completion.speculation.accepted
     if allowed == tuple(b"abe") and not stop:  # a character is a token
         assert green == accepted == stream.completion.speculation.accepted
-
-
-def test_a_character_of_several_tokens_is_painted_once(toy: Generator) -> None:
-    from specrt.completion import Chunk
-
-    painter = Painter(toy.tokenizer)
-    first, second, *rest = toy.tokenizer.encode("🐢", special=False)
-    assert painter.paint(Chunk("", [first, second], 2)) == ""
-    assert painter.paint(Chunk("🐢b", [*rest, 98], len(rest))) == "\x1b[32m🐢\x1b[0mb"
 
 
 @contextmanager
@@ -294,13 +282,6 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
         assert seen.interrupt_until_it_leaves() == 130
 
 
-def test_ctrl_d_leaves(codelet: Path) -> None:
-    with terminal(codelet) as seen:
-        seen.until(">>> ")
-        seen.type("\x04")
-        assert seen.process.wait(timeout=60) == 0
-
-
 @pytest.mark.parametrize("plain", [False, True])
 def test_drafted_tokens_are_green_at_a_terminal_only(codelet: Path, plain: bool) -> None:
     environment = {"NO_COLOR": "1"} if plain else {}
@@ -311,5 +292,8 @@ def test_drafted_tokens_are_green_at_a_terminal_only(codelet: Path, plain: bool)
             seen.until(">>> ")
             seen.type("import os\n")
             told += seen.until(r"\[ended after 24 tokens: the limit\]")
+        seen.until(">>> ")
+        seen.type("\x04")
+        assert seen.process.wait(timeout=60) == 0
     assert told.count("drafted and accepted") == (0 if plain else 1)
     assert ("\x1b[32m" in told) is not plain

@@ -48,25 +48,6 @@ def test_it_prints_what_was_asked_on_one_line(cli: Run, installed: Path) -> None
         assert (ran.status, ran.out, ran.err) == (0, f"{told}\n", "")
 
 
-def test_a_library_that_is_not_built_is_one_line(cli: Run, tmp_path: Path) -> None:
-    said = cli("config", "--cflags", "--to", tmp_path).refusal
-    assert f"there is no libspecrt.so in {tmp_path}/lib; build it with `specrt config" in said
-    assert f"--build --to {tmp_path}`" in said
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ([], "no option; expected --cflags"),
-        (["--native"], "--native chooses what to --build"),
-        (["--build", "--tokenizer", sys.executable], "belong to --native"),
-        (["--build", "--native", "--onnxruntime", "/no/such"], "does not exist"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(cli: Run, asked: list[str], said: str) -> None:
-    assert said in cli("config", *asked).refusal
-
-
 @pytest.mark.parametrize(
     ("tools", "said"),
     [([], "cmake is not on the path"), (["cmake"], "none of c++"), (["cmake", "c++"], "of make")],
