@@ -182,6 +182,8 @@ def test_every_field_is_held_to_its_type(bundle: Path) -> None:
     text = path.read_text()
     refused = 0
     for *outer, last in places(json.loads(text)):
+        if len(outer) > 1 and outer[0] in ("draft", "files") and outer[1] != "tokenizer.json":
+            continue  # of the same type as `target`, or as the entry of tokenizer.json
         for value in ANYTHING:
             data = holder = json.loads(text)
             for key in outer:

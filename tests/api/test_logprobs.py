@@ -63,7 +63,7 @@ SCORES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), vocabulary=st.integers(1, 60), rows=st.integers(1, 5), k=st.integers(0, 20))
 def test_rows_are_ranked_as_by_sorting_all_of_them(
     data: st.DataObject, vocabulary: int, rows: int, k: int
@@ -166,7 +166,7 @@ def test_they_are_those_of_plain_decoding(
     assert accepted or drafter == "ngram"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     length=st.integers(1, 250),
     width=st.sampled_from([1, 7, 16, 64, 100]),
@@ -310,7 +310,7 @@ ASKED = st.tuples(
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     batch=st.integers(2, 4), many=st.lists(ASKED, min_size=1, max_size=7), gamma=st.integers(0, 8)
 )

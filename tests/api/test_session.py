@@ -307,7 +307,7 @@ MOVES = st.one_of(
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, TRIMMED, None], ids=["kept", "trimmed", "plain"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     moves=st.lists(MOVES, max_size=7),
     stop=st.sampled_from([(), ("e",), ("\ufffd",)]),

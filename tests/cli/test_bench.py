@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,8 @@ import pytest
 
 from cli.ran import Run
 from specrt.bundle import Manifest, read_manifest
-from specrt.system import measure_bandwidth
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
-
-
-@pytest.fixture(autouse=True)
-def _read_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    little = partial(measure_bandwidth, array_bytes=1 << 20, reads=2)
-    monkeypatch.setattr("specrt.cli.bench.measure_bandwidth", little)
 
 
 def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: Path) -> None:

@@ -55,6 +55,7 @@ def test_each_line_is_a_message_and_answers_go_to_stdout(
     assert cli("chat", codelet, *FEW, stdin=typed).out == expected
 
 
+@pytest.mark.usefixtures("opened")
 def test_a_template_makes_messages_of_lines(
     cli: Run, codelet: Path, generator: Generator, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,6 +75,7 @@ def test_a_template_makes_messages_of_lines(
     assert [m["role"] for m in session.messages][:3] == ["system", "user", "assistant"]
 
 
+@pytest.mark.usefixtures("opened")
 def test_stats_are_of_the_answer_and_of_the_session(cli: Run, codelet: Path) -> None:
     ran = cli("chat", codelet, *FEW, stdin=b"import os\nimport sys\n/stats\n")
     figures = (
@@ -91,6 +93,7 @@ def test_stats_are_of_the_answer_and_of_the_session(cli: Run, codelet: Path) -> 
     assert f"the conversation: {first[1] + 12} of 2048 tokens" in ran.err
 
 
+@pytest.mark.usefixtures("opened")
 def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Generator) -> None:
     typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
     ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
@@ -110,6 +113,7 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
     assert ran.out == expected + session.generate("a").text + "\n"
 
 
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
@@ -138,6 +142,7 @@ def test_bad_input_is_one_error_and_the_session_goes_on(
     assert told in error
 
 
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(("typed", "what"), [(b'"""a\nb', '"""'), (b"a\\", "a backslash")])
 def test_a_message_that_never_ends_is_an_error(
     cli: Run, codelet: Path, typed: bytes, what: str
@@ -147,6 +152,7 @@ def test_a_message_that_never_ends_is_an_error(
     assert f"the input ended in a message that {what} keeps open" in ran.err
 
 
+@pytest.mark.usefixtures("opened")
 def test_a_file_is_never_half_written(
     cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

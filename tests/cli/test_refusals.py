@@ -26,7 +26,10 @@ GENERATE = [
     ("--prompt a --prompts f", "--prompt-ids and --prompts, not several"),
     ("--prompt a --prompt-ids 1", "one of --prompt, --prompt-file, --prompt-ids"),
     ("--prompt-ids 1,2 --chat", "--chat needs a text prompt"),
-    ("--prompt hello --chat", "{codelet} has no chat template; complete plain text instead"),
+    (
+        "--prompt hello --chat",
+        "{codelet} has no chat template: its model was not trained",
+    ),
     ("--prompt a --n 3", "n is 3, and this bundle was built for 1 at once"),
     ("--prompt a --n 0", "n is 0; expected a whole number of 1 or more"),
     ("--prompt a --gamma 9", "0, 1, 2, 3, 4, 5, 6, 7, 8"),
@@ -75,7 +78,7 @@ BENCH = [
     ("--rows 1 --drafter model,ngram", "--rows is measured with one drafter, not 2"),
     ("--rows 1 --regex a+", "--rows and a constraint are measured apart"),
     ("--regex a+ --choice a", "regex and choice were given; expected one of them"),
-    ("--regex ()", "nothing to time"),
+    ("--regex () --gammas 2 --max-tokens 4 --repeats 1", "nothing to time"),
 ]
 OTHERS = [
     ("tune {none}", "{none} does not exist; build one with"),
@@ -84,7 +87,6 @@ OTHERS = [
     ("tune {codelet} --prompts {few}", "3 prompts with room for 288 tokens are too few to tune on"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("tune {codelet} --threads 999", "threads is 999; expected a whole number from 1 to"),
-    ("chat {none}", "{none} does not exist; build one with"),
     ("chat {codelet} --gama 3", "'--gama'. (Did you mean one of: '--gamma'"),
     ("inspect {none}", "{none} does not exist; build one with"),
     ("inspect {codelet} --jsn", "'--jsn'. Did you mean '--json'?"),
@@ -129,6 +131,7 @@ def places(codelet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return found
 
 
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(("line", "told"), TABLE, ids=[line[:60] for line, _ in TABLE])
 def test_bad_input_is_one_line_before_any_work(
     cli: Run, places: dict[str, Path], line: str, told: str, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +158,8 @@ def test_every_verb_refuses_a_damaged_bundle(
     assert "target/engine.data is missing; build the bundle again with `specrt build" in told
     (copy / "manifest.json").unlink()
     assert f"{copy} is not a bundle: it has no manifest" in cli(verb, copy, *options).refusal
+    shutil.rmtree(copy)
+    assert f"{copy} does not exist; build one with" in cli(verb, copy, *options).refusal
 
 
 def test_standard_input_that_is_no_prompt_is_refused(
