@@ -91,7 +91,7 @@ OTHERS = [
     ("inspect {none}", "{none} does not exist; build one with"),
     ("inspect {codelet} --jsn", "'--jsn'. Did you mean '--json'?"),
     ("doctor --jso", "'--jso'. Did you mean '--json'?"),
-    ("build {none}", "{none} does not exist; a recipe is a TOML file"),
+    ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("build {none} --dryrun", "'--dryrun'. Did you mean '--dry-run'?"),
     ("lint {none}", "{none} cannot be read (No such file or directory); name an ONNX file"),
     ("lint {codelet}", "{codelet} is a folder; name an ONNX file"),

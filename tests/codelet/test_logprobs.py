@@ -66,10 +66,8 @@ def emitted(done: Completion) -> list[Entry | None]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 1},
-        {"temperature": 0.9, "verifier": "rejection", "seed": 1},
-        {"bad_words": ("return",), "logit_bias": {10: -5.0}},
+        {"temperature": 0.9, "verifier": "rejection", "bad_words": ("return",), "seed": 1},
     ],
     ids=str,
 )
@@ -78,7 +76,7 @@ def test_at_every_gamma_they_are_those_of_one_pass(
 ) -> None:
     params = SamplingParams(max_tokens=48, ignore_eos=True, logprobs=5, **options)
     texts = set()
-    for drafter, gamma in (("none", 0), ("model", 1), ("model", 3), ("ngram", 8), ("cascade", 4)):
+    for drafter, gamma in (("none", 0), ("model", 3), ("cascade", 4)):
         done = generator.generate(prompts[3], params, gamma=gamma, drafter=drafter)
         text = [*prompts[3], *done.token_ids]
         check(emitted(done), text, len(prompts[3]), forced(codelet, text))
@@ -104,7 +102,7 @@ def test_a_prompt_is_told_as_one_pass_tells_it(
 ) -> None:
     prompt = list(chain.from_iterable(prompts))[:300]
     rows = forced(codelet, prompt)
-    for length in (1, 2, 65, 200, 300):
+    for length in (1, 65, 300):
         params = SamplingParams(max_tokens=2, prompt_logprobs=4, logprobs=0)
         done = generator.generate(prompt[:length], params, gamma=1)
         assert done.prompt_logprobs is not None
