@@ -53,18 +53,6 @@ def without_tuning(bundle: Path) -> None:
     assert not list(bundle.glob(f"*{FILE_NAME}*"))
 
 
-def test_costs_alone_are_measured_without_prompts(cli: Run, bundle: Path) -> None:
-    ran = cli("tune", bundle, "--threads", 1)
-    assert ran.status == 0
-    assert ran.out.splitlines()[-1] == f"written to {bundle / FILE_NAME}"
-    opened = Bundle.open(bundle)
-    tuning, notice = read_tuning(opened, 1, pools=2)
-    assert notice is None
-    assert tuning is not None
-    assert (tuning.gamma, tuning.drafter, tuning.settings) == (AUTO, "", ())
-    assert tuning.source == opened.manifest.source
-
-
 def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Path) -> None:
     asked = ("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
     ran = cli(*asked, "--json")
@@ -93,34 +81,27 @@ def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Pa
     assert f"best: drafter {tuning.drafter}" in ran.out
 
 
-@pytest.mark.parametrize("fixed", [0, None])
-def test_where_plain_decoding_is_best_a_gamma_that_is_asked_for_drafts(
-    cli: Run, bundle: Path, fixed: int | None
+def test_costs_are_used_where_they_were_measured_and_ignored_elsewhere(
+    cli: Run, bundle: Path
 ) -> None:
-    cli("tune", bundle, "--threads", 1)
+    ran = cli("tune", bundle, "--threads", 1)
     place = bundle / FILE_NAME
-    record = {**json.loads(place.read_text()), "drafter": "none", "fixed_gamma": fixed}
-    place.write_text(json.dumps(record))
-    options = ("--prompt", "import os\n", "--max-tokens", 8, "--threads", 1, "--json")
-    found = json.loads(cli("generate", bundle, *options, "--gamma", 4).out)["speculation"]
-    assert (found["drafter"], found["gamma"], found["drafted"] > 0) == ("model", 4, True)
-    found = json.loads(cli("generate", bundle, *options).out)["speculation"]
-    assert (found["drafter"], found["gamma"], found["drafted"]) == ("model", 0, 0)
-
-
-def test_a_tuned_bundle_moved_elsewhere_says_so_and_works(cli: Run, bundle: Path) -> None:
-    cli("tune", bundle, "--threads", 1)
-    place = bundle / FILE_NAME
+    assert (ran.status, ran.out.splitlines()[-1]) == (0, f"written to {place}")
     record: dict[str, Any] = json.loads(place.read_text())
+    tuning, notice = read_tuning(Bundle.open(bundle), 1, pools=2)
+    assert tuning is not None
+    assert (notice, tuning.gamma, tuning.drafter, tuning.settings) == (None, AUTO, "", ())
+    place.write_text(json.dumps({**record, "drafter": "none"}))  # plain decoding is best here
+    options = ("--prompt", "import os\n", "--max-tokens", 8, "--threads", 1, "--json")
+    for gamma, used in (((), 0), (("--gamma", 4), 4)):
+        found = json.loads(cli("generate", bundle, *options, *gamma).out)["speculation"]
+        assert (found["drafter"], found["gamma"]) == ("model", used)
+        assert (found["drafted"] > 0) == (used > 0)
     record["machine"]["cpu"] = "Abacus"
     place.write_text(json.dumps(record))
     ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
     assert ran.status == 0
     assert "is ignored: it was measured on another machine (cpu Abacus, not " in ran.err
-    place.write_text("{")
-    ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
-    assert ran.status == 0
-    assert "it is damaged" in ran.err
     assert cli("tune", bundle, "--threads", 1).status == 0  # the remedy works
     assert read_tuning(Bundle.open(bundle), 1)[1] is None
 
@@ -160,6 +141,7 @@ def test_without_room_for_the_draft_nothing_is_tuned(
     without_tuning(bundle)
 
 
+@pytest.mark.nightly
 def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
     tuning, reason = tune_quickly(bundle)
     assert reason is None
