@@ -83,46 +83,6 @@ def test_the_loop_runs_while_a_pass_does(made: Generator) -> None:
     played(main())
 
 
-def test_ready_chunks_keep_no_other_task_out(made: Generator) -> None:
-    async def main() -> None:
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(other())
-        stream = made.astream([1, 2], LONG, gamma=0)
-        await stream.__anext__()
-        await until(pauses)  # it ran ahead
-        for _ in range(7):
-            before = turns
-            await stream.__anext__()
-            assert turns > before
-        await stream.aclose()
-        task.cancel()
-
-    played(main())
-
-
-def test_many_share_passes(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 4, tokenizer)
-    target: Any = made.models.target
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-
-    async def main() -> None:
-        found = await asyncio.gather(*(made.agenerate([i, 1], params, gamma=0) for i in range(4)))
-        one = alone(tokenizer)
-        for i, done in enumerate(found):
-            assert done.token_ids == one.generate([i, 1], params).token_ids
-        assert max(len(one) for one in target.passes) == 4
-        assert len(target.passes) < 60, "120 alone"
-
-    played(main())
-
-
 async def cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,24 +191,6 @@ def test_a_loop_that_ends_takes_its_streams_along(made: Generator) -> None:
 
     played(later())
     assert kept[0].completion.finish_reason == "length"
-
-
-def test_a_loop_closed_under_a_reader_leaves_nothing_running(made: Generator) -> None:
-    gate = Gate(target_of(made))
-    loop = asyncio.new_event_loop()
-    coroutine = made.astream([1, 2], LONG).finish()
-    task = loop.create_task(coroutine)
-    while not gate.inside.is_set():
-        loop.run_until_complete(asyncio.sleep(0.001))
-    loop.close()
-    gate.go.set()
-    for thread in threading.enumerate():
-        if thread.name == "specrt":
-            thread.join(30)
-    assert pauses()
-    assert is_free(made)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coroutine.close()
 
 
 ACTS = st.lists(

@@ -149,23 +149,6 @@ def test_closing_under_threads_is_told_to_each(
     made.close()
 
 
-def test_who_waits_for_a_turn_is_told_of_closing(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    gate = Gate(target_of(made))
-    streams = [made.stream([i, 2], LONG) for i in range(4)]
-
-    def close() -> None:
-        assert gate.inside.wait(30)
-        closing = threading.Thread(target=made.close)
-        closing.start()
-        gate.go.set()
-        closing.join()
-
-    raised = together([*(stream.finish for stream in streams), close])  # type: ignore[list-item]
-    assert [str(error) for error in raised] == [CLOSED] * 4
-    assert [next(stream, None) for stream in streams] == [None] * 4
-
-
 def test_a_logits_processor_cannot_close_what_runs_it(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
 
@@ -209,19 +192,6 @@ def test_a_reader_is_at_the_end_after_the_pass_that_runs(
     assert stream.completion.finish_reason == ("cancelled" if end is Stream.cancel else None)
     assert next(stream, None) is None
     assert made.generate([3], SamplingParams(max_tokens=2)).token_ids, "its row is not free"
-
-
-def test_whoever_waits_takes_the_row_of_what_was_cancelled(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    streams = [made.stream([i], LONG, gamma=0) for i in range(2)]
-    for stream in streams:
-        next(stream)
-    for stream in streams:
-        stream.cancel()  # and nobody steps
-    target: Any = made.models.target
-    before = len(target.passes)
-    made.generate_many([[7], [8]], SamplingParams(max_tokens=4), gamma=0)
-    assert [len(one) for one in target.passes[before:]] == [2] * 4
 
 
 def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
