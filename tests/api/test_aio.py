@@ -13,20 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import LONG, Gate, alone, rows, target_of, toys
+from scheduler.support import LONG, Gate, alone, rows, target_of
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 from support.rows import packed
-from support.toy import generator
-
-
-@pytest.fixture(params=[1, 2])
-def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
-    if request.param == 1:
-        return generator(*toys(tokenizer.size), tokenizer)
-    return rows(packed, 2, tokenizer)
 
 
 @pytest.fixture(autouse=True)

@@ -32,41 +32,6 @@ def made(target: TableEngine, tokenizer: Tokenizer) -> Generator:
     return generator(target, near(target, 5, 0.7), tokenizer)
 
 
-@pytest.mark.parametrize("gamma", [0, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_streams_that_take_turns_on_one_row_are_as_those_alone(
-    made: Generator, gamma: int, temperature: float
-) -> None:
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    texts = ("early", "later", "earliest")
-    expected = [made.generate(text, params, gamma=gamma).token_ids for text in texts]
-    streams = [made.stream(text, params, gamma=gamma) for text in texts]
-    left = list(streams)
-    while left:
-        for stream in list(left):
-            if next(stream, None) is None:
-                left.remove(stream)
-    assert [stream.completion.token_ids for stream in streams] == expected
-
-
-def test_an_abandoned_stream_leaves_no_trace(made: Generator) -> None:
-    expected = made.generate("after", PARAMS)
-    abandoned = made.stream("something else, longer than the next", PARAMS)
-    for _ in range(3):
-        next(abandoned)
-    del abandoned
-    again = made.generate("after", PARAMS)
-    assert again.token_ids == expected.token_ids
-    assert again.speculation.accepted_at == expected.speculation.accepted_at
-
-
-def test_a_stream_that_was_never_asked_overtakes_nobody(made: Generator) -> None:
-    stream = made.stream("one", PARAMS)
-    next(stream)
-    made.stream("two", PARAMS)
-    assert stream.finish().finish_reason == "length"
-
-
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [

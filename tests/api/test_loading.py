@@ -84,23 +84,6 @@ def test_log_probabilities_are_those_of_the_completions(llm: LLM) -> None:
         assert total < 0
 
 
-def test_one_that_fails_harms_no_other(llm: LLM) -> None:
-    def fails(tokens: list[int], scores: Any) -> Any:
-        return scores[:3] if len(tokens) > 4 else scores
-
-    params = [
-        SamplingParams(max_tokens=9),
-        SamplingParams(max_tokens=9, logits_processors=(fails,)),
-        SamplingParams(max_tokens=9, logprobs=0),
-    ]
-    good, bad, other = (o.outputs[0] for o in llm.generate(["ab", "ab", "cd"], params))
-    assert bad.finish_reason == "error"
-    assert bad.error
-    assert (good.error, other.error) == (None, None)
-    assert good.token_ids == llm.generate("ab", params[0])[0].outputs[0].token_ids
-    assert other.token_ids == llm.generate("cd", params[2])[0].outputs[0].token_ids
-
-
 FEW = SamplingParams(max_tokens=3)
 
 

@@ -119,25 +119,6 @@ def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
     assert second.cached_tokens >= len(known) - 1
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
-def test_what_a_stop_string_cut_off_is_not_said(
-    tokenizer: Tokenizer, template: ChatTemplate | None
-) -> None:
-    letters = SamplingParams(max_tokens=40, allowed_token_ids=tuple(b"th"))
-    opened = made(tokenizer)
-    whole = Session(opened, template, params=letters).generate("a").text
-    stop = next(whole[i : i + 5] for i in range(6, 35) if whole.index(whole[i : i + 5]) == i)
-    assert "th" in whole[: whole.index(stop)], "the tokenizer would join the two"
-    session = Session(opened, template, params=replace(letters, stop=(stop,)))
-    first = session.generate("a")
-    assert first.text == whole[: whole.index(stop)]
-    assert first.finish_reason == "stop"
-    session.generate("b")
-    kept = len(opened.prompts[1]) + len(first.text)
-    assert opened.prompts[-1][:kept] == [*opened.prompts[1], *first.text.encode()]
-    assert stop not in tokenizer.decode(opened.prompts[-1])
-
-
 @pytest.mark.parametrize("how", ["stop", "drop", "next", "cancel"])
 def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
     tokenizer: Tokenizer, how: str

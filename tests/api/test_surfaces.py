@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.support import LONG, alone, rows, target_of, toys
+from scheduler.support import LONG, alone, target_of
 from specrt import c_host
 from specrt.completion import Stream
 from specrt.errors import BundleError, CapacityError, EngineError, RequestError, SpecrtError
@@ -20,8 +20,6 @@ from specrt.loading import LLM
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import Tokenizer
-from support.rows import packed
-from support.toy import generator
 
 PROMPT = "the thing"
 LETTERS = tuple(b"then ig")
@@ -30,14 +28,6 @@ RAISED: dict[int, type[SpecrtError]] = {
 }  # fmt: skip
 Options = dict[str, Any]
 Surface = Callable[[Generator, str, Options, int], Options]
-
-
-@pytest.fixture(params=[1, 2])
-def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
-    """A generator whose engines have one row, or two that share passes."""
-    if request.param == 1:
-        return generator(*toys(tokenizer.size), tokenizer)
-    return rows(packed, 2, tokenizer)
 
 
 def checked(stream: Stream) -> Options:

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from scheduler.support import LONG, Build, Gate, alone, rows, target_of, toys
+from scheduler.support import LONG, Build, Gate, alone, rows, target_of
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
 from support.rows import packed, padded
-from support.toy import generator
 
 CLOSED = "this generator was closed; open the bundle again"
 Act = tuple[str, int]
@@ -162,13 +161,6 @@ def test_a_logits_processor_cannot_close_what_runs_it(tokenizer: Tokenizer) -> N
 
 
 # Cancelling: from the reader's thread, from another one, and within a pass
-
-
-@pytest.fixture(params=[1, 2])
-def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
-    if request.param == 1:
-        return generator(*toys(tokenizer.size), tokenizer)
-    return rows(packed, 2, tokenizer)
 
 
 @pytest.mark.parametrize("end", [Stream.cancel, Stream.close])
