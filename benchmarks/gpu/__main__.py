@@ -193,7 +193,7 @@ def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
 
 def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings) -> Results:
     """Return the file for results, which can be written and holds nothing else."""
-    from specrt.system.gpu import survey
+    from specrt.system import survey
 
     gpus = survey().gpus
     folder = RESULTS if gpus else settings.work

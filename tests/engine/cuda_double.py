@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
 
 MACHINE = Survey((Gpu(0, "A GPU", "8.9", 8 << 30), Gpu(1, "B GPU", "8.9", 8 << 30)), "", (13, 0))
 

@@ -16,7 +16,7 @@ from specrt.engine.tensorrt import cuda as bindings
 from specrt.engine.tensorrt.cuda import CudaDevice, install, lost
 from specrt.engine.tensorrt.device import Device
 from specrt.errors import EngineError
-from specrt.system.gpu import Survey
+from specrt.system import Survey
 
 
 def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:

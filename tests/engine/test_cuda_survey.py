@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specrt.system import gpu as cuda
-from specrt.system.gpu import Devices, Gpu, Survey, driver_version, find_devices, survey
+from specrt import system as cuda
+from specrt.system import Devices, Gpu, Survey, driver_version, find_devices, survey
 
 OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release Build\n"

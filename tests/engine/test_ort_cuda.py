@@ -24,7 +24,7 @@ from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.speculation.pool import Models
-from specrt.system.gpu import Devices, find_devices
+from specrt.system import Devices, find_devices
 from specrt.text import read_prompts
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 

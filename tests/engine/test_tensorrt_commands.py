@@ -19,7 +19,7 @@ from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record as fingerprint
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.loading import load
-from specrt.system.gpu import Survey
+from specrt.system import Survey
 from specrt.tuning.tuning_record import read_tuning
 
 TEXTS = ("the thing in the sea", "a b c d", "in the end", "xyz", "the the the", "0123456789")

@@ -36,7 +36,7 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.library import FLAVOURS, describe
 from specrt.engine.tensorrt.plan import WHOLE, Wants, supply
 from specrt.errors import EngineError, SpecrtError
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
 
 RTX = ("tensorrt-rtx", "tensorrt-rtx")
 

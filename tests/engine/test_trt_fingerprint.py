@@ -10,7 +10,7 @@ from engine.test_trt_library import module_like
 from specrt.engine.tensorrt.engine_record import DeviceRecord, difference, remark, this_device
 from specrt.engine.tensorrt.library import FLAVOURS, describe
 from specrt.errors import EngineError
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
 
 TRT = DeviceRecord("tensorrt", "10.13.3.9", "NVIDIA H200", ("9.0",), "580.65.06")
 RTX = DeviceRecord("tensorrt-rtx", "1.7.1.116", "NVIDIA RTX 4090", ("8.9",), "580.65.06")

@@ -23,7 +23,7 @@ from specrt.engine.tensorrt.library import (
     parse_version,
 )
 from specrt.errors import EngineError
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
 
 NONE = Survey(problem="no NVIDIA driver: x is not there")
 
@@ -153,7 +153,7 @@ def test_asking_for_a_runtime_without_a_driver_ends_well() -> None:
         "from specrt.engine.tensorrt.library import open_library\n"
         "from specrt.errors import EngineError\n"
         "import specrt.engine.tensorrt.library as library\n"
-        "from specrt.system.gpu import Survey\n"
+        "from specrt.system import Survey\n"
         "library.survey = lambda: Survey(problem='no NVIDIA driver')\n"
         "try: open_library('tensorrt-rtx').runtime()\n"
         "except EngineError as error: print(error)\n"

@@ -20,7 +20,7 @@ from specrt.engine.tensorrt.cuda import CudaDevice
 from specrt.engine.tensorrt.library import FLAVOURS, Library, describe
 from specrt.engine.tensorrt.plan import Plan, Tensor, TrtContext, TrtPlan, open_plan
 from specrt.errors import EngineError
-from specrt.system.gpu import Survey
+from specrt.system import Survey
 
 Members = IntEnum("Members", ["VERSION_MISMATCH", "UNSUPPORTED_CC"], start=1)
 SHAPES = {

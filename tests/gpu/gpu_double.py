@@ -28,7 +28,7 @@ from engine.numpy_device import NumpyDevice
 from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from runtime.toy import TableEngine, near
 from specrt.generator import Generator
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
 
 VOCABULARY, LENGTH = 8192, 256
 

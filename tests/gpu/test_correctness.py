@@ -187,7 +187,7 @@ def test_a_plan_for_this_gpu_whatever_its_number_is(settings: RunSettings) -> No
     pytest.importorskip("tensorrt_rtx", reason="the library has the names")
     from dataclasses import replace
 
-    from specrt.system.gpu import Gpu, Survey
+    from specrt.system import Gpu, Survey
     from specrt_export.compile.network import capability_names
 
     class Hopper(Workbench):

@@ -13,9 +13,8 @@ import pytest
 from specrt.engine import ort_cuda as cuda_session
 from specrt.engine.tensorrt import library as ability
 from specrt.engine.tensorrt.library import form_of
-from specrt.system import Jetson, doctor, power_mode, read_jetson
+from specrt.system import Devices, Gpu, Jetson, Survey, doctor, power_mode, read_jetson
 from specrt.system.doctor import Check, fits
-from specrt.system.gpu import Devices, Gpu, Survey
 
 ONE = Devices(("A GPU",))
 NONE = Devices((), "no NVIDIA driver: libcuda.so.1 is not there")

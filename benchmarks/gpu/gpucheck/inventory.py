@@ -20,8 +20,7 @@ from specrt.engine.tensorrt.library import (
     open_library,
 )
 from specrt.errors import SpecrtError
-from specrt.system import read_jetson
-from specrt.system.gpu import Survey, survey
+from specrt.system import Survey, read_jetson, survey
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",

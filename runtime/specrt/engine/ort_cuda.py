@@ -19,7 +19,7 @@ from specrt.bundle import Geometry
 from specrt.engine.ort import shared_pool
 from specrt.engine.protocol import Candidates, Confidence, Logits, Tokens, check_bounds
 from specrt.errors import EngineError
-from specrt.system.gpu import find_devices
+from specrt.system import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.engine.tensorrt.device import Bytes, Graph
 from specrt.errors import EngineError
-from specrt.system.gpu import Survey, survey
+from specrt.system import Survey, survey
 
 BINDINGS = "cuda.bindings.runtime"
 
