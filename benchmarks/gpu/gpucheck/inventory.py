@@ -88,7 +88,7 @@ def _lacks(backend: str, gpus: Survey) -> str:
         from specrt.engine.ort_cuda import missing, unloadable
 
         return missing() or unloadable() or ""
-    from specrt.engine.tensorrt.cuda import cuda_bindings
+    from specrt.engine.tensorrt.device import cuda_bindings
 
     this_device(open_library(backend), devices=gpus)
     cuda_bindings()

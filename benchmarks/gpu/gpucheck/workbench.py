@@ -29,7 +29,7 @@ from gpucheck.supervisor import Start, command
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
-from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
+from specrt.engine.tensorrt.device import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.fused_round import fused_rounds

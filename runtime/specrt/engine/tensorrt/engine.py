@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Engine, Tokens, check_bounds
-from specrt.engine.tensorrt.cuda import CudaDevice
-from specrt.engine.tensorrt.device import Block, Device, Memory
+from specrt.engine.tensorrt.device import Block, CudaDevice, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
@@ -38,7 +37,7 @@ from specrt.engine.tensorrt.passes import (
     check_plan,
     scratch_bytes,
 )
-from specrt.engine.tensorrt.plan import Plan, TrtPlan, open_plan
+from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import EngineError
 
 
@@ -71,7 +70,7 @@ class TensorRtEngine:
     """
 
     def __init__(
-        self, plan: Plan, device: Device, record: EngineRecord, geometry: Geometry, *,
+        self, plan: TrtPlan, device: CudaDevice, record: EngineRecord, geometry: Geometry, *,
         batch: int, max_length: int, max_width: int, scratch: Block | None = None,
         capture: bool = True,
     ) -> None:  # fmt: skip
@@ -101,7 +100,7 @@ class TensorRtEngine:
         """Most rows that a pass scores."""
         return max(profile.rows.most for profile in self.model.record.profiles)
 
-    def _open(self, plan: Plan, record: EngineRecord, scratch: Block | None) -> Model:
+    def _open(self, plan: TrtPlan, record: EngineRecord, scratch: Block | None) -> Model:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
@@ -251,7 +250,7 @@ class TensorRtEngine:
 class Lease:
     """A device that is closed with the last engine on it."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self._holders = set[int]()
 
@@ -271,7 +270,7 @@ class OpenedEngine(TensorRtEngine):
     """An engine that holds its device open."""
 
     def __init__(
-        self, lease: Lease, plan: Plan, record: EngineRecord, geometry: Geometry, *, batch: int,
+        self, lease: Lease, plan: TrtPlan, record: EngineRecord, geometry: Geometry, *, batch: int,
         max_length: int, max_width: int,
     ) -> None:  # fmt: skip
         self.lease = lease
@@ -313,7 +312,7 @@ def open_tensorrt(
     )
 
 
-def _plan(path: Path, record: EngineRecord, library: Library, device: Any) -> TrtPlan:
+def _plan(path: Path, record: EngineRecord, library: Library, device: CudaDevice) -> TrtPlan:
     """Open a plan that has the profiles of its record."""
     plan = open_plan(path, library, device, record.wants)
     try:

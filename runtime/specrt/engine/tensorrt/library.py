@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrt.engine.tensorrt.cuda import cuda_bindings
+from specrt.engine.tensorrt.device import cuda_bindings
 from specrt.errors import EngineError, did_you_mean
 from specrt.system import Survey, survey
 
