@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Engine, Tokens, check_bounds
+from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
 from specrt.engine.tensorrt.device import Block, CudaDevice, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
@@ -134,11 +134,11 @@ class TensorRtEngine:
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        width = batch.shape[1]
+        width, scored = pass_size(self, batch, rows)
         starts = self._starts
         starts[:] = start
         if self._finished is not None:
-            done = self._recall(batch, rows or width)
+            done = self._recall(batch, scored)
             if done is not None:
                 return done
         first = last = starts.item(0)
@@ -146,7 +146,7 @@ class TensorRtEngine:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
         self.require_sound()
-        key = width, rows or width
+        key = width, scored
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:] = batch
         bound.start[:] = starts
@@ -235,7 +235,7 @@ class TensorRtEngine:
             return
         self._closed = True
         self.forget()
-        self._fault = "the engine was closed; open the bundle again"
+        self._fault = CLOSED
         self._memory.settle()
         while self._dependents:
             self._dependents.pop().close()
