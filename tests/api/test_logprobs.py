@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from specrt.completion import Completion
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError, RequestError
@@ -29,6 +28,7 @@ from specrt.speculation.pool import Models
 from specrt.speculation.round import Round, run_alone
 from specrt.text import Tokenizer
 from support.rows import PackedTable, packed, padded
+from support.tensorrt_double import LENGTH, PROMPT, Pair
 from support.toy import TableEngine, TableOutput, generator, near
 
 VOCABULARY = 263

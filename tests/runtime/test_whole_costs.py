@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.tensorrt_double import GAMMAS, NumpyPlan
-from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
 from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
 from specrt.generator import Generator
@@ -17,6 +15,7 @@ from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models, as_one_launch
 from specrt.text import Tokenizer
 from specrt.tuning import PassTimer, measure_costs
+from support.tensorrt_double import GAMMAS, LENGTH, PROMPT, NumpyPlan, Pair
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""

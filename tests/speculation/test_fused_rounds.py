@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
-from engine.tensorrt_pair import GREEDY, LENGTH, PROMPT, Pair
 from runtime.toy import TableEngine, near, plain
 from specrt.engine.protocol import OffsetRounds
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -26,6 +23,17 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import as_one_launch
 from specrt.speculation.round import NOTHING, Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
+from support.cuda_double import DoubleDevice
+from support.tensorrt_double import (
+    GAMMAS,
+    GREEDY,
+    LENGTH,
+    PREFILL,
+    PROMPT,
+    Pair,
+    draft_profiles,
+    opened,
+)
 
 
 class Random:
@@ -239,7 +247,7 @@ def test_an_engine_of_another_kind_has_no_whole_rounds() -> None:
     assert fused_rounds(pair.target, None) is None
     assert fused_rounds(pair.target, target) is None
     assert fused_rounds(target, pair.draft) is None
-    lone: TensorRtEngine = opened(NumpyDevice(1 << 20), target, draft_profiles(PREFILL))
+    lone: TensorRtEngine = opened(DoubleDevice(1 << 20), target, draft_profiles(PREFILL))
     assert fused_rounds(pair.target, lone) is None  # another device
     assert fused_rounds(pair.draft, pair.draft) is None  # no gamma was built
     assert isinstance(as_one_launch(Costs((1.0,), (0.0,))), Costs)

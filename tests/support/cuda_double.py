@@ -97,7 +97,7 @@ class CudaDouble:
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.arguments[name] = arguments
             code = self.enter(name)
-            if code and not name.startswith(("cudaFree", "cudaGetError", "cudaGetLast")):
+            if code and not any(part in name for part in ("cudaGet", "Free", "Destroy")):
                 if name == "cudaStreamEndCapture":
                     self.capturing = None
                 return (code,)
@@ -268,7 +268,7 @@ class DoubleDevice(CudaDevice):
         """What was taken and not given back; staged memory goes with the device."""
         blocks = [self.purposes[a] for a in self._memory if a in self.purposes]
         staged = "a buffer for the host"
-        return sorted(b for b in blocks if b != staged) + ["graph"] * len(self._graphs)
+        return sorted([b for b in blocks if b != staged] + ["graph"] * len(self._graphs))
 
     def close(self) -> None:
         self.leaked += [] if self.closed else self.live

@@ -119,6 +119,7 @@ class EngineDouble:
         self.scratch = 1000
         self.kinds: dict[str, str] = {}
         self.location = "DEVICE"
+        self.weight_streaming_budget_v2 = -1
 
     def answer(self, name: str) -> bool:
         """Count a call of the library with those of CUDA; where it fails, log why."""
@@ -170,6 +171,9 @@ class EngineDouble:
         native = self.record.form == NATIVE and output.startswith("present_")
         return output.removeprefix("present_") if native else None
 
+    def get_weight_streaming_automatic_budget(self) -> int:
+        return 1 << 20
+
     def create_runtime_config(self) -> Any:
         return ConfigDouble(self)
 
@@ -191,7 +195,8 @@ class EngineDouble:
         for b in range(self.batch):
             for r, row in enumerate(wanted):
                 until = int(start[b] + row) + 1
-                logits[b, r] = np.nan if until in self.broken_at else self.toy.row(seen[b, :until])
+                text = np.maximum(seen[b, :until], 0)  # memory that is only cleared may be read
+                logits[b, r] = np.nan if until in self.broken_at else self.toy.row(text)
         self.tell(addresses, logits)
 
     def update(self, at: Mapping[str, int], fed: NDArray[Any], start: NDArray[Any]) -> NDArray[Any]:
@@ -303,8 +308,8 @@ def module_double(
             if cuda is not None and cuda.enter("deserialize_cuda_engine"):
                 self._logger.log(1, module.says)
                 return None
-            module.engines.append(plans[bytes(data)](self._logger.log))
-            return module.engines[-1]
+            module.host_code = self.engine_host_code_allowed
+            return plans[bytes(data)](self._logger.log)
 
     class RtxRuntime(Runtime):
         def get_engine_validity(self, data: Any) -> tuple[int, int]:
@@ -314,7 +319,7 @@ def module_double(
         return type(name, (), {})
 
     module = SimpleNamespace(
-        __version__=version or VERSIONS[backend], plans=plans, engines=list[EngineDouble](),
+        __version__=version or VERSIONS[backend], plans=plans,
         says="Error Code 1: something is wrong\nand more", flags=0,
         ILogger=bare("ILogger"), IBuilderConfig=bare("IBuilderConfig"),
         Runtime=RtxRuntime if rtx else Runtime,
@@ -382,10 +387,11 @@ def opened(
     library = library_double(own.backend, cuda=device.cuda)
     engine = EngineDouble(device.cuda, library.logger.log, own, toy, broken_at=broken_at)
     change(engine)
+    plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
-        TrtPlan(Path("engine.plan"), library, device, None, engine), device, record or own,
-        geometry_of(toy), batch=toy.batch, max_length=max_length or toy.max_length,
-        max_width=PREFILL, scratch=scratch, capture=capture,
+        plan, device, record or own, geometry_of(toy), batch=toy.batch,
+        max_length=max_length or toy.max_length, max_width=PREFILL, scratch=scratch,
+        capture=capture,
     )  # fmt: skip
 
 
