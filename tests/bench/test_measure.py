@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.samples import drafting, plain, rounds, sample
-from runtime.toy import TableEngine, generator, near
 from specrt.bench.lossless import compare_outputs
 from specrt.bench.measure import (
     PLAIN,
@@ -32,6 +31,7 @@ from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
+from support.toy import TableEngine, generator, near
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 

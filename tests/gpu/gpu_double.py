@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from engine.numpy_device import NumpyDevice
+from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from forked import fork
 from gpucheck.correctness import Ids, Scores
 from gpucheck.evidence import Evidence, Results
@@ -24,11 +26,9 @@ from gpucheck.speed import fill
 from gpucheck.supervisor import Start, report
 from gpucheck.workbench import Built, Source, Workbench
 
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
-from runtime.toy import TableEngine, near
 from specrt.generator import Generator
 from specrt.system import Gpu, Survey
+from support.toy import TableEngine, near
 
 VOCABULARY, LENGTH = 8192, 256
 

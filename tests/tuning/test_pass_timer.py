@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from runtime.rows import PackedTable
-from runtime.toy import TableEngine, TableOutput
 from specrt.errors import EngineError
 from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
@@ -28,18 +26,11 @@ from specrt.tuning import (
     thinned,
     turned,
 )
+from support.rows import PackedTable
+from support.toy import TableEngine, TableOutput
+from tuning.conftest import Clock
 
 GAMMAS = tuple(range(9))
-
-
-class Clock:
-    """A clock that only stands where it was put."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Priced(TableEngine):
@@ -52,13 +43,6 @@ class Priced(TableEngine):
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
         self._clock.now += self._price(np.shape(tokens)[1])
         return super().forward(tokens, start, rows)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    moved = Clock()
-    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", moved)
-    return moved
 
 
 def target_price(width: int) -> int:

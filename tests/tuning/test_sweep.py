@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.toy import TableEngine, near
 from specrt.completion import SpeculationStats
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -27,6 +26,7 @@ from specrt.tuning.sweep import (
     spread,
     sweep,
 )
+from support.toy import TableEngine, near
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
 MODEL, FREE, FIXED = Candidate("model", AUTO), Candidate("cascade", AUTO), Candidate("model", 3)
