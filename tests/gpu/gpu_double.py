@@ -15,8 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from forked import fork
 from gpucheck.correctness import Ids, Scores
 from gpucheck.evidence import Evidence, Results
@@ -28,17 +26,11 @@ from gpucheck.workbench import Built, Source, Workbench
 
 from specrt.generator import Generator
 from specrt.system import Gpu, Survey
+from support.cuda_double import DoubleDevice
+from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near
 
 VOCABULARY, LENGTH = 8192, 256
-
-
-class Device(NumpyDevice):
-    """A device that knows how much of it is free."""
-
-    def available(self) -> tuple[int, int]:
-        taken = sum(size for size, purpose in self.blocks.values() if purpose != "staging")
-        return (1 << 29) - taken, 1 << 29
 
 
 class TableReference:
@@ -69,7 +61,7 @@ class GpuDouble(Workbench):
     """A workbench whose engines answer as tables; `damage` is done to each that is opened."""
 
     damage: Callable[[Any], None] = unchanged
-    devices: list[Device] = field(default_factory=list)
+    devices: list[DoubleDevice] = field(default_factory=list)
     form: str = "native"
 
     def __post_init__(self) -> None:
@@ -86,8 +78,8 @@ class GpuDouble(Workbench):
         module = SimpleNamespace(ComputeCapability=SimpleNamespace(CURRENT=1))
         return SimpleNamespace(capabilities=("8.6", "12.0"), module=module, tells_validity=False)
 
-    def new_device(self) -> Device:
-        self.devices.append(Device(1 << 26))
+    def new_device(self) -> DoubleDevice:
+        self.devices.append(DoubleDevice(1 << 26))
         return self.devices[-1]
 
     def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
@@ -107,7 +99,7 @@ class GpuDouble(Workbench):
             form = "decomposed" if built.precision == "decomposed" else "native"
             engine: Any = opened(
                 device, table, profiles, capture=capture, form=form, confidence=drafts,
-                compute="fp32",  # which holds every token
+                backend=built.backend, compute="fp32",  # which holds every token
             )  # fmt: skip
         else:
             engine = copy.copy(table)

@@ -18,50 +18,54 @@ from gpucheck.workbench import Workbench, codelet_source
 
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from support.tensorrt_double import double_of
 
 Damage = Callable[[Any], None]
 
 
 def wrong_scores(engine: Any) -> None:
-    plan, run = engine.model.plan, engine.model.plan.run
+    plan = double_of(engine)
+    run = plan.run
 
     def broken(addresses: Any, width: int, rows: int) -> None:
         run(addresses, width, rows)
-        logits = plan._array(addresses["logits"], np.float32, (1, rows, plan.vocab))
-        logits += np.linspace(0, 1, plan.vocab, dtype=np.float32) * (width > 1)
+        logits = plan.array(addresses["logits"], np.float32, (1, rows, plan.geometry.vocab_size))
+        logits += np.linspace(0, 1, plan.geometry.vocab_size, dtype=np.float32) * (width > 1)
 
-    plan.run = broken
+    plan.run = broken  # type: ignore[method-assign]
 
 
 def stale_keys(engine: Any) -> None:
     """The second token of a pass is not written where something was before."""
-    plan, update = engine.model.plan, engine.model.plan._update
+    plan = double_of(engine)
+    update = plan.update
 
     def broken(at: Any, fed: Any, start: Any) -> Any:
-        cache = plan._unpacked(plan._cache(at["key.0"]))[0, 0, :, 0]
+        cache = plan.unpacked(plan.cache(at["key.0"]))[0, 0, :, 0]
         if fed.shape[1] > 1 and cache[start[0] + 1] > 0:
             fed[0, 1] = int(cache[start[0] + 1]) - 1
         return update(at, fed, start)
 
-    plan._update = broken
+    plan.update = broken  # type: ignore[method-assign]
 
 
 def written_elsewhere(engine: Any) -> None:
     """A pass behind another leaves one buffer as it was."""
-    plan, run = engine.model.plan, engine.model.plan.run
+    plan = double_of(engine)
+    run = plan.run
 
     def broken(addresses: Any, width: int, rows: int) -> None:
-        cache = plan._cache(addresses["value.1"])
+        cache = plan.cache(addresses["value.1"])
         before = cache.copy()
         run(addresses, width, rows)
         if before.any():
             cache[:] = before
 
-    plan.run = broken
+    plan.run = broken  # type: ignore[method-assign]
 
 
 def foreign_alias(engine: Any) -> None:
-    engine.model.plan.renamed = {"present_key.1": "key.0"}
+    double_of(engine).aliases["present_key.1"] = "key.0"
 
 
 def never_refuses(engine: Any) -> None:
@@ -72,7 +76,7 @@ def never_refuses(engine: Any) -> None:
 
 
 def not_capturable(engine: Any) -> None:
-    engine.model.plan.capturable = False
+    double_of(engine).capturable = False
 
 
 def replays_differ(engine: Any) -> None:
@@ -81,7 +85,7 @@ def replays_differ(engine: Any) -> None:
 
 
 def computes_nothing(engine: Any) -> None:
-    engine.model.plan.run = lambda addresses, width, rows: None
+    double_of(engine).run = lambda addresses, width, rows: None  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +228,7 @@ def test_fp16_passes_for_fp16_and_not_for_fp32(compiled: OrtCudaEngine) -> None:
 
 
 @pytest.mark.export
+@pytest.mark.nightly
 def test_a_grown_target_still_says_what_codelet_does(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

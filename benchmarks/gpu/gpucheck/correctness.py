@@ -354,7 +354,7 @@ def _buffers(engine: Any, names: Sequence[str]) -> dict[str, Any]:
     buffers = {}
     for name in names:
         buffers[name] = np.empty((1, g.kv_heads, engine.max_length, g.head_dim * item), np.uint8)
-        model.device.read(model.caches._places[0][name], buffers[name])
+        model.device.read(model.caches.address(name), buffers[name])
     return buffers
 
 

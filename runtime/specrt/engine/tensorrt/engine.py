@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
-from specrt.engine.tensorrt.device import Block, CudaDevice, Memory
+from specrt.engine.tensorrt.device import Block, CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
@@ -130,6 +130,11 @@ class TensorRtEngine:
             for (width, rows), refusal in refusals.items()
             if refusal
         ] + rounds
+
+    def graph(self, width: int, rows: int) -> CudaGraph | None:
+        """Return the captured graph of passes of one size; None where none was captured yet."""
+        bound = self._passes.get((width, rows))
+        return bound.graph if isinstance(bound, FixedPass) else None
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from specrt.engine.protocol import Confidence, Drafted, Engine, Tokens
-from specrt.engine.tensorrt.device import ALIGNMENT, Field, Layout, Memory
+from specrt.engine.tensorrt.device import ALIGNMENT, CudaGraph, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import (
     fixed,
@@ -187,6 +187,11 @@ class CapturedRounds:
             for (gamma, _), round_ in self._rounds.items()
             if round_.launcher.refusal
         ]
+
+    def graph(self, gamma: int, pending: int) -> CudaGraph | None:
+        """Return the captured graph of rounds of one size; None where none was captured yet."""
+        round_ = self._rounds.get((gamma, pending))
+        return round_.launcher.graph if round_ else None
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
         """Tell whether a round can be run; if not, its passes can be, one by one."""

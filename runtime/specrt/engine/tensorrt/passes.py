@@ -145,6 +145,10 @@ class Caches:
             context.set_address(name, place)
             context.set_address(f"present_{name}", written[name])
 
+    def address(self, name: str) -> int:
+        """Return where a KV buffer of the first set lies."""
+        return self._places[0][name]
+
     def swap(self) -> None:
         """Note that a pass has written the other set."""
         self.parity = (self.parity + 1) % self.sets
@@ -333,13 +337,14 @@ class Launcher:
     ) -> None:
         self._device, self._contexts, self._put = device, contexts, put
         self._captures = captures
-        self._graph: CudaGraph | None = None
+        self.graph: CudaGraph | None = None
+        """What was captured; None before that, and where it cannot be."""
         self.refusal = ""
 
     def run(self) -> None:
         """Run the work and wait for it."""
-        if self._graph is not None:
-            self._graph.launch()
+        if self.graph is not None:
+            self.graph.launch()
             self._device.wait()
             return
         self._put()
@@ -362,13 +367,13 @@ class Launcher:
                 raise error from None
             self.refusal = str(error)
         else:
-            self._graph = recording.graph
+            self.graph = recording.graph
 
     def close(self) -> None:
         """Give the graph back."""
-        if self._graph is not None:
-            self._graph.free()
-            self._graph = None
+        if self.graph is not None:
+            self.graph.free()
+            self.graph = None
 
 
 class FixedPass:
@@ -391,6 +396,11 @@ class FixedPass:
             Launcher(model.device, [context], partial(self._put, context), captures=captures)
             for context in contexts
         ]
+
+    @property
+    def graph(self) -> CudaGraph | None:
+        """What was captured, of the first set of KV buffers."""
+        return self._launchers[0].graph
 
     @property
     def refusal(self) -> str:
