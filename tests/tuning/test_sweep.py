@@ -16,7 +16,7 @@ from specrt.params import AUTO
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.sweep import (
+from specrt.tuning import (
     PLAIN,
     Candidate,
     SweepPlan,
