@@ -11,18 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from forked import fork
 from gpucheck.correctness import Ids, Scores
-from gpucheck.evidence import Evidence, Results
+from gpucheck.evidence import Evidence
 from gpucheck.inventory import TENSORRT
-from gpucheck.probe import try_way
 from gpucheck.speed import fill
-from gpucheck.supervisor import Start, report
-from gpucheck.workbench import Built, Source, Workbench
+from gpucheck.workbench import Built, Workbench
 
 from specrt.generator import Generator
 from specrt.system import Gpu, Survey
@@ -62,7 +58,6 @@ class GpuDouble(Workbench):
 
     damage: Callable[[Any], None] = unchanged
     devices: list[DoubleDevice] = field(default_factory=list)
-    form: str = "native"
 
     def __post_init__(self) -> None:
         target = TableEngine(vocab=VOCABULARY, max_length=LENGTH, memory=8, max_width=64)
@@ -73,10 +68,6 @@ class GpuDouble(Workbench):
 
     def lacks(self, backend: str) -> str:
         return ""
-
-    def library(self, backend: str) -> Any:
-        module = SimpleNamespace(ComputeCapability=SimpleNamespace(CURRENT=1))
-        return SimpleNamespace(capabilities=("8.6", "12.0"), module=module, tells_validity=False)
 
     def new_device(self) -> DoubleDevice:
         self.devices.append(DoubleDevice(1 << 26))
@@ -96,9 +87,8 @@ class GpuDouble(Workbench):
             drafts = role == "draft"
             gammas = self.settings.gammas
             profiles = draft_profiles(PREFILL) if drafts else target_profiles(gammas, PREFILL)
-            form = "decomposed" if built.precision == "decomposed" else "native"
             engine: Any = opened(
-                device, table, profiles, capture=capture, form=form, confidence=drafts,
+                device, table, profiles, capture=capture, confidence=drafts,
                 backend=built.backend, compute="fp32",  # which holds every token
             )  # fmt: skip
         else:
@@ -128,20 +118,6 @@ class GpuDouble(Workbench):
     def cpu_pair(self) -> Iterator[Generator]:
         with self.bundle("codelet", "ort-cuda") as generator:
             yield generator
-
-    def start_way(self, backend: str, way: str, out: Path) -> Start:
-        def work(evidence: Evidence) -> None:
-            try_way(self, backend, evidence)
-
-        return lambda log: fork(lambda: report(Results(out), way, work))
-
-    def build_plan(
-        self, source: Source, out: Path, backend: str, evidence: Evidence, form: str = "native",
-        gammas: Sequence[int] | None = None,
-    ) -> Built:  # fmt: skip
-        built = self.codelet(backend, source.role)
-        evidence.add(form=form)
-        return built if form == "native" else Built(**{**vars(built), "precision": form})
 
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         evidence.add(build_seconds=1.0)

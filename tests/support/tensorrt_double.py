@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,7 +257,7 @@ class EngineDouble:
     def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
         """Return an array on the device."""
         dtype = np.dtype(kind)
-        count = int(np.prod(shape))
+        count = prod(shape)
         return self.cuda.at(address, count * dtype.itemsize).view(dtype).reshape(shape)
 
 

@@ -27,7 +27,6 @@ DISTRIBUTIONS = (
     "cuda-bindings", "tensorrt", "tensorrt-rtx",
 )  # fmt: skip
 TENSORRT = tuple(FLAVOURS)
-RTX = "tensorrt-rtx"
 BACKENDS = ("ort-cuda", *TENSORRT)
 
 

@@ -145,10 +145,6 @@ class Caches:
             context.set_address(name, place)
             context.set_address(f"present_{name}", written[name])
 
-    def address(self, name: str) -> int:
-        """Return where a KV buffer of the first set lies."""
-        return self._places[0][name]
-
     def swap(self) -> None:
         """Note that a pass has written the other set."""
         self.parity = (self.parity + 1) % self.sets
