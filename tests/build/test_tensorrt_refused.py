@@ -12,7 +12,7 @@ import pytest
 from specrt.cli import run
 from specrt.engine.tensorrt.library import is_installed
 from specrt.errors import BuildError, EngineError, RecipeError
-from specrt.system.gpu import survey
+from specrt.system import survey
 from specrt_export.builder import ModelBuilder, build
 from specrt_export.compile import tensorrt_compiler as plan
 from specrt_export.recipe import Recipe, read_recipe
