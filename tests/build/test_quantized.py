@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from lower.comparing import equal_on_cpu
 
 import specrt
-from lower.comparing import equal_on_cpu
 from specrt.bundle import Bundle, Quality, read_manifest
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -12,21 +11,19 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+from portable.zoo import Exported, architectures
 from specrt_export.lower.lazy_tensor import stored_weights
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.external_data import map_weights
 from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 
-if TYPE_CHECKING:
-    from export.zoo import Exported
-
 NAMES = {"B": 2, "S": 5, "M": 64, "R": 3}
 
 
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
 @pytest.mark.export
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "gpt_neox", "opt", "phi3"])
+@pytest.mark.parametrize("name", architectures())
 def test_no_shape_that_is_found_is_wrong(name: str, exported: Callable[[str], Exported]) -> None:
     one = exported(name)
     model = read_graph(one.graph.path)
@@ -92,12 +89,6 @@ def test_a_reshape_is_followed_through_sizes_known_at_run_time() -> None:
     assert shape_of([as_y], flat=[-1, 12]) == ("B*S", 12)
     assert shape_of([as_y], flat=[0, 0, -1, 6]) == ("B", "S", 2, 6)
     assert shape_of([as_y], flat=[-1, 6]) == ("B*S*2", 6)
-
-
-def test_what_a_slice_leaves_has_a_name_where_it_has_no_number() -> None:
-    cut = helper.make_node("Slice", ["x", "zero", "five", "axis"], ["y"])
-    assert shape_of([cut], zero=[0], five=[5], axis=[1]) == ("B", "size of y", 12)
-    assert shape_of([cut], zero=[3], five=[50], axis=[-1]) == ("B", "S", 9)
 
 
 @pytest.mark.parametrize(
