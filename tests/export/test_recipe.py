@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,28 @@ def test_codelets_own_recipes_read(engines: Path, name: str) -> None:
     assert found.name == f"codelet-{name}"
     assert found.precisions["target"].layers == name
     assert (found.folder / found.quality.calibration).is_file()
+
+
+WRONG_TABLES = [
+    ("candidatez = 5", r"tensorrt has an unknown key 'candidatez'; did you mean 'candidates'"),
+    ('version = "abc"', r"tensorrt.version is 'abc'; expected one such as '10.3'"),
+    ('version = "9.9"', r"tensorrt.version is '9.9'; .* TensorRT 10.3 and later"),
+    ("candidates = 5000", r"tensorrt.candidates is 5000; expected 0 to 3840"),
+    ("candidates = -1", r"tensorrt.candidates is -1; expected a whole number from 0"),
+    ('capabilities = "8.9"', r"tensorrt.capabilities is '8.9'; expected a list"),
+    ("optimization_level = true", r"tensorrt.optimization_level is True; expected a whole"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG_TABLES)
+def test_a_wrong_table_of_tensorrts_is_refused_when_it_is_read(
+    tmp_path: Path, line: str, told: str
+) -> None:
+    engine = f'backend = "tensorrt-rtx"\nprecision = "fp16"\n[tensorrt]\n{line}'
+    assert re.search(told, refusal(tmp_path, models(engine=engine)))
+
+
+def test_what_plans_need_of_the_engine_is_checked(tmp_path: Path) -> None:
+    plans = 'backend = "tensorrt-rtx"\nprecision = "fp16"\ngammas = [1, 3]\nprefill = 3'
+    assert "expected 4 or more" in refusal(tmp_path, models(engine=plans))
+    assert "tensorrt is 5; expected an object" in refusal(tmp_path, f"tensorrt = 5\n{PAIR}")

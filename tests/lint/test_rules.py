@@ -113,6 +113,7 @@ def quantized(
     block: int = 0,
     zero: int | None = None,
     size: int = 64,
+    scale: float = 0.1,
 ) -> Graph:
     """x @ dequantised w, [K, N]; the scales lie along `axis`, or along its blocks."""
     shape = [size, size]
@@ -121,7 +122,7 @@ def quantized(
     codes = [1.0] * count if kind == T.FLOAT8E4M3FN else [1] * count
     tensors = [
         helper.make_tensor("w", kind, shape, codes),
-        constant(np.full(scales, 0.1, np.float16), "s"),
+        constant(np.full(scales, scale, np.float16), "s"),
     ]
     names = ["w", "s"]
     if zero is not None:
@@ -443,6 +444,8 @@ CASES = (
 NAMES = [f"{case.rule}-{case.name}".rstrip("-") for case in CASES]
 ELSEWHERE = {"weight-outside", "weight-missing", "weight-size"}
 """Rules about files, which the parser is shown in files."""
+NOT_TRIED = {"operator-version", "opset", "attention-rank", "type-fp4", "quantized-scales"}
+"""Rules about other versions than the one that tests have."""
 
 
 def found(graph: Graph, version: tuple[int, int] = (11, 0)) -> set[str]:
@@ -459,7 +462,7 @@ def test_every_rule_that_can_be_tried_has_a_case() -> None:
     tried = {rule.name for rule in RULES if rule.source == TESTED}
     others = {rule.name for rule in RULES} - tried
     assert tried <= {case.rule for case in CASES} | ELSEWHERE
-    assert others == {"operator-version", "opset", "attention-rank", "type-fp4"}
+    assert others == NOT_TRIED
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
@@ -492,6 +495,7 @@ def test_what_changed_between_versions() -> None:
     graph = model(nodes, flat, [value("y", F16, [1, S, 64])])
     assert found(graph, (10, 15)) == {"attention-rank"}
     assert found(graph, (11, 0)) == set()
+    assert found(quantized(T.INT4, 0, 32, scale=-0.1)) == {"quantized-scales"}
     assert found(quantized(T.FLOAT4E2M1, 0, 16), (10, 7)) == {"type-fp4", "opset"}
     assert found(quantized(T.FLOAT4E2M1, 0, 16), (10, 15)) == set()
     assert found(simple(node("Relu", ["x"], ["y"]), opset=21), (10, 3)) == set()

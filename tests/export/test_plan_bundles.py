@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +20,10 @@ from specrt.cli import run
 from specrt.cli.inspect import memory
 from specrt.engine.backends import host_bytes
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
-from specrt.engine.tensorrt.library import open_library
-from specrt.errors import BuildError, SpecrtError
+from specrt.engine.tensorrt.library import is_installed, open_library
+from specrt.errors import BuildError, EngineError, SpecrtError
 from specrt.system.gpu import survey
-from specrt_export.builder import build, is_fresh
+from specrt_export.builder import ModelBuilder, build, is_fresh
 from specrt_export.compile import LoweredModel
 from specrt_export.compile import tensorrt_compiler as plan
 from specrt_export.lower.lazy_tensor import ENGINE
@@ -30,6 +31,17 @@ from specrt_export.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 no_gpu = pytest.mark.skipif(not survey().problem, reason="this machine has a GPU")
+
+NOT_OFFERED = [
+    ('capabilities = ["9.0"]', "builds no plans for compute capability '9.0'; it knows 7.5"),
+    ("optimization_level = 3", "optimization_level has no effect on tensorrt-rtx"),
+    ("optimization_level = 9", "optimization_level is 9; expected 0 to 5"),
+    ("workspace_mib = 0", "workspace_mib is 0; expected 1 or more"),
+    ("aux_streams = 65", "aux_streams is 65; expected 0 to 64"),
+    ("version_compatible = true", "cannot make version_compatible plans"),
+    ('hardware_compatible = "ampere+"', "has no hardware_compatible"),
+    pytest.param("stripped = true", "on a machine without a GPU", marks=no_gpu),
+]
 
 
 def record(bundle: Path, role: str = "target") -> EngineRecord:
@@ -42,6 +54,10 @@ def files(bundle: Path, role: str) -> list[str]:
 
 def nothing_left(out: Path) -> bool:
     return not out.exists() and (not out.parent.exists() or not list(out.parent.iterdir()))
+
+
+def never(*given: Any, **named: Any) -> Any:
+    raise AssertionError("too late")
 
 
 def test_a_bundle_of_two_plans(pair: Path) -> None:
@@ -91,6 +107,11 @@ def test_inspect_shows_the_plans(pair: Path, capsys: pytest.CaptureFixture[str])
         assert told in said
 
 
+def stage(line: str) -> str:
+    """Return the stage that a line of progress names."""
+    return re.sub(r"^build pair: +\d+% ", "", line)
+
+
 @no_gpu
 def test_a_build_notes_that_nothing_was_tuned(
     write_pair: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,7 +124,7 @@ def test_a_build_notes_that_nothing_was_tuned(
     assert "not tuned here (" in said.err
     lines = said.err.splitlines()
     assert len(set(lines)) == len(lines)
-    stages = [line.removeprefix("build pair: ") for line in lines]
+    stages = [stage(line) for line in lines]
     for role, last in (("target", "verify 1"), ("draft", "catch-up")):
         wanted = [
             f"lower {role}", f"{role}: parse", f"{role}: profile prefill (1 of 3)",
@@ -163,8 +184,15 @@ def test_an_older_version_gets_the_simpler_form(
     assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let lowered graphs attend otherwise, behind the back of what holds them."""
+def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any plan is built."""
+    monkeypatch.setattr(plan, "build_plan", never)
+    limited = read_pair(calibrated, "max_kl = 0.01", precision='"int8"')
+    recipe = replace(limited, draft=None)
+    with pytest.raises(AssertionError, match="too late"):
+        build(recipe, out)  # within the limit: on to the plan
     lower = plan.TensorRtCompiler.lower
 
     def spoil(*given: Any) -> LoweredModel:
@@ -178,31 +206,10 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(plan.TensorRtCompiler, "lower", spoil)
-
-
-def test_the_gate_measures_the_graph_the_plan_is_made_of(
-    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = replace(read_pair(calibrated, "max_kl = 0.01", precision='"int8"'), draft=None)
-    monkeypatch.setattr(plan.TensorRtCompiler, "compile", never)
-    with pytest.raises(AssertionError, match="too late"):
-        build(recipe, out)  # within the limit: on to the plan
-    spoiled(monkeypatch)
-    with pytest.raises(BuildError, match="further from its checkpoint than the recipe allows"):
+    with pytest.raises(BuildError, match="differs from the portable graph"):
         build(recipe, out)
-    assert nothing_left(out)
-
-
-def never(*given: Any) -> Any:
-    raise AssertionError("too late")
-
-
-def test_a_limit_stops_before_the_plan_is_built(
-    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "build_plan", never)
-    recipe = read_pair(calibrated, "max_kl = 1e-9", precision='"int8"')
-    with pytest.raises(BuildError, match="max_kl 1e-09"):
+    monkeypatch.setattr("specrt_export.builder.check_engine", lambda *given: 0.0)
+    with pytest.raises(BuildError, match=r"further from its checkpoint .* allows.* max_kl 0\.01"):
         build(recipe, out)
     assert nothing_left(out)
 
@@ -232,7 +239,7 @@ def test_ctrl_c_leaves_no_bundle(write_pair: Callable[..., Path], tmp_path: Path
     assert process.returncode == 130
     assert stdout == b""
     lines = (seen + stderr).decode().splitlines()
-    assert lines[-2:] == ["build pair: target: stopping", "specrt: interrupted"]
+    assert [stage(line) for line in lines[-2:]] == ["target: stopping", "specrt: interrupted"]
     assert "Traceback" not in "".join(lines)
     assert nothing_left(out)
 
@@ -253,3 +260,70 @@ def test_a_build_that_fails_keeps_the_older_bundle(
     assert (out / "manifest.json").read_bytes() == before
     assert is_fresh(recipe, out)
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+@pytest.mark.skipif(is_installed("tensorrt"), reason="TensorRT is installed")
+def test_a_library_that_is_missing_is_named(
+    write_pair: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "bundle"
+    for more in ([], ["--if-stale"]):
+        said = ["build", str(write_pair()), "--backend", "tensorrt", "--out", str(out), *more]
+        assert run(said) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert stage(told[0]) == "read checkpoints"
+        assert told[1].startswith("specrt: backend tensorrt needs TensorRT, which is not installed")
+        assert "JetPack" in told[1]
+        assert "backend tensorrt-rtx would use it" in told[1]
+        assert len(told) == 2
+        assert nothing_left(out)
+
+
+@pytest.mark.parametrize(("line", "told"), NOT_OFFERED)
+def test_what_a_library_does_not_offer_is_refused_before_any_work(
+    read_pair: Callable[..., Recipe],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    told: str,
+) -> None:
+    """Whichever of the models is to be a plan."""
+    monkeypatch.setattr(ModelBuilder, "build", never)
+    recipe = read_pair("[tensorrt]", line)
+    mixed = replace(recipe, target=replace(recipe.target, backend="ort-cpu"))
+    for asked in (recipe, mixed):
+        stages: list[str] = []
+        with pytest.raises((BuildError, EngineError)) as refused:
+            build(asked, out, lambda stage, done, stages=stages: stages.append(stage))
+        assert told in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert stages == ["read checkpoints"]
+        assert nothing_left(out)
+
+
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ONNX Runtime for Python 3.10 runs graphs of the older form only."""
+    monkeypatch.setattr(ModelBuilder, "build", never)
+    monkeypatch.setattr(plan, "runs_here", lambda: False)
+    with pytest.raises(BuildError, match=r"cannot run the graph .* quality\.calibration"):
+        build(read_pair(calibrated, precision='"int8"'), out)
+    for recipe in (read_pair(), read_pair(calibrated, "[tensorrt]", 'version = "10.3"')):
+        with pytest.raises(AssertionError, match="too late"):
+            build(recipe, out)
+
+
+@no_gpu
+@pytest.mark.parametrize("verb", ["generate", "verify", "bench", "tune"])
+def test_without_a_gpu_every_verb_says_so(
+    pair: Path, code_prompts: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"generate": ["--prompt", "x"], "tune": []}.get(verb, ["--prompts", str(code_prompts)])
+    assert run([verb, str(pair), *more]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("specrt: TensorRT for RTX")
+    assert "runs on an NVIDIA GPU only" in said.err
+    assert "specrt build RECIPE --backend ort-cpu" in said.err
+    assert said.err.count("\n") == 1
