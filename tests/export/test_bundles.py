@@ -95,7 +95,7 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     said = shown(out)
     assert "int4; embedding int8, head int8, 32 weights to a scale" in said
     assert "KL divergence 0.0" in said
-    assert said.count("output is that of this quantized target decoding plainly") == 1
+    assert said.count("this quantized target in plain decoding") == 1
     # Stale once its text or its limits change.
     assert is_fresh(recipe, out)
     written = text.read_text(encoding="utf-8")
