@@ -310,18 +310,3 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
     for recipe in (read_pair(), read_pair(calibrated, "[tensorrt]", 'version = "10.3"')):
         with pytest.raises(AssertionError, match="too late"):
             build(recipe, out)
-
-
-@no_gpu
-@pytest.mark.parametrize("verb", ["generate", "verify", "bench", "tune"])
-def test_without_a_gpu_every_verb_says_so(
-    pair: Path, code_prompts: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = {"generate": ["--prompt", "x"], "tune": []}.get(verb, ["--prompts", str(code_prompts)])
-    assert run([verb, str(pair), *more]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("specrt: TensorRT for RTX")
-    assert "runs on an NVIDIA GPU only" in said.err
-    assert "specrt build RECIPE --backend ort-cpu" in said.err
-    assert said.err.count("\n") == 1

@@ -179,15 +179,6 @@ def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
     np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(-65000, 65000, width=32), min_size=2, max_size=40), st.integers(1, 9))
-def test_weights_are_narrowed_in_any_slices(values: list[float], step: int) -> None:
-    array = np.array(values, np.float32)
-    half = narrowed(in_memory("w", array), FP16)
-    slices = [half.rows(at, min(at + step, len(values))) for at in range(0, len(values), step)]
-    np.testing.assert_array_equal(np.concatenate(slices), array.astype(np.float16))
-
-
 def test_a_weight_beyond_fp16_is_named() -> None:
     large = LazyTensor(
         "layers.0.w", FLOAT, (2,), lambda a, b: np.array([1.0, 7e4], np.float32)[a:b]

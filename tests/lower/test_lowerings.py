@@ -12,6 +12,8 @@ import pytest
 from lower.lowering import OLD, Case, Lowering, lowered
 from portable.zoo import MODELS, WIDE, Exported, architectures
 from specrt_export.check.equivalence import TOLERANCES
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.portable.external_data import ALIGNMENT
 from specrt_export.portable.graph import runs_here
 
 pytestmark = pytest.mark.skipif(
@@ -160,6 +162,31 @@ def test_a_tied_table_of_codes_is_stored_once(lower: Callable[[str, str], Case],
     assert table.input[0] != head.input[1]
     assert places[table.input[0]] == places[head.input[1]]
     assert table.input[2] == head.input[2]
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("how", LOWERINGS)
+@pytest.mark.parametrize("name", architectures("gpt2", "gemma2", "phi3", "gpt_neox"))
+def test_slices_of_weights_do_not_show(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, how: str,
+) -> None:  # fmt: skip
+    """Weights are transposed, joined, narrowed and written a few rows at a time."""
+    one, made = exported(name), []
+    for size in (1 << 24, 300):
+        monkeypatch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", size)
+        out = tmp_path / str(size)
+        made.append(lowered(one.graph.path, one.checkpoint.folder, out, LOWERINGS[how]).lowered)
+    for file in (ENGINE, WEIGHTS):
+        whole, sliced = ((case.folder / file).read_bytes() for case in made)
+        assert whole == sliced
+    places = [
+        int(entry.value)
+        for tensor in onnx.load(made[0].folder / ENGINE, load_external_data=False).graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "offset"
+    ]
+    assert all(place % ALIGNMENT == 0 for place in places), "each from a page of its own"
 
 
 @pytest.mark.parametrize("how", [*LOWERINGS])
