@@ -32,7 +32,6 @@ from specrt_export.compile.plan_builder import (
     build_plan,
     memory_warning,
     need,
-    weights_of,
 )
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
 from specrt_export.portable.external_data import atomic_file
@@ -339,15 +338,6 @@ def test_the_estimate_of_memory_is_above_what_was_measured_and_near(
     assert taken <= needed.host_bytes <= 1.4 * taken + 140 * MIB
     assert needed.device_bytes == 0
     assert need(weights, made, PlanOptions(workspace_mib=5), ENTERPRISE).device_bytes > 0
-
-
-def test_weights_are_added_up_by_type() -> None:
-    kinds = (("FLOAT16", 10), ("FLOAT", 10), ("INT8", 10), ("FLOAT8E4M3FN", 5), ("INT4", 7))
-    tensors = [
-        onnx.TensorProto(data_type=onnx.TensorProto.DataType.Value(kind), dims=[count])
-        for kind, count in kinds
-    ]
-    assert weights_of(tensors) == Weights(60, 15, 4)
 
 
 def test_too_little_memory_is_a_warning_with_a_remedy(

@@ -77,6 +77,7 @@ def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
 
 
 @pytest.mark.export
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
     torch = pytest.importorskip("torch", reason="needs the export extra")

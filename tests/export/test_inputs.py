@@ -94,87 +94,56 @@ def configured(folder: Path, settings: object, **config: Any) -> Checkpoint:
     return Checkpoint(folder, {"vocab_size": 10, **config}, MappingProxyType({}))
 
 
-@pytest.mark.parametrize(
-    ("written", "read"), [(None, ()), (0, (0,)), (9, (9,)), ([], ()), ([3, 9], (3, 9))]
-)
-def test_a_text_ends_at_none_one_or_several_tokens(
-    tmp_path: Path, written: object, read: tuple[int, ...]
-) -> None:
-    assert end_tokens(configured(tmp_path, {"eos_token_id": written})) == read
-
-
-def test_config_json_is_asked_where_there_is_no_other_setting(tmp_path: Path) -> None:
-    found = configured(tmp_path, {}, eos_token_id=[4], bos_token_id=5)
-    assert (end_tokens(found), begin_token(found)) == ((4,), 5)
+@pytest.mark.parametrize("value", [None, 0, 9, [], [3, 9]])
+def test_a_text_ends_at_none_one_or_several_tokens(tmp_path: Path, value: Any) -> None:
+    """Where generation_config.json says nothing config.json is read."""
+    ends = tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    assert end_tokens(configured(tmp_path, {"eos_token_id": value})) == ends
+    found = configured(tmp_path, {}, eos_token_id=value, bos_token_id=5)
+    assert (end_tokens(found), begin_token(found)) == (ends, 5)
     assert begin_token(configured(tmp_path, {"bos_token_id": 0}, bos_token_id=5)) == 0
     assert begin_token(configured(tmp_path, {})) is None
+    assert end_tokens(configured(tmp_path, {"eos_token_id": 99}, vocab_size=None)) == (99,)
 
 
 @pytest.mark.parametrize("value", ["x", {}, ["x"], True, 1.0, -1, 10, [2, 10], [[1]], [None]])
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
-def test_an_end_that_is_no_token_is_named_with_its_file(
-    tmp_path: Path, value: object, name: str
-) -> None:
-    wrong = value[-1] if isinstance(value, list) else value
-    written = {"eos_token_id": value}
-    one, other = (written, {}) if name == "generation_config.json" else ({}, written)
-    with pytest.raises(CheckpointError) as refused:
-        end_tokens(configured(tmp_path, one, **other))
-    said = str(refused.value)
-    assert f"{tmp_path / name} has eos_token_id {wrong!r}" in said
-    assert "expected token ids from 0 to 9" in said
+def test_what_is_no_token_is_named_with_its_file(tmp_path: Path, value: Any, name: str) -> None:
+    for key, ask in (("eos_token_id", end_tokens), ("bos_token_id", begin_token)):
+        one, other = ({key: value}, {}) if name == "generation_config.json" else ({}, {key: value})
+        with pytest.raises(CheckpointError) as refused:
+            ask(configured(tmp_path, one, **other))
+        wrong = value[-1] if isinstance(value, list) and ask is end_tokens else value
+        assert f"{tmp_path / name} has {key} {wrong!r}" in str(refused.value)
+        assert "expected token ids from 0 to 9" in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["x", [1], {}, False, -1, 10])
-def test_a_begin_that_is_no_token_is_named(tmp_path: Path, value: object) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        begin_token(configured(tmp_path, {"bos_token_id": value}))
-    assert f"generation_config.json has bos_token_id {value!r}" in str(refused.value)
-
-
-def test_without_a_vocab_size_any_id_may_be_one(tmp_path: Path) -> None:
-    assert end_tokens(configured(tmp_path, {"eos_token_id": 99}, vocab_size=None)) == (99,)
-    with pytest.raises(CheckpointError, match="expected token ids 0 or more"):
-        end_tokens(configured(tmp_path, {"eos_token_id": -1}, vocab_size=None))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("[]", "holds []; expected an object"),
-        ("3", "holds 3; expected an object"),
-        ("{", "is not JSON"),
-        pytest.param("[" * 100_000, "is not JSON", id="deep"),
-    ],
-)
-def test_a_damaged_generation_config_is_named(tmp_path: Path, text: str, told: str) -> None:
+@pytest.mark.parametrize("text", ["[]", "3", "{", pytest.param("[" * 100_000, id="deep")])
+def test_a_damaged_generation_config_is_named(tmp_path: Path, text: str) -> None:
     found = configured(tmp_path, {})
     path = tmp_path / "generation_config.json"
     path.write_text(text, encoding="utf-8")
+    told = f"holds {text}; expected an object" if text in ("[]", "3") else "is not JSON"
     for ask in (end_tokens, begin_token):
-        with pytest.raises(CheckpointError) as refused:
+        with pytest.raises(CheckpointError, match="fetch it again") as refused:
             ask(found)
         assert f"{path} {told}" in str(refused.value)
-        assert "fetch it again" in str(refused.value)
 
 
-@pytest.mark.parametrize("place", ["file/bundle", "file/deeper/bundle", "nul\0/bundle"])
-def test_a_place_that_can_be_no_folder_is_refused(small: Path, tmp_path: Path, place: str) -> None:
+def test_a_place_that_can_be_no_folder_is_refused(
+    small: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     recipe = read_recipe(small)
-    with pytest.raises(BuildError, match="cannot be made a folder") as refused:
-        check_inputs(recipe, find_inputs(recipe), tmp_path / place)
-    assert "build elsewhere with --out" in str(refused.value)
-
-
-def test_a_place_that_may_not_be_written_to_is_refused(
-    small: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    inputs = find_inputs(recipe)
+    for place in ("file/bundle", "file/deeper/bundle", "nul\0/bundle"):
+        told = "cannot be made a folder .*build elsewhere with --out"
+        with pytest.raises(BuildError, match=told):
+            check_inputs(recipe, inputs, tmp_path / place)
     # Root may write to a read-only folder, so that one cannot stand in for the question.
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    recipe = read_recipe(small)
     with pytest.raises(BuildError, match="may not be written to; build elsewhere with --out"):
-        check_inputs(recipe, find_inputs(recipe), out)
+        check_inputs(recipe, inputs, out)
 
 
 @pytest.fixture(scope="module")
