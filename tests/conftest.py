@@ -13,9 +13,11 @@ import pytest
 import specrt
 from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
+from specrt.text import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
+from support.toy import byte_level
 
 if TYPE_CHECKING:
     from portable.zoo import Exported
@@ -67,6 +69,12 @@ def generator(codelet: Path) -> Iterator[Generator]:
     """Codelet, opened once for each worker, on one core so that workers do not fight for them."""
     with specrt.load(codelet, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The toy engines' tokenizer: byte-level, so that token i is byte i."""
+    return Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ specrt.loading
 specrt.tuning
 specrt.session
 specrt.generator
-specrt.aio specrt.request_factory
+specrt.aio
 specrt.scheduler
 specrt.completion
 specrt.speculation

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from runtime.toy import TableEngine, generator, near
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Row, SamplingParams
@@ -19,6 +18,7 @@ from specrt.speculation.gamma import GammaPolicy
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round, Verdict
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
+from support.toy import TableEngine, generator, near
 
 PROMPT = [1, 2, 3, 4]
 

@@ -162,7 +162,7 @@ def _nearby(probs: Numbers, away: Numbers, mass: float) -> float | None:
 class Distribution:
     """The tokens that may come next, and how likely each is.
 
-    Shapes: ids [K] int64, ascending; probs [K] f64, positive, summing to 1.
+    Shapes: ids [K] int64, ascending; probs [K] f64, summing to 1, none negative.
     """
 
     ids: NDArray[np.int64]
@@ -181,7 +181,10 @@ class Distribution:
         Source: Gumbel 1954; Daliri et al. 2024, arXiv:2408.07978 (shared noise in drafting).
         """
         waits = noise.exponential(purpose, position, self.ids)
-        waits /= self.probs
+        with np.errstate(
+            over="ignore", divide="ignore"
+        ):  # what is next to impossible waits for ever
+            waits /= self.probs
         return int(self.ids[waits.argmin()])
 
 
@@ -224,20 +227,19 @@ def distribution_of(
         if vocabulary is not None:
             known = ids < vocabulary
             scores, ids = scores[known], ids[known]
-        if len(ids) and (reach < inf or _tell_all(scores, params)):
+        if len(ids) and (reach < inf or _suffice(scores, params)):
             order = ids.argsort()
             known = process(scores[order], params, reach)
             return Distribution(ids[order][known.ids], known.probs)
     return process(output.logits[0, row, :vocabulary], params, reach)
 
 
-def _tell_all(falling: NDArray[np.float32], params: SamplingParams) -> bool:
-    """Tell whether every token that `process` would keep is among the best, and ends up the same.
+def _suffice(falling: NDArray[np.float32], params: SamplingParams) -> bool:
+    """Tell whether the best scores of a row give the distribution of the whole row.
 
-    So it is where the k-th best is above the last one: all that top-k keeps is there, ties
-    included, and what comes after looks at those alone. So it is, too, where the last one weighs
-    less than min-p allows, or nothing: no token behind it weighs more. Only top-p without top-k
-    adds up the whole row.
+    They do where the k-th best is above the last one: all that top-k keeps is there, ties included,
+    and later filters look at those alone. They also do where the last one weighs less than min-p
+    allows, or nothing: no token behind it weighs more. Only top-p without top-k sums the whole row.
     """
     last, k = float(falling[-1]), params.top_k
     if 0 < k < len(falling) and last < falling[k - 1]:
