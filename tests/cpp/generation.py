@@ -1,10 +1,13 @@
-"""Makes test vectors: what the Python runtime generates, for other implementations to replay."""
+"""Requests, and what the Python runtime makes of them, for other implementations to replay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
+from unittest.mock import ANY
+
+import pytest
 
 import specrt
 from specrt.errors import RequestError
@@ -36,7 +39,7 @@ ENDS: tuple[Options, ...] = (
     {"max_tokens": 1},
     {"stop_token_ids": [200, 201, 202, 203]},
 )
-TOLD: tuple[Options, ...] = (
+LOGPROBS: tuple[Options, ...] = (
     {"logprobs": 3, "prompt_logprobs": 2},
     {"logprobs": 0, "prompt_logprobs": 0, "temperature": 0.9, "seed": 11},
     {"logprobs": 2, "repetition_penalty": 1.3, "temperature": 0.7, "seed": 12, "stop": ["="]},
@@ -46,6 +49,7 @@ WORDS: tuple[Options, ...] = (
     {"gamma": 2, "bad_words": ["def", "\n    "], "drafter": "ngram"},
 )
 """What takes a tokenizer."""
+TIMES = ("ttft_ms", "itl_ms", "tokens_per_second")
 DRAFTERS = ("model", "ngram", "cascade", "none")
 
 
@@ -54,7 +58,7 @@ def requests(gammas: Sequence[int]) -> Iterator[Options]:
     for gamma in (*gammas, AUTO):
         yield {"gamma": gamma}
         yield {"gamma": gamma, **SAMPLERS[0]}
-    for number, sampler in enumerate((*SAMPLERS, *RULES, *ENDS, *TOLD)):
+    for number, sampler in enumerate((*SAMPLERS, *RULES, *ENDS, *LOGPROBS)):
         for drafter in DRAFTERS:
             gamma = gammas[(number + len(drafter)) % len(gammas)]
             yield {"gamma": gamma, "drafter": drafter, **sampler}
@@ -73,13 +77,27 @@ def cases(
     generator.forget()
     made = []
     wanted = [*[*requests(generator.models.gammas)][::every], *(WORDS if texts else ())]
-    for number, asked in enumerate(wanted):
+    for number, options in enumerate(wanted):
         prompt = prompts[number // 2 % len(prompts)]
-        ids = generator.tokenizer.encode(prompt)
-        given: str | list[int] = prompt if texts else ids
-        params = {"max_tokens": 40, **asked}
-        made.append({"prompt": given, "params": params, **_outcome(generator, ids, params)})
+        one = case(generator, generator.tokenizer.encode(prompt), {"max_tokens": 40, **options})
+        made.append({**one, "prompt": prompt} if texts else one)
     return made
+
+
+def refusals(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
+    """Return requests that are refused, and the statuses."""
+    full = (prompt * generator.models.target.max_length)[: generator.models.target.max_length]
+    return [
+        {"prompt": ids, "params": params, "expected": {"refused": f"SPECRT_{status}"}}
+        for ids, params, status in (
+            ([*full, 1], {}, "CAPACITY"),
+            ([-1], {}, "INVALID_ARGUMENT"),
+            (prompt, {"gamma": 77}, "INVALID_ARGUMENT"),
+            (prompt, {"max_tokens": 4, "min_tokens": 5}, "INVALID_ARGUMENT"),
+            (prompt, {"regex": "a+", "ignore_eos": True}, "INVALID_ARGUMENT"),
+            (prompt, {"regex": "a+", "choice": ["a"]}, "INVALID_ARGUMENT"),
+        )
+    ]
 
 
 def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
@@ -96,19 +114,15 @@ def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
         for left in (1, 2, 5)
         for most, more in ((2**62, {}), (2**63 - 1, {"temperature": 0.8, "seed": 4}))
     ]
-    made += [
-        {"prompt": [*full, 1], "params": {}, "refused": "SPECRT_CAPACITY"},
-        {"prompt": [-1], "params": {}, "refused": "SPECRT_INVALID_ARGUMENT"},
-        {"prompt": prompt, "params": {"gamma": 77}, "refused": "SPECRT_INVALID_ARGUMENT"},
-    ]
-    told: Options = {"gamma": gammas[-1], "prompt_logprobs": 1, "logprobs": 2, "max_tokens": 7}
-    made += [case(generator, ids, told) for ids in (prompt[:1], prompt[:2], prompt, prompt)]
-    asked: Options = {"gamma": gammas[-1], "max_tokens": 30, "drafter": "ngram"}
-    plain = case(generator, prompt, asked)
+    known: Options = {"gamma": gammas[-1], "prompt_logprobs": 1, "logprobs": 2, "max_tokens": 7}
+    made += [case(generator, ids, known) for ids in (prompt[:1], prompt[:2], prompt, prompt)]
+    options: Options = {"gamma": gammas[-1], "max_tokens": 30, "drafter": "ngram"}
+    plain = case(generator, prompt, options)
     made.append(plain)
-    end = plain["ids"][len(plain["ids"]) // 2]
+    ids = plain["expected"]["ids"]
+    end = ids[len(ids) // 2]
     made += [
-        case(generator, prompt, {**asked, **more})
+        case(generator, prompt, {**options, **more})
         for more in (
             {"stop_token_ids": [end], "min_tokens": 25},
             {"stop_token_ids": [end], "logprobs": 1, "repetition_penalty": 1.1},
@@ -116,34 +130,34 @@ def edges(generator: Generator, prompt: list[int]) -> list[dict[str, Any]]:
         )
     ]
     for after in (0, 1, 3):
-        made.append(case(generator, prompt, asked, cancel_after=after))
-        made.append(case(generator, short, {**asked, "drafter": "cascade"}))
-        made.append(case(generator, prompt, asked, fail_at=len(prompt) + 2 * after))
-        made.append(case(generator, [*prompt, end], asked))
+        made.append(case(generator, prompt, options, cancel_after=after))
+        made.append(case(generator, short, {**options, "drafter": "cascade"}))
+        made.append(case(generator, prompt, options, fail_at=len(prompt) + 2 * after))
+        made.append(case(generator, [*prompt, end], options))
     return made
 
 
-def case(generator: Generator, prompt: list[int], asked: Options, **broken: int) -> dict[str, Any]:
+def case(generator: Generator, prompt: list[int], params: Options, **broken: int) -> dict[str, Any]:
     """Return a request and what came of it; `broken` ends it before its time."""
-    outcome = _outcome(generator, prompt, asked, **broken)
-    return {"prompt": prompt, "params": asked, **broken, **outcome}
+    outcome = _outcome(generator, prompt, params, **broken)
+    return {"prompt": prompt, "params": params, **broken, "expected": outcome}
 
 
 def _outcome(
     generator: Generator,
     prompt: list[int],
-    asked: Options,
+    params: Options,
     cancel_after: int | None = None,
     fail_at: int | None = None,
 ) -> dict[str, Any]:
-    options = {k: v for k, v in asked.items() if k not in ("gamma", "drafter")}
+    options = {k: v for k, v in params.items() if k not in ("gamma", "drafter")}
     if fail_at is not None:
         options["logits_processors"] = [_failing(fail_at)]
     stream = generator.stream(
         prompt,
         specrt.SamplingParams.of(**options),
-        gamma=asked["gamma"],
-        drafter=asked.get("drafter"),
+        gamma=params["gamma"],
+        drafter=params.get("drafter"),
     )
     done, lines, ended = stream.completion, "", ""
     try:
@@ -156,26 +170,35 @@ def _outcome(
                 break
             counts = done.speculation
             lines += (
-                f"{' '.join(map(str, chunk.token_ids))} ({chunk.accepted}) after {counts.rounds} "
-                f"rounds {counts.drafted} {counts.evaluated} {counts.accepted}\n"
+                f"{chunk.token_ids} {chunk.accepted} {counts.rounds} {counts.drafted} "
+                f"{counts.evaluated} {counts.accepted}\n"
             )
     except RequestError:
         ended = "SPECRT_CALLBACK"
-    told = done.to_json()
-    auto = asked["gamma"] == AUTO
+    completion: Any = near(done.to_json())
+    completion |= dict.fromkeys(TIMES, ANY)
+    if "seed" not in params:  # drawn
+        completion["seed"] = ANY
+    auto = params["gamma"] == AUTO  # how far it drafts depends on what passes take
+    if auto:
+        completion["speculation"] = ANY
     return {
         "ids": done.token_ids,
         "text": done.text,
         "finish_reason": done.finish_reason or "error",
         "cached_tokens": done.cached_tokens,
-        # How far auto drafts depends on what passes take.
-        "rounds": None if auto else lines + ended,
-        "told": {
-            **told,
-            "seed": asked.get("seed"),  # else drawn
-            "speculation": None if auto else told["speculation"],
-        },
+        "rounds": ANY if auto else lines + ended,
+        "completion": completion,
     }
+
+
+def near(value: Any) -> Any:
+    """Return what equals a value but for what exp and log of two libraries differ by."""
+    if isinstance(value, dict):
+        return {name: near(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [near(item) for item in value]
+    return pytest.approx(value, rel=0, abs=1e-9) if isinstance(value, float) else value
 
 
 def _failing(most: int) -> Callback:

@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.errors import EngineError
+from specrt.errors import EngineError, RequestError
 from specrt.params import SamplingParams
-from specrt.sampling.distribution import Distribution, process, ranked
+from specrt.sampling.distribution import Distribution, process, ranked, residual
 from specrt.sampling.noise import Noise, Purpose
+from specrt.sampling.processors import LogitsProcessors, build_processors, likeliest
+from specrt.speculation.round import Proposal
+from specrt.speculation.target import match, rejection
 
 Row = NDArray[np.float32]
 Vector = dict[str, Any]
@@ -78,7 +81,7 @@ def small(rng: np.random.Generator) -> tuple[Vector, Row]:
     return {"scores": plain(scores)}, scores
 
 
-def told(found: Distribution) -> Vector:
+def described(found: Distribution) -> Vector:
     """Return a distribution as vectors have it."""
     count = len(found.ids)
     places = np.arange(count) if count <= WHOLE else np.linspace(0, count - 1, SOME).astype(int)
@@ -132,7 +135,7 @@ def _sampled(
     noise = Noise(position)
     with np.errstate(over="ignore"):  # of a probability near the least number
         draws = [found.draw(noise, p, position + int(p)) for p in Purpose]
-    return {**case, **told(found), "draws": draws}
+    return {**case, **described(found), "draws": draws}
 
 
 def _options(rng: np.random.Generator, size: int) -> Vector:
@@ -240,3 +243,219 @@ def logprobs() -> Vector:
                 "ids": found.ids[0, 1:].tolist(), "logprobs": plain(found.logprobs[0, 1:]),
             })  # fmt: skip
     return {"cases": cases}
+
+
+# ---- verdicts ----
+
+
+def _row_of(known: Any, name: str) -> Row:
+    return np.array([-math.inf if x is None else x for x in known["rows"][name]], np.float32)
+
+
+def _pair(found: Distribution) -> Vector:
+    return {"ids": found.ids.tolist(), "probs": plain(found.probs)}
+
+
+def _mixture(rng: np.random.Generator, vocabulary: int) -> Distribution:
+    row = (rng.standard_normal(vocabulary) * rng.choice([0.5, 2.0])).astype(np.float32)
+    if rng.random() < 0.3:
+        row = np.round(row)
+    options = {"temperature": 1.0, "top_k": int(rng.choice([0, 2, 5]))}
+    return process(row, SamplingParams(**options))
+
+
+def _rejected(
+    proposal: Proposal, targets: list[Distribution], seed: int, request: int, position: int
+) -> Vector:
+    verdict = rejection(proposal, lambda i: targets[i], Noise(seed, request), position)
+    return {
+        "tokens": list(proposal.tokens),
+        "distributions": [_pair(q) for q in proposal.distributions or ()],
+        "targets": [_pair(p) for p in targets],
+        "seed": str(seed % 2**64), "request": str(request), "position": position,
+        "accepted": verdict.accepted, "next": verdict.next,
+    }  # fmt: skip
+
+
+def _known_rejections(known: Any) -> Iterator[Vector]:
+    for vector in known["rejections"]:
+        params = SamplingParams(temperature=vector["temperature"])
+        p, draft = process(_row_of(known, vector["target"]), params), vector["draft"]
+        for base, (tokens, accepted, following) in enumerate(vector["rounds"], vector["first"]):
+            q = None
+            if draft is not None:
+                q = [process(_row_of(known, draft), params)] * len(tokens)
+            targets = [p] * (len(tokens) + 1)
+            made = _rejected(Proposal(tokens, q), targets, vector["seed"], vector["request"], base)
+            assert (made["accepted"], made["next"]) == (accepted, following)
+            yield made
+
+
+def _residual(rng: np.random.Generator, vocabulary: int) -> Vector:
+    p = _mixture(rng, vocabulary)
+    q = [None, p, _mixture(rng, vocabulary)][int(rng.integers(3))]
+    token = int(rng.integers(vocabulary))
+    case = {"target": _pair(p), "draft": None if q is None else _pair(q), "token": token}
+    return {**case, **_pair(residual(p, q, token))}
+
+
+def verify() -> Vector:
+    """Return rounds of both verifiers, and what is left of distributions."""
+    rng = np.random.default_rng(2)
+    known = known_numbers()
+    rejections = [*_known_rejections(known)]
+    matches, residuals = [], []
+    for i in range(400):
+        vocabulary, gamma = int(rng.integers(1, 20)), int(rng.integers(0, 6))
+        residuals.append(_residual(rng, vocabulary))
+        targets = [_mixture(rng, vocabulary) for _ in range(gamma + 1)]
+        drafts = [_mixture(rng, vocabulary) for _ in range(gamma)]
+        tokens = [q.draw(Noise(i), Purpose.DRAFT, place) for place, q in enumerate(drafts)]
+        certain = gamma == 0 or rng.random() < 0.3
+        proposal = Proposal(tokens, None if certain else drafts)
+        rejections.append(_rejected(proposal, targets, i, int(rng.integers(3)), i))
+        choices = [t if rng.random() < 0.8 else t + 1 for t in [*tokens, 0]]
+        verdict = match(tokens, lambda at, choices=choices: choices[at])  # type: ignore[misc]
+        matches.append({"drafted": tokens, "choices": choices, "accepted": verdict.accepted,
+                        "next": verdict.next})  # fmt: skip
+    draws = []
+    for vector in known["draws"]:
+        row, options = _row_of(known, vector["logits"]), vector["params"]
+        draws.append({
+            "row": {"scores": plain(row)}, "params": options, "seed": str(vector["seed"] % 2**64),
+            "request": str(vector["request"]), "first": vector["first"],
+            "tokens": vector["tokens"],
+        })  # fmt: skip
+    return {"matches": matches, "rejections": rejections, "residuals": residuals, "draws": draws}
+
+
+# ---- logits processors ----
+
+
+def _halve(tokens: list[int], row: Row) -> Row:
+    return row * np.float32(0.5)
+
+
+def _lean(tokens: list[int], row: Row) -> Row:
+    row[len(tokens) % len(row)] += np.float32(0.25) * np.float32(sum(tokens) % 7)
+    row[tokens[-1]] = -np.inf
+    return row
+
+
+FUNCTIONS = {"halve": _halve, "lean": _lean}
+"""Processors of an application; those in C++ are in native/sampling_check.cpp."""
+
+
+class Spelled:
+    """Encodes the words that it was given tokens for."""
+
+    def __init__(self, words: dict[str, list[int]]) -> None:
+        self._words = words
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a word."""
+        assert not special
+        return self._words[text]
+
+
+def _asked(rng: np.random.Generator, vocabulary: int) -> Vector:
+    """Return options of every kind, each asked for now and then."""
+
+    def ids(count: int) -> list[int]:
+        return rng.integers(0, vocabulary, count).tolist()
+
+    bias = {token: float(rng.normal() * 3) for token in ids(3)}
+    made: Vector = {
+        "allowed_token_ids": ids(max(1, vocabulary // 2)),
+        "bad_words": ["one", "two", "three"][: int(rng.integers(1, 4))],
+        "min_tokens": int(rng.integers(0, 12)),
+        "stop_token_ids": ids(2),
+        "logit_bias": [[next(iter(bias)), 9.0], *([token, added] for token, added in bias.items())],
+        "processors": rng.choice([*FUNCTIONS], int(rng.integers(1, 3))).tolist(),
+        "repetition_penalty": float(rng.choice([1.3, 0.7, 100.0, 0.01, 1.0, 1 + 1e-12])),
+        "presence_penalty": float(rng.choice([0.3, -2.0, 0.0])),
+        "frequency_penalty": float(rng.choice([0.7, -0.1, 0.0])),
+        "no_repeat_ngram_size": int(rng.choice([1, 2, 3, 5, 2**40])),
+    }
+    share = rng.choice([0.15, 0.5, 1.0])
+    return {name: value for name, value in made.items() if rng.random() < share}
+
+
+def _params(asked: Vector) -> SamplingParams:
+    options = {name: value for name, value in asked.items() if name != "processors"}
+    options["logit_bias"] = dict(asked.get("logit_bias", ()))
+    functions = tuple(FUNCTIONS[name] for name in asked.get("processors", ()))
+    return SamplingParams(**options, logits_processors=functions)
+
+
+def _steps(rng: np.random.Generator, rules: LogitsProcessors, vocabulary: int) -> Iterator[Vector]:
+    """Yield rounds: a text that grows, and rows behind drafted tokens, edited."""
+    text = rng.integers(0, vocabulary, int(rng.integers(1, 12))).tolist()
+    for _ in range(6):
+        rules.learn(text)
+        for count in (0, int(rng.integers(0, 7))):
+            path = rng.integers(0, vocabulary, count).tolist()
+            size = vocabulary if rng.random() < 0.8 else int(rng.integers(1, vocabulary + 1))
+            row = (rng.standard_normal(size) * rng.choice([1.0, 30.0])).astype(np.float32)
+            row[rng.random(size) < 0.1] = -np.inf
+            if rng.random() < 0.1:
+                row[0] = 3e38
+            yield {
+                "text": list(text), "path": path, "scores": plain(row),
+                "edited": plain(rules.edit(row, path)),
+            }  # fmt: skip
+        text = [*text, *rng.integers(0, vocabulary, int(rng.integers(0, 5))).tolist()]
+
+
+def _refused() -> Iterator[Vector]:
+    """Yield requests that are refused, and processors that fail, with the status and its words."""
+    for asked, status, message in (
+        ({"stop_token_ids": [3, 9]}, 1, "stop_token_ids holds 9; expected ids of the vocabulary, 0 "
+         "to 8"),
+        ({"allowed_token_ids": [-1]}, 1, "allowed_token_ids holds -1; expected ids of the vocab"),
+        ({"logit_bias": [[2**62, 1.0]]}, 1, f"logit_bias holds {2**62}; expected ids of the voc"),
+        ({"json_schema": "{}"}, 7, "json_schema was given"),
+        ({"regex": "a+"}, 7, "use the hosted"),
+        ({"choice": ["a", "b"]}, 7, "choice was given"),
+        ({"grammar": "start: A"}, 7, "grammar was given"),
+        ({"processors": ["halve", "refuse"]}, 9, "returned 3; expected 0"),
+        ({"processors": ["raise"]}, 9, "the application gave up"),
+        ({"processors": ["nothing"]}, 1, "left NaN or infinity"),
+        ({"processors": ["boundless"]}, 1, "left NaN or infinity"),
+    ):  # fmt: skip
+        steps = [{"text": [1], "path": [2], "scores": [0.0] * 9, "edited": [0.0] * 9}]
+        yield {"vocabulary": 9, "params": asked, "ends": [], "spelled": {}, "steps": steps,
+               "status": status, "message": message}  # fmt: skip
+
+
+def rules() -> Vector:
+    """Return texts that grow, and the rows behind them as requests edit them."""
+    rng = np.random.default_rng(4)
+    cases = [*_refused()]
+    for _ in range(250):
+        vocabulary = int(rng.choice([3, 8, 20]))
+        asked = _asked(rng, vocabulary)
+        spelled = {
+            space + word: rng.integers(0, vocabulary + 2, int(rng.integers(0, 4))).tolist()
+            for word in ("one", "two", "three")
+            for space in ("", " ")
+        }
+        ends = rng.integers(0, vocabulary + 2, int(rng.integers(0, 3))).tolist()
+        case = {"vocabulary": vocabulary, "params": asked, "ends": ends, "spelled": spelled}
+        tokenizer: Any = Spelled(spelled)
+        made = build_processors(_params(asked), tokenizer, ends, vocabulary)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = {"none": True} if made is None else {"steps": [*_steps(rng, made, vocabulary)]}
+        cases.append({**case, **found})
+    return {"cases": cases, "likeliest": [*_likeliest(rng)]}
+
+
+def _likeliest(rng: np.random.Generator) -> Iterator[Vector]:
+    rows: list[list[float]] = [[-math.inf], [-math.inf] * 40, [math.nan, 1.0], [1.0] * 33]
+    rows += [rng.integers(0, 9, int(rng.integers(1, 60))).tolist() for _ in range(50)]
+    for scores in rows:
+        try:
+            token = likeliest(np.array(scores, np.float32))
+        except RequestError:
+            token = None
+        yield {"scores": plain(scores), "token": token}

@@ -5,10 +5,12 @@
 #include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
+#include "native/speculation/ngram.hpp"
 #include "native/speculation/pool.hpp"
 
 namespace specrt::checks {
 
+using native::DraftDecision;
 using native::Json;
 
 namespace {
@@ -16,13 +18,7 @@ namespace {
 constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;
 constexpr std::size_t kTarget = 29;  // how many ids the target knows
 
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-// Scores by the latest three tokens that its buffer holds; the one in tests/cpp/drafted.py.
+// Scores by the latest three tokens that its buffer holds; the one in tests/cpp/drafting.py.
 class HashEngine : public native::Engine {
  public:
   explicit HashEngine(const Json& fields)
@@ -79,30 +75,83 @@ class HashEngine : public native::Engine {
   float confidence_ = 0;
 };
 
+// Drafts so far, and leaves out what follows too little; the one in tests/cpp/drafting.py.
+class Cautious : public native::GammaPolicy {
+ public:
+  Cautious(int most, double drop, double last) : most_(most), drop_(drop), last_(last) {}
+  int choose() override { return most_; }
+  DraftDecision decide(int, double confidence) override {
+    if (confidence < drop_) return DraftDecision::kDiscard;
+    return confidence < last_ ? DraftDecision::kStop : DraftDecision::kContinue;
+  }
+  void observe(const native::Round&) override {}
+
+ private:
+  int most_;
+  double drop_, last_;
+};
+
 }  // namespace
 
-static Params asked(const Json& fields) {
-  Params params = params_of(fields);
-  for (const auto& [name, value] : fields.fields()) {
-    if (name == "verifier") params.verifier = value.text();
-    if (name == "repetition_penalty") params.repetition_penalty = value.number();
-    if (name == "presence_penalty") params.presence_penalty = value.number();
-    if (name == "frequency_penalty") params.frequency_penalty = value.number();
-    if (name == "no_repeat_ngram_size") params.no_repeat_ngram_size = value.integer();
-    if (name == "allowed_token_ids") params.allowed_token_ids = tokens_of(value);
-    if (name != "logit_bias") continue;
-    for (const Json& bias : value.items()) {
-      params.logit_bias.emplace_back(bias.items()[0].integer(), bias.items()[1].number());
-    }
+static int check_costs(const Json& vectors) {
+  int wrong = 0;
+  for (const Json& fields : vectors.at("cases").items()) {
+    std::vector<std::pair<int, double>> measured;
+    for (const Json& pair : fields.at("measured").items())
+      measured.emplace_back(static_cast<int>(pair.items()[0].integer()), pair.items()[1].number());
+    const int most = static_cast<int>(fields.at("most").integer());
+    wrong += equal("costs between", native::costs_between(measured, most), fields.at("costs"));
   }
-  return params;
+  return wrong;
+}
+
+static int check_suffixes(const Json& fields) {
+  native::Suffixes suffixes(size_of(fields.at("least")), size_of(fields.at("most")));
+  const auto tokens = tokens_of(fields.at("tokens"));
+  int wrong = 0;
+  for (std::size_t i = 0; i < tokens.size() && wrong == 0; ++i) {
+    suffixes.append(tokens[i]);
+    std::vector<Token> found;
+    if (const auto& match = suffixes.longest()) {
+      found = {static_cast<Token>(match->length), static_cast<Token>(match->end)};
+    }
+    wrong += same("match after " + std::to_string(i + 1), found,
+                  tokens_of(fields.at("matches").items()[i]));
+  }
+  return wrong;
+}
+
+static int check_copies(const Json& fields) {
+  native::NgramDrafter drafter(
+      std::make_shared<Cautious>(static_cast<int>(fields.at("most").integer()),
+                                 fields.at("drop").number(), fields.at("last").number()));
+  std::vector<Token> tokens;
+  int wrong = 0;
+  for (const Json& step : fields.at("steps").items()) {
+    tokens.resize(size_of(step.at("keep")));
+    for (const Token token : tokens_of(step.at("add"))) tokens.push_back(token);
+    const auto made = drafter.propose(tokens, size_of(step.at("room")));
+    wrong += same("copied", made.tokens, tokens_of(step.at("tokens"))) +
+             equal("confidence", made.confidences, step.at("confidences"));
+    wrong += same("source", made.source, step.at("source").text());
+    if (wrong > 0) break;
+    const auto kept = static_cast<std::ptrdiff_t>(size_of(step.at("kept")));
+    tokens.insert(tokens.end(), made.tokens.begin(), made.tokens.begin() + kept);
+  }
+  return wrong;
+}
+
+static int check_ngram(const Json& vectors) {
+  int wrong = 0;
+  for (const Json& fields : vectors.at("suffixes").items()) wrong += check_suffixes(fields);
+  for (const Json& fields : vectors.at("drafts").items()) wrong += check_copies(fields);
+  return wrong;
 }
 
 static int check_proposal(const std::string& name, const native::Proposal& made, const Json& step) {
   int wrong = same(name + ": tokens", made.tokens, tokens_of(step.at("tokens"))) +
               same(name + ": caught up", Token{made.caught_up}, step.at("caught_up").boolean());
-  const std::string& source = step.at("source").text();
-  if (made.source != source) wrong += differs(name + ": source", made.source, source);
+  wrong += same(name + ": source", made.source, step.at("source").text());
   const auto confidences = numbers_of(step.at("confidences"));
   wrong += same(name + ": confidences", made.confidences.size(), confidences.size());
   const auto& drawn_from = step.at("drawn_from").items();
@@ -167,12 +216,9 @@ static int check_generation(const std::string& name, native::DrafterPool& drafte
 static int check_session(const Json& fields) {
   HashEngine engine(fields.at("engine"));
   native::KVCache empty(engine);
-  std::vector<int> gammas;
-  for (const Token gamma : tokens_of(fields.at("gammas"))) {
-    gammas.push_back(static_cast<int>(gamma));
-  }
-  native::DrafterPool drafters(gammas, [&fields] { return costs_of(fields); });
-  const Params params = asked(fields.at("params"));
+  native::DrafterPool drafters(ints_of(fields.at("gammas")),
+                               [&fields] { return costs_of(fields); });
+  const Params params = params_of(fields.at("params"));
   const auto seed = static_cast<std::uint64_t>(fields.at("seed").integer());
   std::uint64_t number = 0;
   for (const Json& generation : fields.at("generations").items()) {
@@ -195,12 +241,14 @@ static int check_session(const Json& fields) {
   return same(fields.at("name").text() + ": passes", engine.calls, calls);
 }
 
-int check_draft(const Json& vectors) {
+static int check_draft(const Json& vectors) {
   int wrong = 0;
   for (const Json& fields : vectors.at("cases").items()) wrong += check_session(fields);
   return wrong;
 }
 
-static const Registered kRegistered("draft", check_draft);
+static const Registered kCosts("costs", check_costs);
+static const Registered kNgram("ngram", check_ngram);
+static const Registered kDraft("draft", check_draft);
 
 }  // namespace specrt::checks
