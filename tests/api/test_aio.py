@@ -191,7 +191,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(acts=ACTS)
 def test_whatever_is_cancelled_the_rest_is_as_alone(
     tokenizer: Tokenizer, acts: list[tuple[int, str]]
