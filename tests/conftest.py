@@ -20,10 +20,10 @@ from specrt_export.recipe import read_recipe
 from support.toy import byte_level
 
 if TYPE_CHECKING:
-    from export.zoo import Exported
+    from portable.zoo import Exported
     from specrt_export.portable.exporter import ExportedGraph
 
-FIRST = ("cpp", "export", "lower", "build")
+FIRST = ("cpp", "portable", "lower", "compile", "check", "export")
 """Folders whose tests take longest, so that no worker begins one of them last."""
 
 # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
@@ -81,7 +81,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     """Exports an architecture of the zoo the first time any worker asks for it."""
     pytest.importorskip("torch", reason="needs the export extra")
-    from export.zoo import Exported, exporter
+    from portable.zoo import Exported, exporter
 
     root = shared_folder(tmp_path_factory) / "zoo"
     root.mkdir(exist_ok=True)

@@ -22,7 +22,6 @@ specrt_export.builder
 specrt_export.check
 specrt_export.compile
 specrt_export.inputs
-specrt_export.pairs
 specrt_export.estimate
 specrt_export.recipe
 specrt_export.lower

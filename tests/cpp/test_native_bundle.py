@@ -1,38 +1,30 @@
-"""The native runtime reads and refuses what the Python runtime does, and runs the same passes."""
+"""Files of a bundle, sound, damaged or hostile: the native library reads and refuses as Python."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import platform
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpp.conftest import BuildLibrary, onnxruntime_library, run_check
-from specrt.bundle import Bundle
-from specrt.engine.backends import open_engine
-from specrt.engine.protocol import Feed, PackedEngine
+from cpp.conftest import onnxruntime_library
+from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, read_manifest
+from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
+from specrt.system import this_machine
+from specrt.tuning.tuning_record import TunedSetting, Tuning, read_tuning
 
 Check = Callable[[str, dict[str, Any]], None]
-
-
-@pytest.fixture
-def native_check(built_library: BuildLibrary, tmp_path: Path) -> Check:
-    """Runs a check of the native runtime, with sanitizers, over vectors."""
-
-    def check(name: str, vectors: dict[str, Any]) -> None:
-        path = tmp_path / "vectors.json"
-        path.write_text(json.dumps(vectors), encoding="utf-8")
-        run_check(built_library("native", sanitize=True), name, path)
-
-    return check
-
+Document = dict[str, Any]
 
 READ = [
     b"null", b" true ", b"-0", b"12", b"9223372036854775807", b"-9223372036854775808", b'""',
@@ -51,41 +43,12 @@ STRICTER = [
 ]  # fmt: skip
 
 
-def test_json_is_read_as_python_reads_it(native_check: Check) -> None:
-    texts = []
-    for text in READ:
-        value = json.loads(text)
-        shown = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        texts.append({"hex": text.hex(), "reads": shown.replace("\\n", "\\u000a")})
-    for text in REFUSED:
-        with pytest.raises(ValueError, match=r".+"):
-            json.loads(text.decode("utf-8"))
-        texts.append({"hex": text.hex(), "reads": "refused"})
-    texts += [{"hex": text.hex(), "reads": "refused"} for text in STRICTER]
-    texts += [
-        {"hex": b"2.5".hex(), "reads": "250/100"},
-        {"hex": b"-1E+2".hex(), "reads": "-10000/100"},
-        {"hex": b"9223372036854775808e-18".hex(), "reads": "922/100"},
-        {"hex": b"1e-999".hex(), "reads": "0/100"},
-    ]
-    native_check("json", {"texts": texts})
-
-
-def test_files_are_hashed_as_hashlib_does(native_check: Check, tmp_path: Path) -> None:
-    files = []
-    for size in (*range(130), 1 << 18, (1 << 18) + 1, 700_001):
-        data = np.random.default_rng(size).bytes(size)
-        path = tmp_path / str(size)
-        path.write_bytes(data)
-        files.append({"path": str(path), "sha256": hashlib.sha256(data).hexdigest()})
-    native_check("sha256", {"files": files})
-
-
-def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
+def _set(*path: Any) -> Callable[[Document], None]:
+    """Return what puts a value at the end of a path."""
     *outer, last, value = path
 
-    def change(manifest: dict[str, Any]) -> None:
-        holder: Any = manifest
+    def change(document: Document) -> None:
+        holder: Any = document
         for key in outer:
             holder = holder[key]
         holder[last] = value
@@ -93,20 +56,20 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def _without(*path: Any) -> Callable[[dict[str, Any]], None]:
+def _without(*path: str) -> Callable[[Document], None]:
+    """Return what leaves out the end of a path."""
     *outer, last = path
 
-    def change(manifest: dict[str, Any]) -> None:
-        holder: Any = manifest
+    def change(document: Document) -> None:
         for key in outer:
-            holder = holder[key]
-        del holder[last]
+            document = document[key]
+        del document[last]
 
     return change
 
 
 SHAPE = ("target", "geometry")
-DAMAGE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+DAMAGE: list[tuple[Callable[[Document], None], str]] = [
     (_set("format", 2), "has bundle format 2, and this specrt reads up to 1"),
     (_set("format", True), "format is true; expected a whole number from 1 to 1"),
     (_set("batch", 0), "batch is 0; expected a whole number from 1 to 1000000000"),
@@ -138,68 +101,275 @@ DAMAGE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def folder(codelet: Path, tmp_path: Path) -> Path:
+    """A bundle whose small files may be written to."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(codelet, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
+    for name in ("manifest.json", "tokenizer.json"):
+        (folder / name).unlink()
+        shutil.copyfile(codelet / name, folder / name)
+    return folder
+
+
 def test_a_damaged_bundle_is_refused_as_in_python(
-    native_check: Check, codelet: Path, tmp_path: Path
+    native_check: Check, codelet: Path, folder: Path, tmp_path: Path
 ) -> None:
-    bundles = []
-    manifest = (codelet / "manifest.json").read_text(encoding="utf-8")
-    for number, (change, said) in enumerate(DAMAGE):
-        folder = tmp_path / str(number)
-        shutil.copytree(codelet, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
-        data = json.loads(manifest)
+    bundles = [
+        {"path": str(tmp_path / "no"), "says": "does not exist; build one"},
+        {"path": str(tmp_path), "says": "it has no manifest.json; build one"},
+        {"path": str(codelet), "says": "ed"},  # opened, or tuned
+    ]
+    for number, (change, says) in enumerate(DAMAGE):
+        data = json.loads((codelet / "manifest.json").read_text("utf-8"))
         change(data)
-        (folder / "manifest.json").unlink()
-        (folder / "manifest.json").write_text(json.dumps(data))
+        path = tmp_path / str(number)
+        shutil.copytree(folder, path, symlinks=True)
+        (path / "manifest.json").write_text(json.dumps(data))
         with pytest.raises(BundleError):
-            Bundle.open(folder)
-        bundles.append({"name": said, "path": str(folder), "says": said, "threads": 1})
-    nowhere = {"name": "nowhere", "path": str(tmp_path / "no"), "says": "does not exist; build one"}
-    empty = {"name": "empty", "path": str(tmp_path), "says": "it has no manifest.json; build one"}
-    sound = {"name": "sound", "path": str(codelet), "says": "ed"}  # opened, or tuned
-    bundles += [{**one, "threads": 1} for one in (nowhere, empty, sound)]
+            check_versions(path, Bundle.open(path).manifest)
+        bundles.append({"path": str(path), "says": says})
     native_check("bundle", {"library": str(onnxruntime_library()), "bundles": bundles})
 
 
-def passes(bundle: Bundle, role: str) -> list[dict[str, Any]]:
-    """Run widths up to nine, going back, and wide ones; return what each left behind."""
-    manifest = bundle.manifest
-    model = getattr(manifest, role)
-    spare = role == "target" and model.quantized
-    engine = open_engine(
-        manifest.backend_of(model), bundle.file(model.engine), model.geometry,
-        batch=manifest.batch, max_length=manifest.max_length, max_width=manifest.max_width,
-        threads=1, pad_single_token=spare, pad_to_even=spare, upcast_weights=model.half_stored,
-    )  # fmt: skip
-    rng, left = np.random.default_rng(6), []
-    widest = min(engine.max_width, 33)
-    plan = [(widest, 0, 1)]
-    plan += [(w, widest + w, r) for w in range(1, min(9, widest) + 1) for r in (w, 1)]
-    plan += [(min(5, widest), 9, 3), (1, 4, 1), (widest, 2, 2)]
-    for width, start, rows in plan:
-        tokens = rng.integers(0, model.geometry.vocab_size, width).tolist()
-        if isinstance(engine, PackedEngine):
-            output = engine.forward_rows([Feed(0, tokens, start, rows)])[0]
-        else:
-            output = engine.forward([tokens], start, rows)
-        sure = output.confidence
-        left.append({
-            "tokens": tokens, "start": start, "rows": rows,
-            "argmax": " ".join(map(str, output.argmax.ravel().tolist())),
-            "logits": hashlib.sha256(output.logits.tobytes()).hexdigest(),
-            "confidence": "" if sure is None else hashlib.sha256(sure.tobytes()).hexdigest(),
-        })  # fmt: skip
-    engine.close()
-    return left
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 2, 7, 2**31 - 1, 2**31, 2**63 - 1, -(2**63), 2**64, 1e308, -0.5,
+    0.0, 1.0, "", "a", "a\0b", "x" * 256, "é\u202e", "../x", "/", [], {}, [[]], [0], [0, 0, 3],
+    {"a": 1},
+)  # fmt: skip
+TUNING = {
+    "format": 2, "date": "2026-01-01",
+    "machine": {"cpu": "c", "vector_units": "", "cores": 2, "accelerator": "", "library": "l"},
+    "threads": 1, "pools": 1, "verify_ns": list(range(1000, 1009)),
+    "draft_ns": [0, *range(100, 108)], "outside_ns": 10, "fixed_gamma": None, "drafter": "model",
+    "settings": [{"drafter": "ngram", "fixed_gamma": 2, "emitted": 9, "decode_ns": 7, "rounds": 5,
+                  "drafted": 4, "evaluated": 3, "accepted": 2}],
+    "pad_to_even": False,
+}  # fmt: skip
+TOKENIZER = {
+    "version": "1.0", "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A"}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [256], "tokens": ["<s>"]}},
+    },
+    "decoder": {"type": "ByteLevel"},
+    "added_tokens": [{"id": 256, "content": "<s>", "special": True}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "Ġb": 1, "é": 299}, "merges": [["a", "b"]]},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("owns_process", [False, True])
-def test_passes_leave_the_same_bits_as_in_python(
-    native_check: Check, codelet: Path, owns_process: bool
-) -> None:
-    bundle = Bundle.open(codelet)
-    vectors = {
-        "bundle": str(codelet), "library": str(onnxruntime_library()), "threads": 1,
-        "owns_process": owns_process, "target": passes(bundle, "target"),
-        "draft": passes(bundle, "draft"),
+def full(manifest: Document) -> tuple[Document, Document]:
+    """Return a manifest and a tuning that have every field, and no default where there is one."""
+    made = copy.deepcopy(manifest)
+    made |= {"gamma": 2, "bos_token_id": 5, "device": {**made["device"], "gpu": "g"}}
+    more = {"precision": "int8", "embedding": "fp16", "head": "bf16", "block": 32, "per_row": True,
+            "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7}}  # fmt: skip
+    for role, items in (("target", 2), ("draft", 4)):
+        made[role] |= {**more, "backend": made["backend"], "kv_item_bytes": items}
+    machine = asdict(this_machine(backend_named(manifest["backend"]).library()))
+    tuning = {**TUNING, "fixed_gamma": 2, "machine": machine, "source": made["source"]}
+    for kind, document in (
+        (Manifest, made), (ModelRecord, made["draft"]), (Geometry, made["draft"]["geometry"]),
+        (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
+    ):  # fmt: skip
+        assert {field.name for field in fields(kind)} == set(document), kind
+    return made, tuning
+
+
+def least(document: Document) -> Document:
+    """Return a manifest or a tuning without what has a default."""
+    made = copy.deepcopy(document)
+    made.pop("pad_to_even", None)
+    for role in ("target", "draft"):
+        for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend"):
+            made.get(role, {}).pop(name, None)
+    return made
+
+
+def _listed(*numbers: float) -> str:
+    return f"[{' '.join(str(int(number)) for number in numbers)}]"
+
+
+def _model(role: str, manifest: Manifest, model: ModelRecord) -> Document:
+    shape = model.geometry
+    return {
+        f"{role}.engine": model.engine, f"{role}.backend": manifest.backend_of(model),
+        f"{role}.precision": model.precision,
+        f"{role}.geometry": _listed(shape.layers, shape.heads, shape.kv_heads, shape.head_dim,
+                                    shape.vocab_size, shape.max_positions),
+        f"{role}.weights": _listed(model.quantized, model.half_stored, model.kv_item_bytes,
+                                   model.weight_bytes),
     }  # fmt: skip
-    native_check("engine", vectors)
+
+
+@pytest.mark.parametrize("reduce", [copy.deepcopy, least], ids=["every field", "no default"])
+def test_both_read_the_same_of_what_python_writes(
+    native_check: Check, folder: Path, reduce: Callable[[Document], Document]
+) -> None:
+    bundle = Bundle.open(folder)
+    manifest, tuning = map(reduce, full(json.loads((folder / "manifest.json").read_text("utf-8"))))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "tuning.json").write_text(json.dumps(tuning))
+    m = read_manifest(folder)
+    assert m.draft is not None
+    record, notice = read_tuning(Bundle(bundle.path, m), 1)
+    assert record is not None, notice
+    expected = {
+        "name": m.name, "backend": m.backend, "precision": m.precision, "source": m.source,
+        "gamma": str(m.gamma), "gammas": _listed(*sorted(m.gammas)),
+        "tokens": _listed(*m.eos_token_ids) + str(m.bos_token_id),
+        "sizes": _listed(m.batch, m.max_length, m.prefill),
+        **_model("target", m, m.target), **_model("draft", m, m.draft),
+        "versions": "".join(k + v for k, v in sorted(m.versions.items())),
+        "device": "".join(k + v for k, v in sorted(m.device.items())),
+        "files": "".join(f"{k}{f.bytes}{f.sha256}" for k, f in sorted(m.files.items())),
+        "notice": "",
+        "costs": _listed(*record.costs.verify_ns) + _listed(*record.costs.draft_ns)
+        + str(record.outside_ns),
+        "tuned": f"{record.drafter} {record.fixed_gamma}{' even' if record.pad_to_even else ''}",
+    }  # fmt: skip
+    library = backend_named(m.backend).library()
+    native_check("record", {"folder": str(folder), "library": library, "fields": expected})
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every place in a document: what holds it, and under which key."""
+    keys: list[Any] = []
+    if isinstance(value, (dict, list)):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    return [(value, key) for key in keys] + [
+        place for _, key in ((value, k) for k in keys) for place in places(value[key])
+    ]
+
+
+def mutated(chance: random.Random, document: Any) -> Any:
+    """Return a document with a few places changed, left out, or moved."""
+    made = copy.deepcopy(document)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        holder, key = chance.choice(places(made))
+        kind = chance.random()
+        if kind < 0.6:
+            holder[key] = copy.deepcopy(chance.choice(HOSTILE))
+        elif kind < 0.75:
+            other, there = chance.choice(places(document))
+            holder[key] = copy.deepcopy(other[there])
+        elif kind < 0.9:
+            del holder[key]
+        elif isinstance(holder, dict):
+            holder[chance.choice(("extra", "a\0", "", "files"))] = 1
+        else:
+            holder.append(chance.choice(HOSTILE))
+        if not places(made):
+            break
+    return made
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """Return bytes with a few of them changed, left out, or there twice."""
+    made = bytearray(data)
+    for _ in range(chance.randrange(1, 5)):
+        at, size = chance.randrange(len(made)), chance.randrange(1, 40)
+        kind = chance.randrange(4)
+        if kind == 0:
+            made[at] = chance.randrange(256)
+        elif kind == 1:
+            del made[at : at + size]
+        elif kind == 2:
+            made[at:at] = made[at : at + size]
+        else:
+            made[at:at] = (
+                chance.choice((b"[", b"{", b'"', b"\\u", b"9" * 30, b"e9", b"\xff")) * size
+            )
+        made = made or bytearray(b" ")
+    return bytes(made)
+
+
+def every_place(document: Document) -> list[Document]:
+    """Return the document with each of its places in turn left out, and of a kind it never has."""
+    made = []
+    for number in range(len(places(document))):
+        for kind in ("out", "odd"):
+            made.append(copy.deepcopy(document))
+            holder, key = places(made[-1])[number]
+            if kind == "out":
+                del holder[key]
+            else:
+                holder[key] = {"odd": []}
+    return made
+
+
+def test_what_may_be_anything_is_read_or_refused(native_check: Check, folder: Path) -> None:
+    """Every field of manifest and tuning is read by both, and what is random is read alike."""
+    chance = random.Random(11)
+    bundle = Bundle.open(folder)
+    manifest, tuning = full(json.loads((folder / "manifest.json").read_text("utf-8")))
+
+    def manifest_refused() -> bool:
+        try:
+            read_manifest(folder)
+        except BundleError:
+            return True
+        return False
+
+    def tuning_refused() -> bool:
+        return "it is damaged" in (read_tuning(bundle, 1)[1] or "")
+
+    files: list[tuple[str, Document, Callable[[], bool] | None]] = [
+        ("manifest.json", manifest, manifest_refused),
+        ("tuning.json", tuning, tuning_refused),
+        ("tokenizer.json", TOKENIZER, None),
+    ]
+    cases = []
+    for name, document, refused in files:
+        path = folder / name
+        kept = path.read_bytes() if path.exists() else None
+        made = [document, *(mutated(chance, document) for _ in range(500))]
+        if refused is not None:
+            made += every_place(document)
+        for number, one in enumerate(made):
+            data = json.dumps(one).encode()
+            path.write_bytes(data)
+            expected = None if refused is None else refused()
+            assert number or not expected, "the document itself is sound"
+            odd = number > 500 and number % 2 == 0
+            assert expected or not odd, one
+            cases.append({"file": name, "hex": data.hex(), "refused": expected})
+        for _ in range(200):
+            data = damaged(chance, json.dumps(document).encode())
+            cases.append({"file": name, "hex": data.hex(), "refused": None})
+        if kept is None:
+            path.unlink()
+        else:
+            path.write_bytes(kept)
+    native_check("readers", {"folder": str(folder), "cases": cases})
+
+
+def test_json_is_read_as_python_reads_it(native_check: Check) -> None:
+    texts = []
+    for text in READ:
+        value = json.loads(text)
+        shown = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        texts.append({"hex": text.hex(), "reads": shown.replace("\\n", "\\u000a")})
+    for text in REFUSED:
+        with pytest.raises(ValueError, match=r".+"):
+            json.loads(text.decode("utf-8"))
+    texts += [{"hex": text.hex(), "reads": "refused"} for text in (*REFUSED, *STRICTER)]
+    texts += [
+        {"hex": text.hex(), "reads": hundredths}
+        for text, hundredths in (
+            (b"2.5", "250/100"), (b"-1E+2", "-10000/100"), (b"1e-999", "0/100"),
+            (b"9223372036854775808e-18", "922/100"),
+        )
+    ]  # fmt: skip
+    native_check("json", {"texts": texts})
+
+
+def test_files_are_hashed_as_hashlib_does(native_check: Check, tmp_path: Path) -> None:
+    files = []
+    for size in (*range(130), 1 << 18, (1 << 18) + 1, 700_001):
+        data = np.random.default_rng(size).bytes(size)
+        path = tmp_path / str(size)
+        path.write_bytes(data)
+        files.append({"path": str(path), "sha256": hashlib.sha256(data).hexdigest()})
+    native_check("sha256", {"files": files})

@@ -27,7 +27,7 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.gamma import AutoGamma, DraftDecision, LoadAwareGamma
+from specrt.speculation.gamma import AutoGamma, DraftDecision
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Round
 from specrt.speculation.target import VERIFIERS
@@ -190,7 +190,7 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
 def mean_drafted(costs: Costs, load: int, acceptance: float) -> float:
     """Return how far `auto` drafts while rounds take what the costs say."""
     shared, rng = costs.shared(load, 8), random.Random(load)
-    policy = LoadAwareGamma(AutoGamma(costs, 8), lambda: load)
+    policy = AutoGamma(costs, 8, load=lambda: load)
     drafted = []
     for _ in range(400):
         gamma = 0

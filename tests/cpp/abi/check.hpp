@@ -1,10 +1,10 @@
 // Holds the C interface to its header, over an implementation without a model.
 #pragma once
 
-#include <cstddef>
+#include <functional>
 #include <string>
-#include <vector>
 
+#include "fake/fake.hpp"
 #include "specrt/specrt.h"
 
 namespace check {
@@ -14,18 +14,16 @@ struct Registered {
   Registered(const char* name, void (*check)());
 };
 
-// Count and print what is not as expected.
-void that(bool holds, const char* what, const char* file, int line);
-void same(specrt_status found, specrt_status expected, const char* what, const char* file,
-          int line);
-// The message of the last failure of this thread holds these words.
-void says(const char* words, const char* file, int line);
+// Count and print what is not as expected: a condition; a status, and words in its message.
+void that(bool holds, const char* what, int line);
+void gives(specrt_status expected, specrt_status status, const char* words, const char* what,
+           int line);
 
-// Open handles that close themselves.
+// An open bundle that closes itself.
 class Opened {
  public:
   explicit Opened(const char* bundle = "any");
-  ~Opened();
+  ~Opened() { specrt_generator_close(generator); }
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
   specrt_session* session();
@@ -33,14 +31,13 @@ class Opened {
   specrt_generator* generator = nullptr;
 };
 
+specrt_params* params();
+// Generate; the callback, where there is one, is called with each chunk.
 specrt_status generate(specrt_session* session, const std::string& prompt,
-                       specrt_callback callback = nullptr, void* user = nullptr,
+                       const std::function<int32_t(const specrt_chunk&)>& callback = nullptr,
                        specrt_params* params = nullptr);
-specrt_status begin(specrt_session* session, const std::string& prompt,
-                    specrt_params* params = nullptr);
+specrt_status begin(specrt_session* session, const std::string& prompt);
 std::string finish_reason(specrt_session* session);
-// Wait until so many passes of the process are blocked.
-void wait_blocked(int passes);
 
 }  // namespace check
 
@@ -48,6 +45,6 @@ void wait_blocked(int passes);
   static void name();                                            \
   static const check::Registered registered_##name(#name, name); \
   static void name()
-#define THAT(condition) check::that((condition), #condition, __FILE__, __LINE__)
-#define GIVES(status, call) check::same((call), (status), #call, __FILE__, __LINE__)
-#define SAYS(words) check::says((words), __FILE__, __LINE__)
+#define THAT(condition) check::that((condition), #condition, __LINE__)
+#define GIVES(status, call) check::gives((status), (call), "", #call, __LINE__)
+#define REFUSES(status, call, words) check::gives((status), (call), (words), #call, __LINE__)

@@ -2,10 +2,8 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <thread>
 
 #include "abi/check.hpp"
-#include "fake/fake.hpp"
 
 namespace check {
 
@@ -22,44 +20,48 @@ std::atomic<int> wrong{0};
 
 Registered::Registered(const char* name, void (*check)()) { checks()[name] = check; }
 
-void that(bool holds, const char* what, const char* file, int line) {
+void that(bool holds, const char* what, int line) {
   if (holds) return;
   ++wrong;
-  std::printf("%s:%d: %s does not hold\n", file, line, what);
+  std::printf("line %d: %s does not hold\n", line, what);
 }
 
-void same(specrt_status found, specrt_status expected, const char* what, const char* file,
-          int line) {
-  if (found == expected) return;
+void gives(specrt_status expected, specrt_status status, const char* words, const char* what,
+           int line) {
+  const char* said = specrt_last_error();
+  if (status == expected && std::strstr(status == SPECRT_OK ? "" : said, words) != nullptr) return;
   ++wrong;
-  std::printf("%s:%d: %s gave %s (%s), expected %s\n", file, line, what, specrt_status_name(found),
-              specrt_last_error(), specrt_status_name(expected));
-}
-
-void says(const char* words, const char* file, int line) {
-  if (std::strstr(specrt_last_error(), words) != nullptr) return;
-  ++wrong;
-  std::printf("%s:%d: the message is \"%s\", expected \"%s\" in it\n", file, line,
-              specrt_last_error(), words);
+  std::printf("line %d: %s gave %s (%s), expected %s (%s)\n", line, what,
+              specrt_status_name(status), said, specrt_status_name(expected), words);
 }
 
 Opened::Opened(const char* bundle) { GIVES(SPECRT_OK, specrt_open(bundle, nullptr, &generator)); }
 
-Opened::~Opened() { specrt_generator_close(generator); }
-
 specrt_session* Opened::session() {
-  specrt_session* made = nullptr;
-  GIVES(SPECRT_OK, specrt_session_create(generator, &made));
-  return made;
+  specrt_session* session = nullptr;
+  GIVES(SPECRT_OK, specrt_session_create(generator, &session));
+  return session;
 }
 
-specrt_status generate(specrt_session* session, const std::string& prompt, specrt_callback callback,
-                       void* user, specrt_params* params) {
-  return specrt_generate(session, prompt.data(), prompt.size(), params, callback, user);
+specrt_params* params() {
+  specrt_params* params = nullptr;
+  GIVES(SPECRT_OK, specrt_params_create(&params));
+  return params;
 }
 
-specrt_status begin(specrt_session* session, const std::string& prompt, specrt_params* params) {
-  return specrt_begin(session, prompt.data(), prompt.size(), params);
+specrt_status generate(specrt_session* session, const std::string& prompt,
+                       const std::function<int32_t(const specrt_chunk&)>& callback,
+                       specrt_params* params) {
+  const auto call = [](void* user, const specrt_chunk* chunk) {
+    return (*static_cast<const std::function<int32_t(const specrt_chunk&)>*>(user))(*chunk);
+  };
+  return specrt_generate(session, prompt.data(), prompt.size(), params,
+                         callback ? specrt_callback{call} : nullptr,
+                         const_cast<std::function<int32_t(const specrt_chunk&)>*>(&callback));
+}
+
+specrt_status begin(specrt_session* session, const std::string& prompt) {
+  return specrt_begin(session, prompt.data(), prompt.size(), nullptr);
 }
 
 std::string finish_reason(specrt_session* session) {
@@ -69,21 +71,15 @@ std::string finish_reason(specrt_session* session) {
   return stats.finish_reason == nullptr ? "none" : stats.finish_reason;
 }
 
-void wait_blocked(int passes) {
-  while (specrt::fake::alive().blocked < passes) std::this_thread::yield();
-}
-
 static int run(const char* name) {
-  const auto found = checks().find(name);
-  if (found == checks().end()) {
+  const auto entry = checks().find(name);
+  if (entry == checks().end()) {
     std::printf("no check is called %s\n", name);
     return 2;
   }
-  found->second();
+  entry->second();
   const auto& alive = specrt::fake::alive();
-  THAT(alive.hosts == 0);
-  THAT(alive.slots == 0);
-  THAT(alive.runs == 0);
+  THAT(alive.hosts == 0 && alive.slots == 0 && alive.runs == 0);
   THAT(alive.misuses == 0);
   std::printf("%s: %d wrong\n", name, wrong.load());
   return wrong == 0 ? 0 : 1;
@@ -92,13 +88,7 @@ static int run(const char* name) {
 }  // namespace check
 
 int main(int count, char** arguments) {
-  if (count == 2 && std::strcmp(arguments[1], "--list") == 0) {
-    for (const auto& [name, unused] : check::checks()) std::printf("%s\n", name.c_str());
-    return 0;
-  }
-  if (count != 2) {
-    std::printf("usage: abi_check NAME | --list\n");
-    return 2;
-  }
-  return check::run(arguments[1]);
+  if (count == 2 && std::strcmp(arguments[1], "--list") != 0) return check::run(arguments[1]);
+  for (const auto& [name, unused] : check::checks()) std::printf("%s\n", name.c_str());
+  return 0;
 }

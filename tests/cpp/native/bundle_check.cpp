@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "native/bundle/sha256.hpp"
 #include "native/bundle/tuning.hpp"
 #include "native/check.hpp"
+#include "native/numbers.hpp"
 #include "native/text/detokenizer.hpp"
 #include "native/text/tokenizer.hpp"
 
@@ -89,39 +91,31 @@ int check_sha256(const native::Json& vectors) {
   return wrong;
 }
 
-std::string outcome(const native::Json& one, const std::string& library) {
+// What opening each bundle says must hold a text, in one line that is not too long.
+int check_bundle(const Json& vectors) {
   OpenOptions options;
-  options.onnxruntime = library;
-  try {
-    const auto threads = static_cast<int>(one.at("threads").integer());
-    const native::Bundle bundle = native::open_folder(one.at("path").text(), threads, options);
-    std::string said = bundle.tuning ? "tuned" : "opened";
-    for (const std::string& notice : bundle.notices) said += ": " + notice;
-    return said;
-  } catch (const Failure& failure) {
-    return "status " + std::to_string(failure.status()) + ": " + failure.what();
-  }
-}
-
-// What each bundle's opening says must hold a text, in one line that is not too long.
-int check_bundle(const native::Json& vectors) {
+  options.onnxruntime = vectors.at("library").text();
   int wrong = 0;
-  for (const native::Json& one : vectors.at("bundles").items()) {
-    const std::string said = outcome(one, vectors.at("library").text());
+  for (const Json& one : vectors.at("bundles").items()) {
+    const std::string& path = one.at("path").text();
     const std::string& expected = one.at("says").text();
-    const bool fits =
-        said.find('\n') == said.npos && said.size() < one.at("path").text().size() * 2 + 500;
-    if (fits && said.find(expected) != said.npos) continue;
-    std::printf("%s: %s, expected %s\n", one.at("name").text().c_str(), said.c_str(),
-                expected.c_str());
-    ++wrong;
+    std::string message;
+    try {
+      const native::Bundle bundle = native::open_folder(path, 1, options);
+      message = bundle.tuning ? "tuned" : "opened";
+      for (const std::string& notice : bundle.notices) message += ": " + notice;
+    } catch (const Failure& failure) {
+      message = "status " + std::to_string(failure.status()) + ": " + failure.what();
+    }
+    const bool fits = message.find('\n') == message.npos && message.size() < path.size() * 2 + 500;
+    if (!fits || message.find(expected) == message.npos) wrong += differs(path, message, expected);
   }
   return wrong;
 }
 
 // "" where the file was read, else what was said of it.
-std::string said_of(const std::string& file, const std::string& folder,
-                    const native::Manifest& manifest) {
+std::string refusal_of(const std::string& file, const std::string& folder,
+                       const native::Manifest& manifest) {
   try {
     if (file == "manifest.json") {
       native::read_manifest(folder);
@@ -147,7 +141,7 @@ int readers(const Json& vectors) {
     const std::string& file = one.at("file").text();
     const std::string text = from_hex(one.at("hex").text());
     std::ofstream(folder + "/" + file, std::ios::binary) << text;
-    const std::string said = said_of(file, folder, manifest);
+    const std::string said = refusal_of(file, folder, manifest);
     const Json& refused = one.at("refused");
     if (said.find('\n') != said.npos || said.size() > folder.size() + 2000) {
       wrong += differs(text, said, "one line that is not too long");
@@ -159,102 +153,119 @@ int readers(const Json& vectors) {
   return wrong;
 }
 
+std::string listed(const std::vector<double>& numbers) {
+  return shown(std::vector<Token>(numbers.begin(), numbers.end()));
+}
+
+using Texts = std::map<std::string, std::string>;
+
+void add_model(const std::string& role, const native::ModelRecord& model, Texts& fields) {
+  const native::Geometry& shape = model.geometry;
+  fields[role + "engine"] = model.engine;
+  fields[role + "backend"] = model.backend;
+  fields[role + "precision"] = model.precision;
+  fields[role + "geometry"] =
+      shown(std::vector<Token>{shape.layers, shape.heads, shape.kv_heads, shape.head_dim,
+                               shape.vocab_size, shape.max_positions});
+  fields[role + "weights"] =
+      shown(std::vector<Token>{model.quantized, model.half_stored, model.kv_item_bytes,
+                               static_cast<Token>(model.weight_bytes)});
+}
+
+// What the files of a bundle hold, a text for each field.
+int check_record(const Json& vectors) {
+  const std::string folder = vectors.at("folder").text();
+  const native::Record record = native::read_manifest(folder);
+  const native::Manifest& m = record.manifest;
+  Texts fields{{"name", m.name},
+               {"backend", m.backend},
+               {"precision", m.precision},
+               {"source", m.source},
+               {"gamma", std::to_string(m.gamma.value_or(-1))},
+               {"gammas", shown(std::vector<Token>(m.gammas.begin(), m.gammas.end()))},
+               {"tokens", shown(m.eos_token_ids) + std::to_string(m.bos_token_id.value_or(-1))},
+               {"sizes", shown(std::vector<Token>{m.batch, m.max_length, m.prefill})}};
+  add_model("target.", m.target, fields);
+  if (m.draft) add_model("draft.", *m.draft, fields);
+  for (const auto& [name, version] : record.versions) fields["versions"] += name + version;
+  for (const auto& [name, value] : record.device) fields["device"] += name + value;
+  for (const auto& [name, file] : record.files)
+    fields["files"] += name + std::to_string(file.bytes) + file.sha256;
+  const auto found = native::read_tuning(folder, m, 1, vectors.at("library").text());
+  fields["notice"] = found.notice.value_or("");
+  const native::Tuning tuning = found.tuning.value_or(native::Tuning{});
+  fields["costs"] = listed(tuning.costs.verify_ns) + listed(tuning.costs.draft_ns) +
+                    std::to_string(static_cast<Token>(tuning.costs.outside_ns));
+  fields["tuned"] =
+      tuning.drafter + " " + std::to_string(tuning.gamma) + (tuning.pad_to_even ? " even" : "");
+  const Json& expected = vectors.at("fields");
+  int wrong = same("fields", fields.size(), expected.fields().size());
+  for (const auto& [name, text] : fields) wrong += same(name, text, expected.at(name).text());
+  return wrong;
+}
+
 std::string bytes_of(const Json& numbers) {
   std::string bytes;
-  for (const Json& number : numbers.items()) {
-    bytes.push_back(static_cast<char>(number.integer()));
-  }
+  for (const Json& number : numbers.items()) bytes.push_back(static_cast<char>(number.integer()));
   return bytes;
 }
 
 // Pieces of bytes, and the text that became certain with each; the last is what was held back.
 int decode(const Json& one) {
   native::Utf8Decoder decoder;
-  int wrong = 0;
-  std::size_t at = 0;
-  const auto& expected = one.at("texts").items();
   std::string all;
+  std::vector<std::string> texts;
   for (const Json& piece : one.at("pieces").items()) {
     const std::string bytes = bytes_of(piece);
     all += bytes;
-    const std::string text = decoder.push(bytes);
-    if (text != expected[at].text()) {
-      wrong += differs("decoded", text, expected[at].text());
-    }
-    ++at;
+    texts.push_back(decoder.push(bytes));
   }
-  const std::string rest = decoder.finish();
-  if (rest != expected[at].text()) {
-    wrong += differs("held back", rest, expected[at].text());
-  }
-  if (native::is_utf8(all) != one.at("valid").boolean()) {
-    wrong += differs("valid", one.at("valid").boolean() ? "no" : "yes", "the other");
-  }
+  texts.push_back(decoder.finish());
+  const bool valid = native::is_utf8(all);
+  int wrong = valid == one.at("valid").boolean() ? 0 : differs("valid", all, "the other");
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    wrong += same("decoded", texts[i], one.at("texts").items().at(i).text());
   return wrong;
-}
-
-std::vector<std::string> texts_of(const Json& list) {
-  std::vector<std::string> texts;
-  for (const Json& item : list.items()) {
-    texts.push_back(item.text());
-  }
-  return texts;
 }
 
 int stop(const Json& one) {
   native::StopStrings stops(texts_of(one.at("stops")));
-  int wrong = 0;
-  const auto& expected = one.at("shown").items();
-  std::size_t at = 0;
+  std::vector<std::string> found;
+  bool met = false;
   for (const std::string& piece : texts_of(one.at("pieces"))) {
     const native::StopStrings::Shown shown = stops.push(piece);
-    const std::string found = shown.text + "|" + shown.met.value_or("");
-    if (found != expected[at].text()) {
-      wrong += differs("shown", found, expected[at].text());
-    }
-    ++at;
-    if (shown.met) {
-      break;
-    }
+    found.push_back(shown.text + "|" + shown.met.value_or(""));
+    met = shown.met.has_value();
+    if (met) break;
   }
-  if (at == expected.size()) {
-    return wrong;
-  }
-  const std::string rest = stops.finish();
-  return wrong + (rest == expected[at].text() ? 0 : differs("rest", rest, expected[at].text()));
+  if (!met) found.push_back(stops.finish());
+  int wrong = same("shown", found.size(), one.at("shown").items().size());
+  for (std::size_t i = 0; wrong == 0 && i < found.size(); ++i)
+    wrong += same("shown", found[i], one.at("shown").items()[i].text());
+  return wrong;
 }
 
 int text(const Json& vectors) {
   int wrong = 0;
-  for (const Json& one : vectors.at("utf8").items()) {
-    wrong += decode(one);
-  }
-  for (const Json& one : vectors.at("stops").items()) {
-    wrong += stop(one);
-  }
+  for (const Json& one : vectors.at("utf8").items()) wrong += decode(one);
+  for (const Json& one : vectors.at("stops").items()) wrong += stop(one);
   return wrong;
 }
 
-int encode(const native::Json& vectors) {
+int encode(const Json& vectors) {
   const native::Tokenizer tokenizer(vectors.at("bundle").text(), vectors.at("tokenizer").text(),
                                     std::nullopt, std::numeric_limits<int>::max());
   int wrong = tokenizer.encodes() ? 0 : differs("tokenizer", tokenizer.notice(), "nothing to say");
-  for (const native::Json& one : vectors.at("texts").items()) {
-    std::string found, expected;
-    for (const Token token : tokenizer.encode(one.at("text").text())) {
-      found += std::to_string(token) + " ";
-    }
-    for (const native::Json& token : one.at("ids").items()) {
-      expected += std::to_string(token.integer()) + " ";
-    }
-    if (found != expected) wrong += differs(one.at("text").text(), found, expected);
-  }
+  for (const Json& one : vectors.at("texts").items())
+    wrong += same(one.at("text").text(), tokenizer.encode(one.at("text").text()),
+                  tokens_of(one.at("ids")));
   return wrong;
 }
 
 const Registered kJson("json", check_json);
 const Registered kSha256("sha256", check_sha256);
 const Registered kBundle("bundle", check_bundle);
+const Registered kRecord("record", check_record);
 const Registered kReaders("readers", readers);
 const Registered kText("text", text);
 const Registered kEncode("encode", encode);

@@ -1,5 +1,5 @@
 // Passes over an engine: what each leaves behind is what the Python runtime's engine left.
-#include <cstdio>
+#include <atomic>
 #include <memory>
 
 #include "native/bundle/bundle.hpp"
@@ -7,7 +7,8 @@
 #include "native/check.hpp"
 #include "native/engine/backends.hpp"
 #include "native/measure.hpp"
-#include "native/text/json.hpp"
+#include "native/numbers.hpp"
+#include "native/speculation/kv_cache.hpp"
 
 namespace specrt::checks {
 
@@ -15,33 +16,23 @@ namespace {
 
 using native::Json;
 
-std::string hash_of(const void* data, std::size_t bytes) {
+std::string hash_of(const float* data, std::size_t count) {
   native::Sha256 digest;
-  digest.update(data, bytes);
+  digest.update(data, count * sizeof(float));
   return digest.finish();
 }
 
 int compare_pass(native::Engine& engine, const Json& pass, const std::string& name) {
-  std::vector<Token> tokens;
-  for (const Json& token : pass.at("tokens").items()) tokens.push_back(token.integer());
-  const auto start = static_cast<std::size_t>(pass.at("start").integer());
-  const auto rows = static_cast<std::size_t>(pass.at("rows").integer());
-  const native::Output output = engine.forward(tokens.data(), tokens.size(), start, rows);
-  int wrong = 0;
-  std::string argmax;
-  for (std::size_t i = 0; i < output.rows; ++i)
-    argmax += (argmax.empty() ? "" : " ") + std::to_string(output.argmax[i]);
-  if (argmax != pass.at("argmax").text())
-    wrong += differs(name + " argmax", argmax, pass.at("argmax").text());
-  const std::string logits =
-      hash_of(output.row(0), output.rows * output.vocabulary * sizeof(float));
-  if (logits != pass.at("logits").text())
-    wrong += differs(name + " logits", logits, pass.at("logits").text());
+  const std::vector<Token> tokens = tokens_of(pass.at("tokens"));
+  const native::Output output = engine.forward(tokens.data(), tokens.size(),
+                                               size_of(pass.at("start")), size_of(pass.at("rows")));
+  const std::vector<Token> argmax(output.argmax, output.argmax + output.rows);
   const std::string confidence =
-      output.confidence ? hash_of(output.confidence, output.rows * sizeof(float)) : "";
-  if (confidence != pass.at("confidence").text())
-    wrong += differs(name + " confidence", confidence, pass.at("confidence").text());
-  return wrong;
+      output.confidence ? hash_of(output.confidence, output.rows) : std::string();
+  return same(name + " argmax", argmax, tokens_of(pass.at("argmax"))) +
+         same(name + " logits", hash_of(output.row(0), output.rows * output.vocabulary),
+              pass.at("logits").text()) +
+         same(name + " confidence", confidence, pass.at("confidence").text());
 }
 
 int refused(native::Engine& engine, std::size_t width, std::size_t start) {
@@ -53,8 +44,6 @@ int refused(native::Engine& engine, std::size_t width, std::size_t start) {
   }
   return differs("a pass out of bounds", "run", "refused");
 }
-
-}  // namespace
 
 int check_engine(const Json& vectors) {
   OpenOptions options;
@@ -72,23 +61,56 @@ int check_engine(const Json& vectors) {
     int number = 0;
     for (const Json& pass : vectors.at(role).items()) {
       const std::string name = role + (" " + std::to_string(number++));
-      wrong += compare_pass(*engine, pass, name);
-      wrong += compare_pass(*other, pass, name + " again");
+      wrong += compare_pass(*engine, pass, name) + compare_pass(*other, pass, name + " again");
     }
-    wrong += refused(*engine, engine->max_width() + 1, 0);
-    wrong += refused(*engine, 1, engine->max_length());
-    wrong += refused(*engine, 0, 0);
+    wrong += refused(*engine, engine->max_width() + 1, 0) +
+             refused(*engine, 1, engine->max_length()) + refused(*engine, 0, 0);
   }
   const auto target = models.target->engine();
   const auto draft = models.draft ? models.draft->engine() : nullptr;
   const native::Costs costs = native::measure_costs(*target, draft.get(), bundle.manifest);
   costs.check();
   const auto built = static_cast<std::size_t>(bundle.manifest.gammas.back()) + 1;
-  if (costs.verify_ns.size() != built || costs.draft_ns.size() != built)
-    wrong += differs("costs", std::to_string(costs.verify_ns.size()), std::to_string(built));
-  return wrong;
+  return wrong + same("verify costs", costs.verify_ns.size(), built) +
+         same("draft costs", costs.draft_ns.size(), built);
 }
 
-static const Registered kRegistered("engine", check_engine);
+// Cancelled by another thread in its second pass.
+class Interrupted : public native::Engine {
+ public:
+  native::Output forward(const Token*, std::size_t width, std::size_t start,
+                         std::size_t rows) override {
+    length = start + width;
+    cancelled = ++passes == 2;
+    return {&argmax, nullptr, nullptr, rows, 1};
+  }
+  const native::Geometry& geometry() const override { return shape; }
+  std::size_t max_length() const override { return 100; }
+  std::size_t max_width() const override { return 4; }
+
+  std::size_t length = 0;
+  int passes = 0;
+  std::atomic<bool> cancelled{false};
+  Token argmax = 0;
+  native::Geometry shape;
+};
+
+// The part of a cancelled prompt that was read counts.
+int check_cancel(const Json&) {
+  Interrupted engine;
+  native::KVCache cache(engine);
+  cache.cancelled = &engine.cancelled;
+  try {
+    cache.feed(std::vector<Token>(10, 1), 1);
+    return differs("cancelled", "a whole prompt read", "two passes");
+  } catch (const native::Cancelled&) {
+    return same("cancelled", std::uint64_t{cache.length}, std::uint64_t{8});
+  }
+}
+
+const Registered kEngine("engine", check_engine);
+const Registered kCancel("cancel", check_cancel);
+
+}  // namespace
 
 }  // namespace specrt::checks

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "native/drafting.hpp"
+
 namespace specrt::checks {
 
 using native::Json;
@@ -32,13 +34,25 @@ std::vector<Token> tokens_of(const Json& values) {
   return found;
 }
 
-static std::uint64_t mix(std::uint64_t x) {
+std::vector<int> ints_of(const Json& values) {
+  std::vector<int> found;
+  for (const Json& value : values.items()) found.push_back(static_cast<int>(value.integer()));
+  return found;
+}
+
+std::vector<std::string> texts_of(const Json& values) {
+  std::vector<std::string> found;
+  for (const Json& value : values.items()) found.push_back(value.text());
+  return found;
+}
+
+std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
   return x ^ (x >> 31);
 }
 
-// See `large` in tests/cpp/numeric.py.
+// See `large` in tests/cpp/sampling.py.
 static std::vector<float> made(const Json& fields) {
   const auto seed = static_cast<std::uint64_t>(fields.at("seed").integer());
   const auto ruled = static_cast<std::uint64_t>(fields.at("ruled").integer());
@@ -65,6 +79,16 @@ std::vector<float> row_of(const Json& row) {
   return scores;
 }
 
+static void read_list(const std::string& name, const Json& value, Params& params) {
+  if (name == "stop_token_ids") params.stop_token_ids = tokens_of(value);
+  if (name == "allowed_token_ids") params.allowed_token_ids = tokens_of(value);
+  if (name == "bad_words") params.bad_words = texts_of(value);
+  if (name == "choice") params.choice = texts_of(value);
+  if (name != "logit_bias") return;
+  for (const Json& pair : value.items())
+    params.logit_bias.emplace_back(pair.items()[0].integer(), pair.items()[1].number());
+}
+
 Params params_of(const Json& fields) {
   Params params;
   for (const auto& [name, value] : fields.fields()) {
@@ -73,8 +97,23 @@ Params params_of(const Json& fields) {
     if (name == "top_p") params.top_p = value.number();
     if (name == "min_p") params.min_p = value.number();
     if (name == "typical_p") params.typical_p = value.number();
+    if (name == "repetition_penalty") params.repetition_penalty = value.number();
+    if (name == "presence_penalty") params.presence_penalty = value.number();
+    if (name == "frequency_penalty") params.frequency_penalty = value.number();
+    if (name == "no_repeat_ngram_size") params.no_repeat_ngram_size = value.integer();
+    if (name == "min_tokens") params.min_tokens = value.integer();
+    if (name == "verifier") params.verifier = value.text();
+    if (name == "json_schema") params.json_schema = value.text();
+    if (name == "regex") params.regex = value.text();
+    if (name == "grammar") params.grammar = value.text();
+    read_list(name, value, params);
   }
   return params;
+}
+
+native::Costs costs_of(const Json& fields) {
+  return {numbers_of(fields.at("verify")), numbers_of(fields.at("draft")),
+          fields.at("outside").number()};
 }
 
 native::Distribution distribution_of(const Json& fields) {
@@ -117,8 +156,24 @@ int same(const std::string& what, const std::vector<Token>& found,
   return found == expected ? 0 : differs(what, shown(found), shown(expected));
 }
 
+int same(const std::string& what, const std::string& found, const std::string& expected) {
+  return found == expected ? 0 : differs(what, found, expected);
+}
+
 int close(const std::string& what, double found, double expected) {
   return near(found, expected) ? 0 : differs(what, shown(found), shown(expected));
+}
+
+int equal(const std::string& what, double found, double expected) {
+  return found == expected ? 0 : differs(what, shown(found), shown(expected));
+}
+
+int equal(const std::string& what, const std::vector<double>& found, const Json& expected) {
+  const auto numbers = numbers_of(expected);
+  int wrong = same(what + ", how many", found.size(), numbers.size());
+  for (std::size_t i = 0; wrong == 0 && i < numbers.size(); ++i)
+    wrong += equal(what + " " + std::to_string(i), found[i], numbers[i]);
+  return wrong;
 }
 
 }  // namespace specrt::checks

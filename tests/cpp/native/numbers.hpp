@@ -1,4 +1,4 @@
-// What the vectors of tests/cpp/numeric.py hold, read.
+// What vectors hold, read and compared.
 #pragma once
 
 #include <string>
@@ -18,6 +18,10 @@ std::uint64_t whole_of(const native::Json& value);
 std::size_t size_of(const native::Json& value);
 std::vector<double> numbers_of(const native::Json& values);
 std::vector<Token> tokens_of(const native::Json& values);
+std::vector<int> ints_of(const native::Json& values);
+std::vector<std::string> texts_of(const native::Json& values);
+// A number that looks random; the same as in sampling.py.
+std::uint64_t mix(std::uint64_t x);
 
 // A row of scores: written out, or made from a few numbers.
 std::vector<float> row_of(const native::Json& row);
@@ -35,6 +39,7 @@ int same(const std::string& what, std::uint64_t found, std::uint64_t expected);
 int same(const std::string& what, Token found, Token expected);
 int same(const std::string& what, const std::vector<Token>& found,
          const std::vector<Token>& expected);
+int same(const std::string& what, const std::string& found, const std::string& expected);
 int close(const std::string& what, double found, double expected);
 
 }  // namespace specrt::checks

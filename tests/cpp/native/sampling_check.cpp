@@ -177,7 +177,7 @@ int check_verify(const native::Json& vectors) {
   return wrong;
 }
 
-// What vectors call the processors of an application by. Python's are in tests/cpp/edits.py.
+// What vectors call the processors of an application by. Python's are in tests/cpp/sampling.py.
 std::int32_t halve(void*, const std::int64_t*, std::size_t, float* scores, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) scores[i] *= 0.5F;
   return 0;
@@ -220,50 +220,16 @@ specrt_processor processor_of(const std::string& name) {
   throw std::runtime_error("no processor is called " + name);
 }
 
-std::vector<std::string> texts_of(const Json& values) {
-  std::vector<std::string> found;
-  for (const Json& value : values.items()) found.push_back(value.text());
-  return found;
-}
-
-void read_lists(const std::string& name, const Json& value, Params& params) {
-  if (name == "stop_token_ids") params.stop_token_ids = tokens_of(value);
-  if (name == "allowed_token_ids") params.allowed_token_ids = tokens_of(value);
-  if (name == "bad_words") params.bad_words = texts_of(value);
-  if (name == "choice") params.choice = texts_of(value);
-  if (name == "logit_bias") {
-    for (const Json& pair : value.items()) {
-      params.logit_bias.emplace_back(pair.items()[0].integer(), pair.items()[1].number());
-    }
-  }
-  if (name == "processors") {
-    for (const std::string& text : texts_of(value)) {
-      params.processors.push_back({processor_of(text), nullptr});
-    }
-  }
-}
-
-Params edits_of(const Json& fields) {
-  Params params;
-  for (const auto& [name, value] : fields.fields()) {
-    if (name == "repetition_penalty") params.repetition_penalty = value.number();
-    if (name == "presence_penalty") params.presence_penalty = value.number();
-    if (name == "frequency_penalty") params.frequency_penalty = value.number();
-    if (name == "no_repeat_ngram_size") params.no_repeat_ngram_size = value.integer();
-    if (name == "min_tokens") params.min_tokens = value.integer();
-    if (name == "json_schema") params.json_schema = value.text();
-    if (name == "regex") params.regex = value.text();
-    if (name == "grammar") params.grammar = value.text();
-    read_lists(name, value, params);
-  }
-  return params;
-}
-
 std::unique_ptr<native::LogitsProcessors> build_processors(const Json& vector) {
   const Json& spelled = vector.at("spelled");
   const auto spell = [&spelled](const std::string& word) { return tokens_of(spelled.at(word)); };
-  return native::build_processors(edits_of(vector.at("params")), spell,
-                                  tokens_of(vector.at("ends")), size_of(vector.at("vocabulary")));
+  const Json& fields = vector.at("params");
+  Params params = params_of(fields);
+  if (const Json* const names = fields.find("processors"))
+    for (const std::string& name : texts_of(*names))
+      params.processors.push_back({processor_of(name), nullptr});
+  return native::build_processors(params, spell, tokens_of(vector.at("ends")),
+                                  size_of(vector.at("vocabulary")));
 }
 
 int compare(const std::string& what, const Json& step, native::LogitsProcessors& rules) {

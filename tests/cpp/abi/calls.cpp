@@ -1,0 +1,401 @@
+// Every function with handles and pointers that will not do, what generations come to, structures
+// of other versions, and callbacks that throw, stop, and call the library again.
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "abi/check.hpp"
+
+namespace {
+
+using check::generate;
+
+// A function with a handle, and zeros for its other arguments.
+struct Call {
+  std::function<specrt_status(void*)> with;
+  bool takes_zeros = false;
+};
+
+template <typename Handle, typename... Others>
+Call call(specrt_status (*function)(Handle*, Others...), bool takes_zeros = false) {
+  return {[function](void* handle) { return function(static_cast<Handle*>(handle), Others{}...); },
+          takes_zeros};
+}
+
+specrt_status create_session(specrt_generator* generator) {
+  specrt_session* session = nullptr;
+  const specrt_status status = specrt_session_create(generator, &session);
+  THAT((status == SPECRT_OK) == (session != nullptr));
+  specrt_session_close(session);
+  return status;
+}
+
+// The functions of each kind of handle; the last one closes it.
+struct Kind {
+  std::string name, origin;
+  std::vector<Call> calls;
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+      {"generator",
+       "specrt_open",
+       {call(create_session, true), call(specrt_generator_info), call(specrt_encode),
+        call(specrt_decode), call(specrt_generator_close, true)}},
+      {"session",
+       "specrt_session_create",
+       {call(specrt_generate), call(specrt_generate_ids), call(specrt_begin),
+        call(specrt_begin_ids), call(specrt_next), call(specrt_session_cancel, true),
+        call(specrt_session_stats), call(specrt_session_text), call(specrt_session_ids),
+        call(specrt_session_json), call(specrt_session_close, true)}},
+      {"params",
+       "specrt_params_create",
+       {call(specrt_params_set_integer), call(specrt_params_set_number),
+        call(specrt_params_set_text), call(specrt_params_add_text), call(specrt_params_add_tokens),
+        call(specrt_params_add_bias, true), call(specrt_params_add_processor),
+        call(specrt_params_close, true)}}};
+  return all;
+}
+
+// A structure in front of the space that a newer header would give it.
+template <typename Struct>
+struct Newer {
+  Struct known;
+  unsigned char more[64];
+};
+
+using Processor = std::function<int32_t(const int64_t*, std::size_t, float*, std::size_t)>;
+
+// Generate with a processor.
+specrt_status process(Processor processor) {
+  check::Opened opened;
+  specrt_params* params = check::params();
+  const auto call = [](void* user, const int64_t* ids, std::size_t count, float* scores,
+                       std::size_t size) {
+    return (*static_cast<Processor*>(user))(ids, count, scores, size);
+  };
+  GIVES(SPECRT_OK, specrt_params_add_processor(params, call, &processor));
+  const specrt_status status = generate(opened.session(), "process", nullptr, params);
+  GIVES(SPECRT_OK, specrt_params_close(params));
+  return status;
+}
+
+}  // namespace
+
+CHECK_CASE(handles) {
+  int local = 0;
+  check::Opened one;
+  void* const open[] = {one.generator, one.session(), check::params()};
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const auto& [name, origin, calls] = kinds()[kind];
+    const std::string remedy = "; pass what " + origin + " gave";
+    for (const Call& each : calls) {
+      const bool closes = &each == &calls.back();
+      const auto refused = [&](void* handle, const std::string& words) {
+        REFUSES(SPECRT_INVALID_ARGUMENT, each.with(handle), (words + remedy).c_str());
+      };
+      if (!closes) refused(nullptr, name + " is NULL");
+      if (closes) GIVES(SPECRT_OK, each.with(nullptr));
+      for (std::size_t other = 0; other < 3; ++other)
+        if (other != kind)
+          refused(open[other], name + " is the handle of a " + kinds()[other].name);
+      refused(&local, name + " is no handle of this library");
+      for (const std::uintptr_t odd : {std::uintptr_t{1}, std::uintptr_t{4}, UINTPTR_MAX})
+        refused(reinterpret_cast<void*>(odd), "");
+      if (!closes)
+        GIVES(each.takes_zeros ? SPECRT_OK : SPECRT_INVALID_ARGUMENT, each.with(open[kind]));
+    }
+  }
+  check::Opened two;
+  void* const closed[] = {two.generator, two.session(), check::params()};
+  specrt_session* const left = two.session();
+  for (const std::size_t kind : {2, 1, 0}) {
+    const auto& calls = kinds()[kind].calls;
+    GIVES(SPECRT_OK, calls.back().with(closed[kind]));
+    for (const Call& each : calls) REFUSES(SPECRT_CLOSED, each.with(closed[kind]), "was closed");
+  }
+  REFUSES(SPECRT_CLOSED, generate(left, "count 1"), "or its generator was");
+  REFUSES(SPECRT_CLOSED,
+          generate(one.session(), "count 1", nullptr, static_cast<specrt_params*>(closed[2])),
+          "params was closed");
+  GIVES(SPECRT_OK, kinds()[2].calls.back().with(open[2]));
+  std::set<specrt_session*> seen;
+  for (int i = 0; i < 100; ++i) {
+    specrt_session* session = one.session();
+    THAT(seen.insert(session).second);
+    GIVES(SPECRT_OK, specrt_session_close(session));
+  }
+}
+
+CHECK_CASE(pointers) {
+  check::Opened opened;
+  specrt_generator* none = nullptr;
+  specrt_session* session = opened.session();
+  specrt_params* params = check::params();
+  const specrt_chunk* chunk = nullptr;
+  const std::int64_t id = 1;
+  std::size_t count = 9;
+  const auto refused = [](specrt_status status, const char* words) {
+    REFUSES(SPECRT_INVALID_ARGUMENT, status, words);
+  };
+  refused(specrt_open(nullptr, nullptr, &none), "bundle is NULL");
+  refused(specrt_open("any", nullptr, nullptr), "generator is NULL");
+  refused(specrt_session_create(opened.generator, nullptr), "session is NULL");
+  refused(specrt_params_create(nullptr), "params is NULL");
+  refused(specrt_begin(session, nullptr, 4, nullptr), "prompt is NULL");
+  refused(specrt_generate_ids(session, nullptr, 3, nullptr, nullptr, nullptr), "ids is NULL");
+  refused(specrt_begin_ids(session, nullptr, 0, nullptr), "the prompt has no tokens");
+  refused(specrt_next(session, &chunk), "nothing was generated");
+  refused(specrt_encode(opened.generator, "a", 1, nullptr, 2, &count), "ids is NULL");
+  refused(specrt_encode(opened.generator, nullptr, 1, nullptr, 0, &count), "text is NULL");
+  refused(specrt_decode(opened.generator, nullptr, 2, nullptr, 0, &count), "ids is NULL");
+  refused(specrt_params_set_text(params, "regex", nullptr, 1), "regex is NULL");
+  refused(specrt_params_add_text(params, "stop", nullptr, 1), "stop is NULL");
+  refused(specrt_params_add_tokens(params, "stop_token_ids", nullptr, 1), "ids is NULL");
+  refused(specrt_params_add_tokens(params, "stop_token_ids", &id, SIZE_MAX), "the length of ids");
+  refused(specrt_params_add_processor(params, nullptr, nullptr), "expected a function");
+  refused(specrt_params_set_text(params, "r\xFFgex", "a", 1), "name is not UTF-8");
+  for (const char* wrong :
+       {"\xED\xA0\x80", "\xF4\x90\x80\x80", "\x80", "\xE2\x82", "\xE0\x80\x80", "a\xC0\xAF"})
+    refused(specrt_params_add_text(params, "stop", wrong, std::strlen(wrong)), "is not UTF-8 at");
+  GIVES(SPECRT_OK, specrt_params_close(params));
+}
+
+CHECK_CASE(library) {
+  THAT(specrt_abi_version() == SPECRT_ABI_VERSION);
+  THAT(std::strstr(specrt_version(), " fake") != nullptr);
+  THAT(specrt_last_error()[0] == '\0');
+  THAT(std::strcmp(specrt_status_name(SPECRT_BUSY), "SPECRT_BUSY") == 0);
+  THAT(specrt_status_name(-7) != nullptr);
+  for (specrt_status status = SPECRT_OK; status <= SPECRT_INTERNAL; ++status)
+    THAT(std::strncmp(specrt_status_name(status), "SPECRT_", 7) == 0);
+}
+
+CHECK_CASE(opening) {
+  specrt_generator* generator = nullptr;
+  const auto open = [&](const char* bundle) { return specrt_open(bundle, nullptr, &generator); };
+  REFUSES(SPECRT_BUNDLE, open("missing"), "no bundle is at missing");
+  THAT(generator == nullptr);
+  REFUSES(SPECRT_INTERNAL, open("memory"), "no memory is left");
+  GIVES(SPECRT_INTERNAL, open("bug"));
+  GIVES(SPECRT_INVALID_ARGUMENT, open("b\xFFg"));
+  REFUSES(SPECRT_INVALID_ARGUMENT, open(""), "bundle is ''; expected the path");
+  Newer<specrt_open_options> options{};
+  const auto opened = [&] { return specrt_open("any", &options.known, &generator); };
+  for (const std::size_t size :
+       {std::size_t{0}, sizeof(std::size_t), sizeof(specrt_open_options) - 1, SIZE_MAX}) {
+    options.known.size = size;
+    REFUSES(SPECRT_INVALID_ARGUMENT, opened(), "specrt_open_options->size is");
+  }
+  options.known.size = sizeof options.known;
+  options.known.threads = -1;
+  REFUSES(SPECRT_INVALID_ARGUMENT, opened(), "threads is -1; expected");
+  options.known.threads = 77;  // a status of OK is not let through as a failure
+  GIVES(SPECRT_INTERNAL, opened());
+  options.known.threads = 0;
+  options.known.size = sizeof options;
+  options.more[63] = 1;
+  REFUSES(SPECRT_UNSUPPORTED, opened(), "use a newer library");
+  options.more[63] = 0;
+  GIVES(SPECRT_OK, opened());
+  Newer<specrt_info> info{};
+  std::memset(info.more, 0x5A, sizeof info.more);
+  info.known.size = sizeof(specrt_info) - 8;
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_generator_info(generator, &info.known));
+  THAT(info.known.name == nullptr);
+  info.known.size = sizeof info;
+  GIVES(SPECRT_OK, specrt_generator_info(generator, &info.known));
+  THAT(info.known.size == sizeof info && std::strcmp(info.known.backend, "fake") == 0);
+  THAT(info.known.vocabulary == 100 && info.known.has_tokenizer == 1 && info.known.rows == 2);
+  THAT(info.more[0] == 0x5A && info.more[63] == 0x5A);
+  GIVES(SPECRT_OK, specrt_generator_close(generator));
+}
+
+CHECK_CASE(completion) {
+  check::Opened opened;
+  specrt_session* session = opened.session();
+  GIVES(SPECRT_OK, generate(session, "count 5"));
+  const char* text = nullptr;
+  const std::int64_t* ids = nullptr;
+  std::size_t size = 0;
+  GIVES(SPECRT_OK, specrt_session_text(session, &text, &size));
+  THAT(std::string(text, size) == "ab ab ab ab ab ");
+  GIVES(SPECRT_OK, specrt_session_ids(session, &ids, &size));
+  THAT(size == 5 && ids[4] == 4);
+  GIVES(SPECRT_OK, specrt_session_json(session, &text, &size));
+  THAT(std::string(text, size) == "{\"chunks\": 5}");
+  specrt_stats stats{};
+  stats.size = 3;
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_session_stats(session, &stats));
+  stats.size = sizeof stats;
+  GIVES(SPECRT_OK, specrt_session_stats(session, &stats));
+  THAT(stats.completion_tokens == 5 && stats.prompt_tokens == 7 && stats.rounds == 4);
+  THAT(stats.acceptance_rate == 0.5 && stats.draft_yield == 0.25 && stats.tokens_per_round == 3.0);
+  THAT(stats.gamma == -1 && stats.seed == 11 && std::strcmp(stats.drafter, "model") == 0);
+  THAT(std::strcmp(stats.finish_reason, "length") == 0 && stats.fallback[0] == '\0');
+  const std::int64_t prompt[] = {9, 8, 100};
+  GIVES(SPECRT_OK, specrt_generate_ids(session, prompt, 2, nullptr, nullptr, nullptr));
+  GIVES(SPECRT_OK, specrt_session_ids(session, &ids, &size));
+  THAT(size == 2 && ids[0] == 9 && ids[1] == 8);
+  REFUSES(SPECRT_INVALID_ARGUMENT,
+          specrt_generate_ids(session, prompt, 3, nullptr, nullptr, nullptr),
+          "token id 100 is not in the vocabulary of 0 to 99");
+}
+
+CHECK_CASE(chunk_by_chunk) {
+  check::Opened opened;
+  specrt_session* session = opened.session();
+  const specrt_chunk* chunk = nullptr;
+  GIVES(SPECRT_OK, check::begin(session, "count 2"));
+  THAT(check::finish_reason(session).empty());
+  REFUSES(SPECRT_BUSY, check::begin(session, "count 2"), "not read to its end");
+  GIVES(SPECRT_BUSY, generate(session, "count 2"));
+  for (std::size_t i = 0; i < 2; ++i) {
+    GIVES(SPECRT_OK, specrt_next(session, &chunk));
+    THAT(chunk != nullptr && chunk->count == 1 && chunk->bytes == 3 && chunk->accepted == i);
+  }
+  THAT(check::finish_reason(session).empty());
+  for (int i = 0; i < 2; ++i) {
+    GIVES(SPECRT_OK, specrt_next(session, &chunk));
+    THAT(chunk == nullptr);
+  }
+  THAT(check::finish_reason(session) == "length");
+  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  THAT(check::finish_reason(session) == "length");
+  GIVES(SPECRT_OK, check::begin(session, "forever"));
+  GIVES(SPECRT_OK, specrt_next(session, &chunk));
+  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  for (int i = 0; i < 2; ++i) {
+    GIVES(SPECRT_CANCELLED, specrt_next(session, &chunk));
+    THAT(chunk == nullptr);
+  }
+  THAT(check::finish_reason(session) == "cancelled");
+  GIVES(SPECRT_OK, check::begin(session, "forever"));
+  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  GIVES(SPECRT_OK, check::begin(session, "count 1"));  // cancelled, and never read
+}
+
+CHECK_CASE(failures) {
+  check::Opened opened;
+  specrt_session* session = opened.session();
+  REFUSES(SPECRT_ENGINE, generate(session, "fail"), "the pass failed");  // in one line
+  THAT(check::finish_reason(session) == "error");
+  const char* text = nullptr;
+  std::size_t bytes = 0;
+  GIVES(SPECRT_OK, specrt_session_text(session, &text, &bytes));
+  THAT(std::string(text, bytes) == "ab ");
+  GIVES(SPECRT_INTERNAL, generate(session, "bug"));
+  GIVES(SPECRT_INTERNAL, generate(session, "odd"));
+  GIVES(SPECRT_CAPACITY, generate(session, "refuse"));
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_session_text(session, &text, &bytes));
+  REFUSES(SPECRT_INVALID_ARGUMENT, generate(session, "count \xFF"),
+          "prompt is not UTF-8 at byte 6");
+  GIVES(SPECRT_OK, generate(session, "count 0"));
+  GIVES(SPECRT_OK, specrt_session_text(session, &text, &bytes));
+  THAT(bytes == 0 && text != nullptr && text[0] == '\0');
+}
+
+CHECK_CASE(tokenizer) {
+  check::Opened opened;
+  std::int64_t ids[3] = {-1, -1, -1};
+  std::size_t count = 0;
+  GIVES(SPECRT_OK, specrt_encode(opened.generator, "abc", 3, ids, 2, &count));
+  THAT(count == 3 && ids[0] == 'a' && ids[1] == 'b' && ids[2] == -1);
+  GIVES(SPECRT_OK, specrt_encode(opened.generator, "", 0, nullptr, 0, &count));
+  THAT(count == 0);
+  const std::int64_t given[] = {'a', 0, 'b', 100};
+  char text[8] = "zzzzzzz";
+  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, nullptr, 0, &count));
+  THAT(count == 4);
+  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, text, 3, &count));
+  THAT(count == 4 && std::strcmp(text, "a") == 0 && text[3] == 'z');  // no half of a character
+  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, text, 5, &count));
+  THAT(std::string(text) == std::string("a\xC3\xA9") + "b");
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_decode(opened.generator, given, 4, text, 8, &count));
+  check::Opened blind("blind");
+  GIVES(SPECRT_UNSUPPORTED, specrt_encode(blind.generator, "abc", 3, ids, 3, &count));
+}
+
+CHECK_CASE(callback_ends) {
+  check::Opened opened;
+  specrt_session* session = opened.session();
+  int chunks = 0;
+  const auto third = [&](const specrt_chunk& chunk) {
+    THAT(chunk.count == 1 && chunk.text[chunk.bytes] == '\0');
+    return ++chunks == 3 ? 5 : 0;
+  };
+  GIVES(SPECRT_CANCELLED, generate(session, "forever", third));
+  THAT(chunks == 3 && check::finish_reason(session) == "cancelled");
+  const auto cancels = [&](const specrt_chunk&) {
+    ++chunks;
+    GIVES(SPECRT_OK, specrt_session_cancel(session));
+    return 0;
+  };
+  GIVES(SPECRT_CANCELLED, generate(session, "forever", cancels));
+  THAT(chunks == 4);
+  const auto throws = [](const specrt_chunk&) -> int32_t { throw std::runtime_error("no room"); };
+  REFUSES(SPECRT_CALLBACK, generate(session, "forever", throws), "the callback threw: no room");
+  THAT(check::finish_reason(session) == "error");
+  const auto throws_oddly = [](const specrt_chunk&) -> int32_t { throw 1; };
+  GIVES(SPECRT_CALLBACK, generate(session, "forever", throws_oddly));
+  GIVES(SPECRT_OK, generate(session, "count 4", third));
+}
+
+CHECK_CASE(callback_re_enters) {
+  check::Opened opened;
+  specrt_session* session = opened.session();
+  const auto calls = [&](const specrt_chunk&) {
+    const specrt_chunk* chunk = nullptr;
+    specrt_stats stats{};
+    stats.size = sizeof stats;
+    GIVES(SPECRT_BUSY, generate(session, "count 1"));
+    GIVES(SPECRT_BUSY, check::begin(session, "count 1"));
+    GIVES(SPECRT_BUSY, specrt_next(session, &chunk));
+    GIVES(SPECRT_BUSY, specrt_session_stats(session, &stats));
+    REFUSES(SPECRT_BUSY, specrt_shutdown(), "inside a callback");
+    specrt_session* other = opened.session();
+    GIVES(SPECRT_OK, generate(other, "count 3"));
+    GIVES(SPECRT_OK, specrt_session_close(other));
+    return 0;
+  };
+  GIVES(SPECRT_OK, generate(session, "count 2", calls));
+}
+
+CHECK_CASE(callback_closes) {
+  check::Opened opened;
+  int chunks = 0;
+  specrt_session* session = opened.session();
+  GIVES(SPECRT_CLOSED, generate(session, "forever", [&](const specrt_chunk&) {
+          ++chunks;
+          GIVES(SPECRT_OK, specrt_session_close(session));
+          GIVES(SPECRT_CLOSED, specrt_session_close(session));
+          return 0;
+        }));
+  specrt_session* other = opened.session();
+  GIVES(SPECRT_CLOSED, generate(other, "forever", [&](const specrt_chunk&) {
+          ++chunks;
+          GIVES(SPECRT_OK, specrt_generator_close(opened.generator));
+          GIVES(SPECRT_CLOSED, generate(other, "count 1"));
+          return 0;
+        }));
+  THAT(chunks == 2 && specrt::fake::alive().hosts == 0);
+}
+
+CHECK_CASE(processors) {
+  int calls = 0;
+  GIVES(SPECRT_OK, process([&](const int64_t* ids, std::size_t count, float*, std::size_t size) {
+          THAT(count == 3 && ids[2] == 3 && size == 8);
+          GIVES(SPECRT_BUSY, specrt_shutdown());
+          return ++calls == 1 ? 0 : 1;
+        }));
+  THAT(calls == 1);
+  REFUSES(SPECRT_CALLBACK,
+          process([](const int64_t*, std::size_t, float*, std::size_t) { return -3; }),
+          "a logits processor returned -3; expected 0");
+  REFUSES(SPECRT_CALLBACK, process([](const int64_t*, std::size_t, float*, std::size_t) -> int32_t {
+            throw std::logic_error("scores are odd");
+          }),
+          "a logits processor threw: scores are odd");
+}

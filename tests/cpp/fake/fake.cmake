@@ -1,1 +1,0 @@
-# An implementation without a model, for the tests of the interface; it needs nothing.

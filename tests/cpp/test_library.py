@@ -1,0 +1,134 @@
+"""One contract for both libraries: texts, threads, ends, processors, and memory given back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cpp.conftest import BuildLibrary, Library, compiler, onnxruntime_library, run_program
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+
+
+@pytest.fixture(
+    scope="module",
+    params=["hosted", "native", pytest.param("hosted, sanitized", marks=pytest.mark.nightly)],
+)
+def library(request: pytest.FixtureRequest, built_library: BuildLibrary) -> Library:
+    return built_library(request.param.split(",")[0], sanitize=request.param != "hosted")
+
+
+def generated(generator: Generator, tokens: int) -> list[int]:
+    """Return what Python generates of the prompt in application/main.cpp."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return generator.generate([57] * 20, params).token_ids
+
+
+def test_sessions_run_on_threads_of_their_own(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    (texts,) = library.run("together", bundle=codelet)
+    assert json.loads(texts) == [generated(generator, 30)] * 2
+
+
+def test_another_thread_ends_what_runs(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    cancelled, reason, after, closed = library.run("ended", bundle=codelet)
+    assert cancelled.startswith("SPECRT_CANCELLED|")
+    assert reason == "cancelled"
+    assert json.loads(after) == generated(generator, 4)
+    assert closed.startswith("SPECRT_CLOSED|")
+
+
+def test_leaving_with_a_text_half_read_is_no_crash(library: Library, codelet: Path) -> None:
+    assert library.run("leave", bundle=codelet) == ["left"]
+
+
+def test_processors_decide_stop_and_throw(library: Library, codelet: Path) -> None:
+    decided, ids, stopped, threw = library.run("processors", bundle=codelet)
+    assert decided == "SPECRT_OK|"
+    assert json.loads(ids) == [65] * 6
+    assert stopped.startswith("SPECRT_CALLBACK|a logits processor returned 3")
+    assert threw == "SPECRT_CALLBACK|a logits processor threw: no scores today"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("implementation", ["hosted", "native"])
+def test_memory_goes_back(built_library: BuildLibrary, codelet: Path, implementation: str) -> None:
+    """Not sanitized: what is freed is kept for a while then."""
+    library = built_library(implementation)
+    generations, threads, cycles, ends = library.run("memory", bundle=codelet)
+    assert int(generations) < 2048
+    assert int(threads) < 2048  # kept for each of 3,000, they take 12 MiB
+    assert int(cycles) < 8192
+    opened, closed = map(int, ends.split())
+    assert implementation == "hosted" or closed < opened / 2  # CPython keeps its own
+
+
+def test_json_has_points_where_the_application_has_commas(
+    native: Library, codelet: Path, tmp_path: Path
+) -> None:
+    if shutil.which("localedef") is None:
+        pytest.skip("needs localedef")
+    made = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")]
+    if subprocess.run(made, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the sources of locales")
+    comma = {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE.UTF-8"}
+    point, completion = native.run("locale", environment=comma, bundle=codelet)
+    assert point == ","
+    assert len(json.loads(completion)["logprobs"]) == 3
+    assert json.loads(completion)["ttft_ms"] > 0
+
+
+STAND_IN = """
+#include <cstddef>
+#include <cstdint>
+extern "C" {
+struct Base { const void* (*get)(std::uint32_t); const char* (*version)(); };
+static void* table[400];
+static const void* get(std::uint32_t) { return TABLE; }
+static const char* version() { return VERSION; }
+static const Base base = {GET, version};
+__attribute__((visibility("default"))) const Base* OrtGetApiBase() { return BASE; }
+}
+"""
+SOUND = {"TABLE": "table", "VERSION": '"1.31.1"', "GET": "get", "BASE": "&base"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"BASE": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
+        ({"GET": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
+        ({"VERSION": "nullptr"}, "is ONNX Runtime of unknown version; expected 1.5"),
+        ({"VERSION": '"2.0.0"'}, "is ONNX Runtime 2.0.0; expected 1.5 or a newer 1.x"),
+        ({"TABLE": "nullptr", "VERSION": '"1.4.0"'}, "is ONNX Runtime 1.4.0; expected 1.5"),
+        ({}, "says it is ONNX Runtime 1.31.1, and has no GetErrorMessage"),
+    ],
+)
+def test_what_is_not_onnx_runtime_is_refused(
+    native: Library, codelet: Path, tmp_path: Path, changed: dict[str, str], says: str
+) -> None:
+    source, made = tmp_path / "stand_in.cpp", tmp_path / "libonnxruntime.so"
+    source.write_text(STAND_IN)
+    defined = [f"-D{name}={value}" for name, value in {**SOUND, **changed}.items()]
+    run_program([*compiler(), "-shared", "-fPIC", "-w", *defined, source, "-o", made])
+    (line,) = native.run("opening", bundle=codelet, onnxruntime=made)
+    assert line.startswith("SPECRT_ENGINE|")
+    assert says in line
+
+
+def test_what_is_no_library_is_refused(native: Library, codelet: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    others = [text, tmp_path, tmp_path / "none.so", native.path]
+    others += onnxruntime_library().parent.glob("onnxruntime_pybind11_state*.so")
+    for other in others:
+        (line,) = native.run("opening", bundle=codelet, onnxruntime=other)
+        assert line.startswith("SPECRT_ENGINE|")
+        assert "ONNX Runtime cannot be loaded" in line, other
