@@ -187,6 +187,26 @@ def test_a_draft_without_numbers_says_so_and_breaks_nothing(step: int) -> None:
     assert min(rounds.run([1], 14, 1, 14, 4).tokens) >= 0
 
 
+def test_a_round_without_numbers_is_not_finished_nor_is_what_came_before() -> None:
+    toy = TableEngine(7, max_length=LENGTH)
+    device = DoubleDevice()
+    target = opened(device, toy)
+    draft = opened(device, toy, draft_profiles(PREFILL), broken_at=(7,))
+    rounds = CapturedRounds(target, draft)
+    for engine in (target, draft):
+        engine.forward([PROMPT], 0, 1)
+    good = rounds.run([5], 4, 5, 4, 2)
+    broken = rounds.run([5], 4, 5, 4, 4)
+    assert good.tokens == broken.tokens[:2]
+    assert broken.tokens[2] == -1
+    for fed in ([5, *good.tokens], [5, *broken.tokens]):
+        rounds.run([5], 4, 5, 4, 2)
+        rounds.run([5], 4, 5, 4, 4)
+        waits = device.calls["cudaStreamSynchronize"]
+        target.forward([fed], 4)
+        assert device.calls["cudaStreamSynchronize"] > waits
+
+
 # Which rounds there are
 
 
