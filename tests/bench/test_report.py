@@ -60,12 +60,8 @@ def test_a_row_of_known_numbers() -> None:
     assert result.outside_us.median == 250
     assert result.acceptance_by_position == [1.0, 0.0]
     facts = result.to_json()
-    assert (facts["rounds"], facts["drafted"], facts["evaluated"], facts["accepted"]) == (
-        2,
-        4,
-        4,
-        2,
-    )
+    counts = [facts[name] for name in ("rounds", "drafted", "evaluated", "accepted")]
+    assert counts == [2, 4, 4, 2]
     assert facts["speedup"] == {"median": 1.4667, "low": 1.4667, "high": 1.4667}
 
 

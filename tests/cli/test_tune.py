@@ -16,7 +16,7 @@ from cli.ran import Run
 from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
 from specrt.params import AUTO
-from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
+from specrt.tuning import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 ENTRIES = {

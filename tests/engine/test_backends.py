@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 
 import specrt
-from runtime.toy import byte_level
 from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
 from specrt.engine.backends import (
     BACKENDS,
@@ -27,6 +26,7 @@ from specrt.engine.backends import (
 from specrt.engine.protocol import Candidates, check_bounds
 from specrt.errors import BundleError, EngineError
 from specrt.params import SamplingParams
+from support.toy import byte_level
 
 GEOMETRY = Geometry(1, 1, 1, 4, 270, 64, (0,))
 

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened
-from engine.tensorrt_pair import LENGTH, PROMPT, Pair
 from specrt.engine.protocol import OffsetRounds
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import fused_rounds
@@ -21,6 +18,8 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone
 from specrt.speculation.target import VERIFIERS
 from speculation.support import Script, Whim
+from support.cuda_double import DoubleDevice
+from support.tensorrt_double import GAMMAS, LENGTH, PREFILL, PROMPT, Pair, draft_profiles, opened
 from support.toy import TableEngine, near, plain
 
 positions = st.sets(st.integers(1, LENGTH), max_size=40)
@@ -167,7 +166,7 @@ def test_offset_rounds_run_further_on_in_both_engines() -> None:
 def test_engines_that_cannot_share_a_launch_have_no_fused_rounds() -> None:
     target = TableEngine(8, max_length=LENGTH)
     pair = Pair(target, target)
-    lone: TensorRtEngine = opened(NumpyDevice(1 << 20), target, draft_profiles(PREFILL))
+    lone: TensorRtEngine = opened(DoubleDevice(1 << 20), target, draft_profiles(PREFILL))
     assert fused_rounds(pair.target, None) is None
     assert fused_rounds(pair.target, target) is None
     assert fused_rounds(target, pair.draft) is None

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from specrt.engine.tensorrt import library
-from specrt.engine.tensorrt import library as ability
 from specrt.engine.tensorrt.library import (
     FLAVOURS,
     Journal,
-    describe,
     first_line,
     lacks_to_build,
     lacks_to_run,
@@ -23,15 +21,10 @@ from specrt.engine.tensorrt.library import (
     parse_version,
 )
 from specrt.errors import EngineError
-from specrt.system.gpu import Gpu, Survey
+from specrt.system import Gpu, Survey
+from support.tensorrt_double import library_double, module_double
 
 NONE = Survey(problem="no NVIDIA driver: x is not there")
-
-
-def module_like(version: str = "10.3.0", **names: Any) -> Any:
-    kinds = ("ILogger", "Runtime", "IExecutionContext", "ICudaEngine", "IBuilderConfig")
-    made = {name: type(name, (), {}) for name in kinds}
-    return type("Module", (), {"__version__": version, **made, **names})
 
 
 def survey_of(capability: str) -> Survey:
@@ -64,7 +57,7 @@ def test_a_missing_library_is_told_with_the_remedy(installed: dict[str, Any], ba
     assert FLAVOURS[backend].install in str(refused.value)
     assert "would use it" not in str(refused.value)
     other = next(name for name in FLAVOURS if name != backend)
-    installed[FLAVOURS[other].module] = module_like()
+    installed[FLAVOURS[other].module] = module_double(other)
     with pytest.raises(EngineError, match=rf"is installed here, and backend {other} would use it"):
         open_library(backend)
 
@@ -75,7 +68,7 @@ def test_a_broken_library_is_told_in_one_line(installed: dict[str, Any]) -> None
         EngineError, match=r"cannot be imported \(libnvinfer\.so\.11: cannot open\)"
     ):
         open_library("tensorrt")
-    installed["tensorrt"] = module_like()
+    installed["tensorrt"] = module_double(version="10.3.0")
     assert open_library("tensorrt").version == "10.3.0"  # a failure is not remembered
     with pytest.raises(EngineError, match=r"'tensort' is no TensorRT backend; did you mean"):
         open_library("tensort")
@@ -92,10 +85,12 @@ def test_a_broken_library_is_told_in_one_line(installed: dict[str, Any]) -> None
     ],
 )
 def test_the_form_follows_the_version(backend: str, version: str, native: bool) -> None:
-    found = describe(FLAVOURS[backend], module_like(version))
+    found = library_double(backend, version)
     assert found.native is native
     assert found.title == f"{FLAVOURS[backend].title} {version}"
-    assert not found.tells_validity
+    rtx = backend == "tensorrt-rtx"
+    tells = (found.tells_validity, found.tells_capturable, found.tells_aliases)
+    assert (*tells, found.has_runtime_config) == (rtx,) * 4
     assert found.capabilities == ()
 
 
@@ -153,7 +148,7 @@ def test_asking_for_a_runtime_without_a_driver_ends_well() -> None:
         "from specrt.engine.tensorrt.library import open_library\n"
         "from specrt.errors import EngineError\n"
         "import specrt.engine.tensorrt.library as library\n"
-        "from specrt.system.gpu import Survey\n"
+        "from specrt.system import Survey\n"
         "library.survey = lambda: Survey(problem='no NVIDIA driver')\n"
         "try: open_library('tensorrt-rtx').runtime()\n"
         "except EngineError as error: print(error)\n"
@@ -163,59 +158,38 @@ def test_asking_for_a_runtime_without_a_driver_ends_well() -> None:
     assert done.stderr == ""
 
 
+RTX_GPUS = dict.fromkeys(("NONE", "CURRENT", "SM75", "SM89", "SM121", "SM120"))
+
+
 @pytest.mark.parametrize(
-    ("found", "have", "run", "build"),
+    ("backend", "found", "have", "run", "build"),
     [
-        (NONE, True, "x is not there; install the NVIDIA driver", "builds on the GPU that will"),
-        (survey_of("9.0"), True, "", ""),
-        (survey_of("9.0"), False, "is not installed", "is not installed"),
+        ("tensorrt", NONE, True, "x is not there; install the NVIDIA driver", "builds on the GPU"),
+        ("tensorrt", survey_of("9.0"), True, "", ""),
+        ("tensorrt", survey_of("9.0"), False, "is not installed", "is not installed"),
+        ("tensorrt-rtx", NONE, True, "install the NVIDIA driver", ""),
+        ("tensorrt-rtx", survey_of("8.9"), True, "", ""),
+        ("tensorrt-rtx", survey_of("9.0"), True, "compute capability 7.5, 8.9, 12.0, 12.1", ""),
+        ("tensorrt-rtx", survey_of(""), True, "", ""),
     ],
 )
-def test_what_is_lacking_for_the_enterprise_library(
-    installed: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    found: Survey,
-    have: bool,
-    run: str,
-    build: str,
-) -> None:
-    monkeypatch.setattr(ability, "cuda_bindings", lambda: None)
+def test_what_is_lacking_is_told_with_the_remedy(
+    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+    backend: str, found: Survey, have: bool, run: str, build: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(library, "cuda_bindings", lambda: None)
+    config = type("Config", (), {"set_compute_capability": None} if "rtx" in backend else {})
+    capabilities = type("C", (), {"__members__": RTX_GPUS})
     if have:
-        installed["tensorrt"] = module_like()
+        installed[FLAVOURS[backend].module] = module_double(
+            backend, IBuilderConfig=config, ComputeCapability=capabilities
+        )
     for lacks, said in (
-        (lacks_to_run("tensorrt", found), run),
-        (lacks_to_build("tensorrt", found), build),
+        (lacks_to_run(backend, found), run),
+        (lacks_to_build(backend, found), build),
     ):
         assert bool(lacks) is bool(said)
         assert said in lacks
-
-
-@pytest.mark.parametrize(
-    ("found", "run"),
-    [
-        (NONE, "install the NVIDIA driver"),
-        (survey_of("8.9"), ""),
-        (survey_of("9.0"), "is for compute capability 7.5, 12.0, 12.1"),
-        (survey_of(""), ""),
-    ],
-)
-def test_what_is_lacking_for_tensorrt_for_rtx(
-    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, found: Survey, run: str
-) -> None:
-    monkeypatch.setattr(ability, "cuda_bindings", lambda: None)
-    members = dict.fromkeys(("NONE", "CURRENT", "SM75", "SM121", "SM120"))
-    if found.gpus and found.gpus[0].capability == "8.9":
-        members["SM89"] = None
-    config = type("Config", (), {"set_compute_capability": None})
-    installed["tensorrt_rtx"] = module_like(
-        "1.7.1.116",
-        IBuilderConfig=config,
-        ComputeCapability=type("C", (), {"__members__": members}),
-    )
-    lacks = lacks_to_run("tensorrt-rtx", found)
-    assert bool(lacks) is bool(run)
-    assert run in lacks
-    assert lacks_to_build("tensorrt-rtx", found) == ""
 
 
 def test_without_the_bindings_nothing_runs(
@@ -224,6 +198,6 @@ def test_without_the_bindings_nothing_runs(
     def missing() -> None:
         raise EngineError("cuda.bindings.runtime cannot be imported")
 
-    installed["tensorrt"] = module_like()
-    monkeypatch.setattr(ability, "cuda_bindings", missing)
+    installed["tensorrt"] = module_double()
+    monkeypatch.setattr(library, "cuda_bindings", missing)
     assert "cuda.bindings.runtime cannot" in lacks_to_run("tensorrt", survey_of("9.0"))

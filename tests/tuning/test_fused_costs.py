@@ -1,4 +1,4 @@
-"""What whole rounds cost: their parts told apart, and every policy with its own."""
+"""What fused rounds cost: their parts told apart, every policy with its own, a launch once."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.tensorrt_double import GAMMAS, NumpyPlan
-from engine.tensorrt_pair import LENGTH, PROMPT, Pair
-from runtime.toy import TableEngine, near, plain
-from specrt.bench.measure import Configuration, TimedEngine, TimedRounds, measure
+from specrt.bench.measure import Configuration, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models, as_one_launch
 from specrt.text import Tokenizer
 from specrt.tuning import PassTimer, measure_costs
+from support.tensorrt_double import GAMMAS, LENGTH, PROMPT, Pair, double_of
+from support.toy import TableEngine, near, plain
+from tuning.conftest import Clock
 
 SYNC = 20_000
 """What a launch and the wait for it take, besides the kernels."""
-
-
-class Clock:
-    """A clock that kernels and waits move."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Prices(NamedTuple):
@@ -46,37 +36,23 @@ def timed_pair(
     vocabulary = tokenizer.size if tokenizer else 29
     target = TableEngine(3, max_length=LENGTH, vocab=vocabulary, **how)
     pair = Pair(target, near(target, 4, closeness))
-    device, wait = pair.device, pair.device.wait
-
-    def waited() -> None:
-        wait()
-        clock.now += SYNC
-
-    device.wait = waited  # type: ignore[method-assign]
+    pair.device.cuda.waited = lambda: clock.move(SYNC)
     for engine, price in ((pair.target, prices.target), (pair.draft, prices.draft)):
-        plan: Any = engine.model.plan
-        assert isinstance(plan, NumpyPlan)
-        plan.run = priced(plan.run, price, clock)  # type: ignore[method-assign]
+        double = double_of(engine)
+        double.run = priced(double.run, price, clock)  # type: ignore[method-assign]
     return pair
 
 
 def priced(run: Any, price: Callable[[int], int], clock: Clock) -> Any:
     def ran(addresses: Any, width: int, rows: int) -> None:
         run(addresses, width, rows)
-        clock.now += price(width)
+        clock.move(price(width))
 
     return ran
 
 
 CHEAP = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 40_000 + 1_000 * width)
 DEAR = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 390_000)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", made)
-    return made
 
 
 def models_of(pair: Pair, clock: Clock, gammas: tuple[int, ...] = (0, *GAMMAS)) -> Models:
@@ -142,7 +118,7 @@ def spent(
 ) -> float:
     """Return what tokens take as gamma `auto` has it, over what they take in plain decoding."""
     generator = Generator(models_of(pair, clock), tokenizer)
-    prompts = [[seed + i for i in range(8)] for seed in range(24)]
+    prompts = [[seed + i for i in range(8)] for seed in range(8)]
     generator.generate(prompts[0], params, gamma="auto", **how)  # measures
     times = []
     for gamma in ("auto", 0):
@@ -154,21 +130,13 @@ def spent(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_drafting_does_not_pay_auto_leaves_it(
-    clock: Clock, tokenizer: Tokenizer, temperature: float
+@pytest.mark.parametrize(("prices", "most"), [(DEAR, 1.06), (CHEAP, 0.6)], ids=["dear", "cheap"])
+def test_auto_drafts_only_where_it_pays(
+    clock: Clock, tokenizer: Tokenizer, prices: Prices, most: float, temperature: float
 ) -> None:
     params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
-    pair = timed_pair(clock, DEAR, 1.0, tokenizer)
-    assert spent(pair, clock, tokenizer, params) < 1.06
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_drafting_pays_auto_drafts(
-    clock: Clock, tokenizer: Tokenizer, temperature: float
-) -> None:
-    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
-    pair = timed_pair(clock, CHEAP, 1.0, tokenizer)
-    assert spent(pair, clock, tokenizer, params) < 0.6
+    pair = timed_pair(clock, prices, 1.0, tokenizer)
+    assert spent(pair, clock, tokenizer, params) < most
 
 
 def test_lookup_does_not_pay_for_a_draft_model(clock: Clock, tokenizer: Tokenizer) -> None:
@@ -191,9 +159,8 @@ def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
 def test_a_bench_counts_the_time_of_a_launch_once(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("bench.clock", "turn", "asking"):
-        name = f"specrt.{module}.perf_counter_ns"
-        monkeypatch.setattr(name, clock)
+    for module in ("bench.measure", "scheduler.scheduler", "request_factory"):
+        monkeypatch.setattr(f"specrt.{module}.perf_counter_ns", clock)
     pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
     generator = Generator(models_of(pair, clock), tokenizer)
     compared = [Configuration(0, "none"), Configuration(4, "model"), Configuration(2, "ngram")]
@@ -208,18 +175,3 @@ def test_a_bench_counts_the_time_of_a_launch_once(
     # The first round catches up with the prompt pass by pass; all others are one launch.
     assert whole.draft.passes == 5
     assert whole.counts.drafted > 20
-
-
-def test_timed_rounds_are_the_rounds() -> None:
-    target = TableEngine(8, max_length=LENGTH)
-    pair = Pair(target, near(target, 9, 1.0))
-    assert pair.rounds is not None
-    engine = TimedEngine(pair.target)
-    rounds = TimedRounds(pair.rounds, engine)
-    for model in (pair.target, pair.draft):
-        model.forward([PROMPT[:10]], 0, 1)
-    assert rounds.fits(2, 1, 9, 9)
-    found = rounds.run(PROMPT[9:10], 9, PROMPT[9], 9, 2)
-    assert found.tokens == plain(target, PROMPT[:10], 2)
-    assert engine.busy.ns > 0
-    assert engine.busy.passes == 0
