@@ -153,10 +153,8 @@ def test_a_file_that_is_not_what_was_built_is_named(bundle: Path, name: str) -> 
 
 
 ANYTHING: tuple[object, ...] = (
-    *(None, True, False, 0, -1, 1.5, 1.0, float("nan"), 10**30, "", "x", "a\0b", "\ud800", "\n"),
-    *([], [[]], [None], [-1], [1.5], [True], ["x"], {}, {"x": 1}, {"x": None}, {"x": []}),
-    {"\n": "x"},
-    "9" * 10_000,
+    *(None, True, -1, 1.5, float("nan"), 10**30, "", "a\0b", "\ud800", "9" * 10_000),
+    *([], [None], [-1], [1.5], [True], ["x"], {}, {"x": 1}, {"\n": "x"}),
 )
 
 
@@ -200,7 +198,7 @@ def test_every_field_is_held_to_its_type(bundle: Path) -> None:
             assert "\n" not in said, place
             assert len(said) < len(str(bundle)) + 500, place
             refused += bool(said)
-    assert refused > 1000
+    assert refused > 500
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,6 @@ def asked(**given: Any) -> bytes:
     return json.dumps({"params": params, **given}).encode()
 
 
-def test_gamma_and_drafter_are_the_bundles_unless_named(host: c_host.Host) -> None:
-    stats = [
-        host.begin(PROMPT.encode(), 1, asked(**given))[1].stats()
-        for given in ({"gamma": -1}, {"drafter": "ngram"})
-    ]
-    assert stats[0][12] == -1
-    assert stats[1][13] == b"ngram"
-
-
 def test_info_tells_what_the_bundle_is(host: c_host.Host, generator: Generator) -> None:
     target = generator.models.target
     assert host.info() == (
@@ -58,8 +49,9 @@ def test_texts_become_ids_and_back_and_ids_are_a_prompt(
     assert (status, list(memoryview(ids).cast("q"))) == (0, tokens)
     assert host.decode(ids) == (0, "żółw = 1\n".encode())
     for prompt, is_text in ((ids, 0), ("żółw = 1\n".encode(), 1)):
-        run = host.begin(prompt, is_text, asked(params={"max_tokens": 1}))[1]
-        assert run.stats()[1] == len(tokens)
+        given = asked(params={"max_tokens": 1}, gamma=-1, drafter="ngram")
+        stats = host.begin(prompt, is_text, given)[1].stats()
+        assert (stats[1], *stats[12:14]) == (len(tokens), -1, b"ngram")
 
 
 def test_errors_are_told_with_their_status(host: c_host.Host, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import RequestError
 from specrt.text import ChatTemplate, read_template
 
 CHATML = """
@@ -83,19 +83,14 @@ def test_a_template_renders_as_in_transformers(source: str, prompted: bool) -> N
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ messages[3].content }}",
-        "{{ 'a' + 1 }}",
         "{{ messages.__class__.__mro__ }}{{ messages.append(1) }}",
         "{{ 1 / 0 }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ messages[0].content.nothing.more }}",
-        "{{ [1, 'a'] | sort }}",
         "{{ 'x' | int('y', 99) | tojson(indent='z', sort_keys=3) | indent(none) }}",
         "{{ strftime_now(5) }}",
         "{{ '%d' % 'x' }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-        "{% set d = {} %}{{ d['x'].y.z }}",
-        "{{ raise_exception(5 / 0) }}",
         "{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}",
         "{{ raise_exception({}) }}",
     ],
@@ -105,15 +100,6 @@ def test_whatever_a_template_raises_is_one_short_line(source: str) -> None:
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 300
-
-
-def test_an_error_of_ours_passes_through_a_template() -> None:
-    class Role(str):
-        def __str__(self) -> str:
-            raise CapacityError("too long")
-
-    with pytest.raises(CapacityError, match="too long"):
-        ChatTemplate("{{ messages[0].role }}", {}).render([{"role": Role("user")}])
 
 
 @pytest.mark.parametrize(

@@ -78,30 +78,6 @@ def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.speculation.accepted, done.speculation.drafted > 0) == (0, True)
 
 
-@pytest.mark.parametrize("independent", [False, True])
-def test_a_verifier_says_what_the_draft_draws_with(
-    toy: Generator, monkeypatch: pytest.MonkeyPatch, independent: bool
-) -> None:
-    found: list[tuple[bool, int]] = []
-
-    def watching(
-        proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
-    ) -> Verdict:
-        if proposal.distributions is not None:
-            own = [
-                q.draw(noise, Purpose.TOKEN, position + i)
-                for i, q in enumerate(proposal.distributions)
-            ]
-            found.extend(zip(map(int.__eq__, own, proposal.tokens), own, strict=True))
-        return suspicious(proposal, target, noise, position)
-
-    noise = Purpose.DRAFT if independent else Purpose.TOKEN
-    monkeypatch.setitem(VERIFIERS, "watching", Verifier(watching, True, noise))
-    toy.generate(PROMPT, SamplingParams(temperature=2.0, max_tokens=60, verifier="watching"))
-    assert len(found) > 50
-    assert all(same for same, _ in found) != independent
-
-
 class OddOnly:
     """Rules out even tokens above a limit."""
 

@@ -144,36 +144,6 @@ def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
     assert later.cached_tokens >= len(opened.prompts[0]) + len(ids) - 1
 
 
-@pytest.mark.parametrize("at", range(1, 12))
-def test_ctrl_c_within_a_pass_leaves_a_session_that_goes_on(tokenizer: Tokenizer, at: int) -> None:
-    opened = made(tokenizer)
-    session = Session(opened, TEMPLATE, params=PARAMS)
-    engines: list[Any] = [opened.models.target, opened.models.draft]
-    honest, left = [engine.forward for engine in engines], [at]
-
-    def counted(forward: Any) -> Any:
-        def passed(*asked: Any) -> Any:
-            output = forward(*asked)
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-            return output
-
-        return passed
-
-    for engine, forward in zip(engines, honest, strict=True):
-        engine.forward = counted(forward)
-    stream = session.stream("a")
-    with pytest.raises(KeyboardInterrupt):
-        stream.finish()
-    for engine, forward in zip(engines, honest, strict=True):
-        engine.forward = forward
-    said = session.messages
-    assert [m["content"] for m in said] == (["a", stream.completion.text] if said else [])
-    done = session.generate("b")
-    assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
-
-
 def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
     session = Session(opened, TEMPLATE, system="s", params=PARAMS)

@@ -55,16 +55,15 @@ def test_each_line_is_a_message_and_answers_go_to_stdout(
 
 
 @pytest.mark.usefixtures("opened")
-def test_a_template_makes_messages_of_lines(
-    cli: Run, codelet: Path, generator: Generator, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_template_makes_messages_of_lines_and_stats_are_told(
+    cli: Run, codelet: Path, generator: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template = ChatTemplate(
         "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}", {}
     )
     monkeypatch.setattr("specrt.cli.chat.read_template", lambda _: template)
     saved = tmp_path / "saved.jsonl"
-    typed = f"\nimport os\n   \nimport sys\n/save {saved}\n".encode()
+    typed = f"\nimport os\n   \nimport sys\n/stats\n/save {saved}\n".encode()
     ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
     session = Session(generator, template, system="Code.", params=PARAMS)
     expected = [session.generate(m).text + "\n" for m in ("import os", "import sys")]
@@ -72,24 +71,15 @@ def test_a_template_makes_messages_of_lines(
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
     assert [m["role"] for m in session.messages][:3] == ["system", "user", "assistant"]
-
-
-@pytest.mark.usefixtures("opened")
-def test_stats_are_of_the_answer_and_of_the_session(cli: Run, codelet: Path) -> None:
-    ran = cli("chat", codelet, *FEW, stdin=b"import os\nimport sys\n/stats\n")
     figures = (
-        r"\d+ tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
+        r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
         r"model: (\d+) rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
     )
-    answer = re.search(f"this answer: {figures}", ran.err)
-    whole = re.search(f"the session: {figures}", ran.err)
-    assert answer
-    assert whole
-    assert "the session: 24 tokens" in ran.err
-    first, both = [list(map(int, found.groups())) for found in (answer, whole)]
-    assert first[0] > 0
-    assert all(a <= b for a, b in zip(first, both, strict=True))
-    assert f"the conversation: {first[1] + 12} of 2048 tokens" in ran.err
+    both = [re.search(f"{of}{figures}", ran.err) for of in ("this answer", "the session")]
+    answer, whole = [[int(n) for n in found.groups()] for found in both if found]
+    assert (answer[0], whole[0], answer[1] > 0) == (12, 24, True)
+    assert all(a <= b for a, b in zip(answer, whole, strict=True))
+    assert f"the conversation: {answer[2] + 12} of 2048 tokens" in ran.err
 
 
 @pytest.mark.usefixtures("opened")

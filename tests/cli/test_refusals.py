@@ -20,7 +20,7 @@ GENERATE = [
     ("--prompt-ids 1,x", "--prompt-ids is '1,x'; expected numbers, as 1,2,3"),
     ("--prompt-ids 5,8192", "token id 8192 is not in the vocabulary of 0 to 8191"),
     ("--prompt-ids " + ",".join(["7"] * 2049), "the context of this bundle is 2048; shorten"),
-    ("--prompt-file {none}", "{none} cannot be read: No such file or directory"),
+    ("--prompt-file {none}", "{none} cannot be read: No such file or directory; name a file"),
     ("--prompt-file {latin}", "{latin} is not UTF-8: byte 0xe9 at offset 5"),
     ("--prompts {none}", "{none} cannot be read: No such file or directory"),
     ("--prompt a --prompts f", "--prompt-ids and --prompts, not several"),

@@ -49,10 +49,6 @@ def four_prompts(tmp_path: Path) -> Path:
     return path
 
 
-def without_tuning(bundle: Path) -> None:
-    assert not list(bundle.glob(f"*{FILE_NAME}*"))
-
-
 def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Path) -> None:
     asked = ("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
     ran = cli(*asked, "--json")
@@ -106,17 +102,6 @@ def test_costs_are_used_where_they_were_measured_and_ignored_elsewhere(
     assert read_tuning(Bundle.open(bundle), 1)[1] is None
 
 
-def test_a_bundle_that_cannot_be_written_is_refused_at_once(
-    cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("measured what cannot be kept")
-
-    (bundle / FILE_NAME).mkdir()
-    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
-    assert "copy the bundle to a place" in cli("tune", bundle).refusal
-
-
 def test_an_interrupted_tuning_keeps_the_old_one(
     cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,12 +118,19 @@ def test_an_interrupted_tuning_keeps_the_old_one(
     assert len(list(bundle.glob(f"*{FILE_NAME}*"))) == 1
 
 
-def test_without_room_for_the_draft_nothing_is_tuned(
+def test_what_cannot_be_kept_or_measured_is_refused_at_once(
     cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured what cannot be kept")
+
+    (bundle / FILE_NAME).mkdir()
+    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
+    assert "copy the bundle to a place" in cli("tune", bundle).refusal
+    (bundle / FILE_NAME).rmdir()
     monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
     assert "free memory, and tune again" in cli("tune", bundle).refusal
-    without_tuning(bundle)
+    assert not list(bundle.glob(f"*{FILE_NAME}*"))
 
 
 @pytest.mark.nightly

@@ -22,10 +22,6 @@ from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry
-from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.round import (
-    run_alone,
-)
 from specrt.text import read_prompts
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
@@ -94,35 +90,6 @@ def test_the_same_seed_gives_the_same_text_at_every_gamma(
     assert set(texts.values()) == {texts[0]}
     other = SamplingParams(max_tokens=32, temperature=0.8, seed=8, ignore_eos=True, **options)
     assert generator.generate(prompts[0], other, gamma=4).text != texts[4]
-
-
-@pytest.mark.parametrize("model", ["target", "draft"])
-def test_stale_keys_do_not_matter(codelet: Path, prompts: list[list[int]], model: str) -> None:
-    prompt = prompts[2]
-    right, wrong = np.array([[11, 12, 13, 14]]), np.array([[901, 902, 903, 904]])
-    fresh, used = open_model(codelet, model), open_model(codelet, model)
-    fresh.forward((prompt,), 0)
-    expected = fresh.forward(right, len(prompt)).logits.copy()
-    used.forward((prompts[3],), 0)
-    used.forward((prompt,), 0)
-    assert not np.array_equal(used.forward(wrong, len(prompt)).logits, expected)
-    found = used.forward(right, len(prompt)).logits
-    np.testing.assert_array_equal(found, expected)
-    for engine in (fresh, used):
-        engine.close()
-
-
-def test_a_prompt_in_chunks_scores_as_in_one_pass(codelet: Path, prompts: list[list[int]]) -> None:
-    prompt = list(chain.from_iterable(prompts))[:700]
-    chunked, whole = open_model(codelet, "target"), open_model(codelet, "target", max_width=700)
-    assert chunked.max_width == 256
-    found = run_alone(KVCache(chunked).feed(prompt, 4)).logits[0]
-    expected = whole.forward((prompt,), 0, 4).logits[0]
-    assert found.shape == (4, 8192)
-    # fp32 sums in another order: a hundredth of the margin that `specrt verify` calls a near-tie.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-    for engine in (chunked, whole):
-        engine.close()
 
 
 @pytest.mark.nightly
