@@ -126,18 +126,6 @@ def test_each_configuration_learns_from_its_own_rounds_and_costs_are_measured_on
     assert all(s.counts.gamma == "auto" for s in samples[Configuration("auto", "model")])
 
 
-def test_a_timed_engine_is_the_engine(target: TableEngine) -> None:
-    timed = TimedEngine(target)
-    assert (timed.max_length, timed.max_width) == (target.max_length, target.max_width)
-    assert (timed.geometry, timed.batch) == (target.geometry, target.batch)
-    output = timed.forward([[1, 2]], 0, 1)
-    assert output.argmax.shape == (1, 1)
-    assert timed.time.passes == 1
-    assert timed.time.ns > 0
-    timed.close()
-    assert target.closed
-
-
 @given(st.lists(st.integers(1, 20), unique=True, max_size=8), st.integers(0, 6))
 def test_each_configuration_has_each_place_once(gammas: list[int], cycle: int) -> None:
     compared = configurations(gammas, ["model"])

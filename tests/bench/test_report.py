@@ -153,14 +153,6 @@ def test_the_verdict_names_the_best_and_what_auto_makes_of_it(two_classes: Bench
     )
 
 
-def test_a_fallback_is_in_the_verdict_and_in_the_json() -> None:
-    samples = [drafting((0, r), configuration=AUTO) for r in range(3)]
-    samples[1].counts.fallback = "too few accepted"
-    result = reported({PLAIN: [plain((0, r)) for r in range(3)], AUTO: samples}, ["code"])
-    assert "in 1 of 3 completions (too few accepted)" in verdict(result.total)
-    assert result.total.rows[1].to_json()["fallback"] == "too few accepted"
-
-
 def test_json_has_everything_and_the_setting_names_its_options(summary: Summary) -> None:
     facts = json.loads(json.dumps(summary.to_json()))
     assert set(facts) == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import resource
 import threading
@@ -34,7 +33,6 @@ from specrt_export.compile.plan_builder import (
     need,
 )
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
-from specrt_export.portable.external_data import atomic_file
 from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
@@ -224,24 +222,6 @@ def test_a_disk_that_is_full_leaves_what_was_there(
         plan(draft, library, out)
     assert left(tmp_path) == ["model.plan"]
     assert out.read_bytes() == b"earlier"
-
-
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "plan"
-
-    def write(data: bytes, error: BaseException | None = None) -> None:
-        with atomic_file(place) as file:
-            file.write(data)
-            if error is not None:
-                raise error
-
-    with pytest.raises(ZeroDivisionError):
-        write(b"half", ZeroDivisionError())
-    assert list(place.parent.iterdir()) == []
-    write(b"whole")
-    with pytest.raises(BuildError, match="could not be written"):
-        write(b"half", OSError(errno.ENOSPC, "No space left on device"))
-    assert [path.read_bytes() for path in place.parent.iterdir()] == [b"whole"]
 
 
 def test_a_cancelled_build_ends_in_any_thread(

@@ -17,7 +17,7 @@ from engine.conftest import Opener
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
 from support.cuda_double import DoubleDevice
-from support.tensorrt_double import opened
+from support.tensorrt_double import PREFILL, draft_profiles, opened
 from support.toy import TableEngine
 
 Scores = NDArray[np.float32]
@@ -38,6 +38,7 @@ TENSORRT: dict[str, dict[str, Any]] = {
     "tensorrt candidates": {"candidates": 5, "confidence": True, "batch": 3},
     "tensorrt uncaptured": {"capture": False, "compute": "fp32"},
     "tensorrt decomposed batch": {"form": "decomposed", "batch": 2, "candidates": 3},
+    "tensorrt draft": {"profiles": draft_profiles(PREFILL), "confidence": True},
     "tensorrt integrated": {"integrated": True, "confidence": True},
 }
 
@@ -158,13 +159,13 @@ def test_a_pass_that_cannot_be_is_refused_and_changes_nothing(subject: Subject) 
     for tokens, start, rows, message in bad_passes(engine):
         with pytest.raises(EngineError, match=message):
             engine.forward(tokens, start, rows)
-        output = engine.forward(fed[:, 4:], 4)
-        check(subject, output, np.array([subject.scores(text)[-2:] for text in fed.tolist()]))
+        output = engine.forward(fed[:, 4:], 4, 1)
+        check(subject, output, np.array([subject.scores(text)[-1:] for text in fed.tolist()]))
 
 
 def test_a_closed_engine_refuses_every_pass(subject: Subject) -> None:
     engine, fed = subject.engine, subject.tokens(2, 3)
-    kept = engine.forward(fed, 0).argmax
+    kept = engine.forward(fed, 0, 1).argmax
     before = kept.copy()
     engine.close()
     engine.close()

@@ -91,30 +91,20 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch, devices: Devices) -> None:
     monkeypatch.setattr(ort_cuda, "find_devices", lambda: devices)
 
 
-def test_without_the_provider_the_remedy_is_a_package(
-    monkeypatch: pytest.MonkeyPatch, opener: Opener
-) -> None:
-    with_cuda(monkeypatch, Devices(("A GPU",)))
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(EngineError, match=r"no CUDA provider; .*onnxruntime-gpu"):
-        opener("cuda", device="cuda")
-
-
 @pytest.mark.parametrize(
-    ("devices", "device_id", "message"),
+    ("devices", "provider", "device_id", "message"),
     [
-        (Devices((), "no NVIDIA driver: x"), 0, "GPU only: no NVIDIA driver: x; install the dri"),
-        (Devices(("A GPU",)), 1, "device 1 was asked for, and there are 1"),
+        (Devices(("A GPU",)), "CPUExecutionProvider", 0, "no CUDA provider; .*onnxruntime-gpu"),
+        (Devices((), "no driver: x"), ort_cuda.PROVIDER, 0, "only: no driver: x; install the dri"),
+        (Devices(("A GPU",)), ort_cuda.PROVIDER, 1, "device 1 was asked for, and there are 1"),
     ],
 )
-def test_without_a_device_nothing_is_opened(
-    monkeypatch: pytest.MonkeyPatch,
-    opener: Opener,
-    devices: Devices,
-    device_id: int,
-    message: str,
-) -> None:
+def test_without_what_it_needs_nothing_is_opened(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener,
+    devices: Devices, provider: str, device_id: int, message: str,
+) -> None:  # fmt: skip
     with_cuda(monkeypatch, devices)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider])
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)
     with pytest.raises(EngineError, match=message):
         opener("cuda", device="cuda", device_id=device_id)

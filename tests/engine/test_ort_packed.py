@@ -81,16 +81,6 @@ def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opene
         np.testing.assert_array_equal(made.logits[0], wanted[feed.row][end - feed.rows : end])
 
 
-def test_neighbours_do_not_change_a_row(opener: Opener) -> None:
-    packed = opener(pad_single_token=True)
-    one = Feed(1, text(1, 5), 0, 5)
-    lone = packed.forward_rows([one])[0].logits.copy()
-    for others in ([Feed(0, text(0, 1), 0, 1)], [Feed(2, text(2, 24), 30, 2)]):
-        for feeds in ([one, *others], [*others, one]):
-            made = packed.forward_rows(feeds)[feeds.index(one)].logits
-            np.testing.assert_array_equal(made, lone)
-
-
 def test_a_copied_row_goes_on_like_its_source(opener: Opener) -> None:
     packed = opener()
     packed.forward([text(row, 12) for row in range(BATCH)], 0, 1)
@@ -152,17 +142,6 @@ def test_an_engine_of_another_layout_says_what_to_do(opener: Opener) -> None:
             opener(f"fp32 {batch}", rows=rows)
     with pytest.raises(EngineError, match="build it again"):
         opener("fp32 3", rows=1)
-
-
-def test_memory_for_logits_follows_what_is_asked(opener: Opener) -> None:
-    packed = opener()
-    first = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
-    assert packed._scores["logits"].nbytes == 4 * 8192
-    kept, seen = first.logits, first.logits.copy()
-    packed.forward_rows([Feed(row, text(row, 24), 0, 24) for row in range(BATCH)])
-    np.testing.assert_array_equal(kept, seen)  # an older view stays valid memory
-    again = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
-    np.testing.assert_array_equal(again.logits, seen)
 
 
 def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(

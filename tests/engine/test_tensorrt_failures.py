@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specrt.engine.tensorrt.device import Block
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
@@ -43,18 +42,6 @@ def test_too_little_memory_names_what_is_needed_and_free() -> None:
     with pytest.raises(EngineError, match=r"KV buffers: .* are needed and .* are free"):
         opened(device, toy())
     assert device.live == []
-    with pytest.raises(EngineError, match=r"needs 3500 bytes of working memory and was given 10"):
-        opened(DoubleDevice(), toy(), scratch=Block(0, 10))
-
-
-def test_working_memory_can_be_shared() -> None:
-    device = DoubleDevice()
-    block = Block(device.allocate(5000, "working memory of both"), 5000)
-    for engine in [opened(device, toy(), scratch=block) for _ in range(2)]:
-        assert "working memory" not in engine.memory_bytes
-        engine.forward([[1, 2, 3]], 0)
-        engine.close()
-    assert device.live == ["working memory of both"]
 
 
 def test_a_pass_that_finds_no_memory_leaves_the_engine_as_it_was() -> None:
@@ -281,11 +268,3 @@ def test_a_plan_of_another_model_is_refused(message: str, told: dict, changes: d
         )  # fmt: skip
     assert "build the bundle again" in str(caught.value)
     assert device.live == []
-
-
-def test_a_plan_that_does_not_say_its_aliases_is_taken() -> None:
-    engine = opened(
-        DoubleDevice(), toy(), backend="tensorrt-rtx",
-        change=lambda double: double.aliases.update({"present_key.0": "", "present_value.1": ""}),
-    )  # fmt: skip
-    engine.close()

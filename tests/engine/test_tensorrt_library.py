@@ -77,10 +77,8 @@ def test_a_broken_library_is_told_in_one_line(installed: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("backend", "version", "native"),
     [
-        ("tensorrt", "10.3.0", False),
         ("tensorrt", "10.13.3.9", False),
         ("tensorrt", "10.15.1.29", True),
-        ("tensorrt", "11.4.0.106", True),
         ("tensorrt-rtx", "1.7.1.116", True),
     ],
 )
@@ -94,15 +92,10 @@ def test_the_form_follows_the_version(backend: str, version: str, native: bool) 
     assert found.capabilities == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("10.3.0.26", (10, 3, 0, 26)), ("10.3.0", (10, 3, 0, 0)), ("10.3.0rc1", (10, 3, 0, 0)),
-        ("", (0, 0, 0, 0)), ("8.7", (8, 7, 0, 0)), ("1.2.3.4.5", (1, 2, 3, 4)),
-    ],
-)  # fmt: skip
-def test_versions_are_read_as_far_as_they_are_numbers(text: str, number: tuple[int, ...]) -> None:
-    assert parse_version(text) == number
+def test_versions_are_read_as_far_as_they_are_numbers() -> None:
+    assert parse_version("10.3.0.26") == (10, 3, 0, 26)
+    assert parse_version("10.3.0rc1") == parse_version("10.3") == (10, 3, 0, 0)
+    assert parse_version("") == (0, 0, 0, 0)
 
 
 def test_messages_go_to_the_blocks_that_listen() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from specrt.cli import run
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine import OpenedEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.errors import EngineError, RequestError
+from specrt.errors import EngineError
 from specrt.params import Gamma, SamplingParams
 from specrt.system import Survey
 from specrt.tuning.tuning_record import read_tuning
@@ -135,35 +134,6 @@ def test_nothing_is_left_of_many_openings(site: Site) -> None:
         generator.close()
         site.hold_closed()
     assert len(site.devices) == 6
-
-
-def test_streams_of_two_generators_do_not_meet(site: Site) -> None:
-    target, draft = pair()
-    folder = site.bundle(target, draft)
-    wanted = plain(target, PROMPT, NEW)
-    with specrt.load(folder) as one, specrt.load(folder) as other:
-        streams = [g.stream(PROMPT, PARAMS, gamma=3) for g in (one, other)]
-        found: list[list[int]] = [[], []]
-        while min(map(len, found)) < NEW:
-            for number, stream in enumerate(streams):
-                chunk = next(stream, None)
-                found[number] += chunk.token_ids if chunk else []
-        assert found == [wanted, wanted]
-    assert len(site.devices) == 2
-
-
-def test_closing_in_mid_stream_ends_it_with_a_word(site: Site) -> None:
-    target, draft = pair()
-    generator = specrt.load(site.bundle(target, draft))
-    stream = generator.stream(PROMPT, PARAMS, gamma=4)
-    emitted = [token for _ in range(5) for token in next(stream).token_ids]
-    closing = threading.Thread(target=generator.close)
-    closing.start()
-    closing.join()
-    with pytest.raises(RequestError, match="was closed"):
-        next(stream)
-    assert emitted == plain(target, PROMPT, len(emitted))
-    assert stream.completion.token_ids == emitted
 
 
 CALLS = {
@@ -293,17 +263,6 @@ def test_tune_keeps_costs_that_are_used_afterwards(
     assert len(costs.verify_ns) == len(costs.draft_ns) == 5
     assert all(costs.draft_ns[1:])
     assert list(costs.verify_ns) == sorted(costs.verify_ns)
-
-
-def test_bench_reports_rounds_and_equal_outputs(
-    site: Site, printed: Printed, ran: list[int]
-) -> None:
-    folder = str(site.bundle(*pair(0.9)))
-    found = printed(0, "bench", folder, "--gammas", "0,4", "--max-tokens", "24", "--repeats", "1")
-    assert ran.count(4) > 10
-    for row in found["tasks"][0]["results"]:
-        assert min(row["round_us"][stage]["median"] for stage in row["round_us"]) >= 0
-        assert row["outside_us"]["median"] >= 0
 
 
 def test_a_machine_without_a_gpu_is_one_line(

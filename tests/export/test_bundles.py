@@ -262,28 +262,14 @@ def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
             read_manifest(built)
 
 
-@pytest.mark.parametrize(
-    ("settings", "ends"),
-    [
-        (None, (0,)),
-        ({"eos_token_id": [0, 5, 7]}, (0, 5, 7)),
-        ({"eos_token_id": None, "bos_token_id": None}, (0,)),
-    ],
-    ids=["no file", "several", "null"],
-)
-def test_ends_come_from_the_generation_config_or_the_config(
-    draftless: Recipe, out: Path, settings: dict[str, Any] | None, ends: tuple[int, ...]
-) -> None:
-    path = draftless.folder / "target" / "generation_config.json"
-    if settings is None:
-        path.unlink()
-    else:
-        path.write_text(json.dumps(settings), encoding="utf-8")
+def test_ends_and_gamma_may_be_left_to_others(draftless: Recipe, out: Path) -> None:
+    """To config.json, where there is no generation config; to each round."""
+    (draftless.folder / "target" / "generation_config.json").unlink()
     recipe = replace(draftless, engine=replace(draftless.engine, gamma="auto", gammas=(1, 3)))
     build(recipe, out)
     manifest = Bundle.open(out).manifest
-    assert (manifest.eos_token_ids, manifest.bos_token_id) == (ends, 0)
-    assert ("generation_config.json" in manifest.files) == (settings is not None)
+    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
+    assert "generation_config.json" not in manifest.files
     assert manifest.gamma is None
     assert "0, 1, 3 (default auto)" in shown(out)
 

@@ -17,11 +17,13 @@ import numpy as np
 from gpucheck.correctness import Ids, Scores
 from gpucheck.evidence import Evidence
 from gpucheck.inventory import TENSORRT
-from gpucheck.speed import fill
 from gpucheck.workbench import Built, Workbench
 
 from specrt.generator import Generator
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
 from specrt.system import Gpu, Survey
+from specrt.text import Tokenizer
 from support.cuda_double import DoubleDevice
 from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near
@@ -100,14 +102,9 @@ class GpuDouble(Workbench):
     def reference(self, role: str) -> Any:
         return TableReference(self.tables[role])
 
-    @contextmanager
-    def pair(self, target: Built, draft: Built) -> Iterator[Generator]:
-        with super().pair(target, draft) as generator:
-            # Costs are measured at any position; tables know none that was never written.
-            for engine in (generator.models.target, generator.models.draft):
-                assert engine is not None
-                fill(engine, LENGTH)
-            yield generator
+    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
+        most = max(models.gammas)
+        return Costs((100.0,) * (most + 1), (0.0, *(10.0 * g for g in range(1, most + 1))))
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:

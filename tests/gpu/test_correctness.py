@@ -11,10 +11,9 @@ from gpu_double import GpuDouble
 from gpucheck import correctness, speed
 from gpucheck.evidence import CheckError, Evidence
 from gpucheck.settings import RunSettings
-from gpucheck.workbench import Workbench, codelet_source
+from gpucheck.workbench import Workbench
 
 from specrt.engine.ort_cuda import OrtCudaEngine
-from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from support.tensorrt_double import double_of
 
 Damage = Callable[[Any], None]
@@ -117,25 +116,6 @@ def test_text_that_parts_from_plain_decoding_is_a_failure(double: GpuDouble) -> 
     for step in (correctness.verify, lambda *a: speed.speed(*a, "1B", "fp16")):
         with pytest.raises(CheckError):
             step(double, "ort-cuda", Evidence())
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> OrtCudaEngine:
-    """Codelet's draft for ort-cuda, opened on the CPU provider."""
-    out, source = tmp_path_factory.mktemp("cpu"), codelet_source("draft")
-    model = compile_ort_cuda(source.graph, source.weights, out, 128, captured=9)
-    return OrtCudaEngine(
-        out / "engine.onnx", model.geometry, batch=1, max_length=128, max_width=64, device="cpu"
-    )
-
-
-def test_fp16_passes_for_fp16_and_not_for_fp32(compiled: OrtCudaEngine) -> None:
-    evidence, tolerances = Evidence(), correctness.TOLERANCES
-    reference = Workbench().reference("draft")
-    correctness.check_logits(compiled, reference, tolerances["fp16"], evidence)
-    assert 0 < evidence.facts["largest_relative_error"] < tolerances["fp16"]
-    with pytest.raises(CheckError):
-        correctness.check_logits(compiled, reference, tolerances["fp32"], Evidence())
 
 
 @pytest.mark.export

@@ -148,35 +148,3 @@ def test_confidence_is_the_share_of_a_drafts_likeliest_token(
                 weights = np.exp(logits - logits.max(-1, keepdims=True))
                 assert made.confidence is not None
                 np.testing.assert_allclose(made.confidence, 1 / weights.sum(-1), rtol=1e-5)
-
-
-def head_of(model: onnx.ModelProto) -> ort.InferenceSession:
-    """Return what an engine makes of its logits, as a graph of its own."""
-    graph = model.graph
-    made, nodes = {"logits"}, []
-    for node in graph.node:
-        if made.intersection(node.input):
-            made.update(node.output)
-            nodes.append(node)
-    read = {name for node in nodes for name in node.input}
-    ends = {o.name: o for o in graph.output}
-    constants = [t for t in graph.initializer if t.name in read]
-    head = helper.make_graph(nodes, "head", [ends["logits"]], [ends["argmax"]], constants)
-    opsets = [helper.make_opsetid("", model.opset_import[0].version)]
-    return session(helper.make_model(head, opset_imports=opsets, ir_version=model.ir_version))
-
-
-@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda"])
-def test_an_engine_has_no_best_token_where_scores_are_no_numbers(
-    engines: Path, tmp_path: Path, backend: str
-) -> None:
-    inf, nan = np.inf, np.nan
-    rows = np.random.default_rng(0).standard_normal((1, 8, 8192)).astype(np.float32)
-    rows[0, 0, 5], rows[0, 1, 6], rows[0, 2, 7] = inf, nan, -inf
-    rows[0, 3], rows[0, 4], rows[0, 5, :8000], rows[0, 6, :2] = -inf, 3e38, -inf, (inf, -inf)
-    folder = engines / "codelet"
-    source = folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
-    model = lowered(*source, tmp_path, LOWERINGS[backend], "target").model
-    found = head_of(model).run(["argmax"], {"logits": rows})[0][0]
-    best = rows[0].argmax(-1)
-    assert found.tolist() == [-1, -1, best[2], -1, 0, best[5], -1, best[7]]

@@ -59,17 +59,6 @@ def test_rows_of_a_batch_are_apart(draft: tuple[Path, Path], tmp_path: Path, ver
     assert lowered(*draft, tmp_path, Lowering("tensorrt", version=version, batch=3)).error() < 1e-5
 
 
-def test_products_of_8_bits_have_a_row_more(draft: tuple[Path, Path], tmp_path: Path) -> None:
-    """The row is added to the tokens and behind attention, and taken away before it."""
-    made = {
-        name: operators(lowered(*draft, tmp_path / name, Lowering("tensorrt", name)).model)
-        for name in ("fp16", "int8")
-    }
-    more, layers = made["int8"] - made["fp16"], 2
-    assert more["Concat"] == 1 + layers + 1, "tokens, attention, rows"
-    assert more["Slice"] == (1 + layers + 1) + (layers + 1), "attention, logits"
-
-
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path, name: str) -> None:
     """Rows of tiny weights have scales that fp16 rounds to 0, and TensorRT refuses those."""
@@ -131,19 +120,6 @@ def test_what_is_no_token_is_looked_up_as_the_first(
         none, zero, end = (engine.forward([[5, t, 7]], 0).logits.copy() for t in (-1, 0, last))
     np.testing.assert_array_equal(none, zero)
     assert not np.array_equal(none, end)
-
-
-@pytest.mark.parametrize(("compute", "lowest"), [("fp16", -65504.0), ("bf16", -3.3895314e38)])
-def test_masks_hold_the_lowest_number(
-    draft: tuple[Path, Path], tmp_path: Path, compute: str, lowest: float
-) -> None:
-    case = lowered(*draft, tmp_path, Lowering("tensorrt", compute))
-    model = case.model
-    tensors = {t.name: t for t in model.graph.initializer}
-    held = [tensors[n.input[2]] for n in model.graph.node
-            if n.op_type == "Where" and n.input[2] in tensors]  # fmt: skip
-    values = [onnx.numpy_helper.to_array(t).astype(np.float64) for t in held if not t.dims]
-    assert any(float(v) == pytest.approx(lowest, rel=1e-6) for v in values)
 
 
 def test_the_form_follows_the_version() -> None:

@@ -212,15 +212,51 @@ def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
         np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
 
 
-@pytest.mark.parametrize("mass", [0.2, 0.9, 0.99])
-def test_typical_tokens_of_a_large_vocabulary(mass: float) -> None:
+def sorted_nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:
+    """Mark the nucleus by sorting all tokens; of those that tie the lower ids stay."""
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    mask = np.zeros(len(weights), bool)
+    mask[order[: max(1, int(np.count_nonzero(before < mass * weights.sum())))]] = True
+    return mask
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
+    st.sampled_from([0.05, 0.7, 1.0, 3.0, 100.0]),
+    st.sampled_from([1e-9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
+)
+@settings(deadline=None, max_examples=300)
+def test_a_nucleus_is_that_of_a_sort_to_the_bit(
+    shape: str, seed: int, size: int, temperature: float, top_p: float
+) -> None:
+    logits = shaped(shape, np.random.default_rng(seed), size).astype(np.float32)
+    assert_filtered(logits, SamplingParams(temperature=temperature, top_p=top_p))
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.9}, {"top_p": 0.999}, {"typical_p": 0.2}, {"typical_p": 0.99}], ids=str
+)
+def test_filters_of_a_large_vocabulary_are_those_of_a_sort(options: dict[str, float]) -> None:
+    rng = np.random.default_rng(3)
     for scale in (0.1, 3.0):
-        logits = (np.random.default_rng(3).standard_normal(150_000) * scale).astype(np.float32)
-        found = process(logits, SamplingParams(temperature=0.9, typical_p=mass))
-        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / 0.9)
-        expected = np.flatnonzero(sorted_typical(weights, mass))
-        np.testing.assert_array_equal(found.ids, expected)
-        np.testing.assert_allclose(found.probs, weights[expected] / weights[expected].sum())
+        logits = (rng.standard_normal(150_000) * scale).astype(np.float32)
+        assert_filtered(logits, SamplingParams(temperature=0.9, **options))
+
+
+def assert_filtered(logits: Row, params: SamplingParams) -> None:
+    """Hold a filter to the plain sort in f64: the same tokens, and probabilities to the bit."""
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / params.temperature)
+    if params.top_p < 1.0:
+        mask = sorted_nucleus(weights, params.top_p)
+    else:
+        mask = sorted_typical(weights, params.typical_p)
+    found, expected = process(logits, params), weights * mask
+    ids = np.flatnonzero(expected)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.probs, expected[ids] / expected[ids].sum())
 
 
 # What need not be read: logits in a greedy round, and rows whose best tokens tell it all

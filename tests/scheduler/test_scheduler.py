@@ -19,7 +19,6 @@ from scheduler.support import (
     models_of,
     rows,
     shared_prompt,
-    toys,
 )
 from specrt.completion import Stream
 from specrt.errors import RequestError
@@ -33,7 +32,6 @@ from specrt.speculation.round import Round
 from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from support.rows import packed, padded
-from support.toy import TableEngine
 
 BUILDS = [padded, packed, few_rows]
 OPTIONS = st.fixed_dictionaries(
@@ -332,14 +330,3 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
     with pytest.raises(RequestError, match=r"a stream is one completion; use generate_many"):
         made.stream([1], SamplingParams(n=2))
     assert target.passes == []
-
-
-def test_a_closed_generator_refuses_what_is_left(tokenizer: Tokenizer) -> None:
-    made = Generator(Models(*toys(tokenizer.size), tuple(range(9)), 4), tokenizer)
-    stream = made.stream([1], SamplingParams(max_tokens=50))
-    next(stream)
-    made.close()
-    with pytest.raises(RequestError, match="this generator was closed"):
-        stream.finish()
-    assert isinstance(made.models.target, TableEngine)
-    assert made.models.target.closed

@@ -98,14 +98,18 @@ def test_a_proposal_depends_on_the_text_alone(name: str, verifier: str) -> None:
             assert run_alone(drafter.propose(text, 9)) == run_alone(fresh.propose(text, 9))
 
 
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_no_drafter_goes_beyond_the_context(name: str) -> None:
-    for length in range(20, 25):
+def test_the_context_is_filled_to_its_last_position(name: str, gamma: int) -> None:
+    for length in range(13, 25):
         target = TableEngine(2, vocab=5, memory=2, max_length=24)
         draft, prompt = near(target, 3, 0.9), [i % 5 for i in range(length)]
-        drafter = Watched(drafter_named(name, draft, 4))
-        assert loop(target, drafter, prompt, 99).tokens == plain(target, prompt, 99)
-        assert max(c.start + c.width for c in [*target.calls, *draft.calls]) <= 24
+        drafter = Watched(drafter_named(name, draft, gamma))
+        found = loop(target, drafter, prompt, 99).tokens
+        assert found == plain(target, prompt, 99)
+        assert len(found) == 25 - length
+        assert max(c.start + c.width for c in target.calls) == 24
+        assert max((c.start + c.width for c in draft.calls), default=0) <= 24
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

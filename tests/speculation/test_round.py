@@ -78,14 +78,6 @@ def test_a_round_accepts_what_comes_before_the_first_wrong_token(gamma: int, wro
         assert len(caught_up) == (3 if wrong == "nowhere" else 0)
 
 
-def test_stale_keys_are_overwritten_before_they_are_read() -> None:
-    target, draft = pair(6)
-    run(target, draft, [7, 7, 7, 7, 7, 7, 7], gamma=5, new=200)
-    again, fresh = (run(*two, PROMPT, gamma=5, new=60) for two in ((target, draft), pair(6)))
-    assert again.tokens == fresh.tokens
-    assert [r.accepted for r in again.rounds] == [r.accepted for r in fresh.rounds]
-
-
 WIDTH = 7
 
 
@@ -128,17 +120,6 @@ def test_gamma_shrinks_so_that_no_committed_token_is_discarded(gamma: int, new: 
         assert round_.drafted == min(gamma, left - 1)
         left -= len(round_.tokens)
     assert left == 0
-
-
-@pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("room", [0, 1, 2, 5, 11])
-def test_the_context_is_filled_to_its_last_position(gamma: int, room: int) -> None:
-    target, draft = pair(1, closeness=1.0, max_length=24)
-    prompt = [int(t) for t in np.random.default_rng(room).integers(0, 29, 24 - room)]
-    done = run(target, draft, prompt, gamma=gamma, new=1000)
-    assert len(done.tokens) == room + 1
-    assert done.tokens == plain(target, prompt, 1000)
-    assert max(call.start + call.width for call in target.calls) == 24
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Drafted
-from specrt.engine.tensorrt.device import ALIGNMENT, Block
+from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
 from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds
@@ -376,7 +376,7 @@ def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
 
 def opened(
     device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
-    capture: bool = True, scratch: Block | None = None, broken_at: Collection[int] = (),
+    capture: bool = True, broken_at: Collection[int] = (),
     change: Callable[[EngineDouble], object] = lambda engine: None,
     record: EngineRecord | None = None, max_length: int = 0, **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
@@ -391,8 +391,7 @@ def opened(
     plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
         plan, device, record or own, geometry_of(toy), batch=toy.batch,
-        max_length=max_length or toy.max_length, max_width=PREFILL, scratch=scratch,
-        capture=capture,
+        max_length=max_length or toy.max_length, max_width=PREFILL, capture=capture,
     )  # fmt: skip
 
 

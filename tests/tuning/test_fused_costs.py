@@ -11,7 +11,7 @@ from specrt.bench.measure import Configuration, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.pool import DecodingMode, DrafterPool, Models, as_one_launch
+from specrt.speculation.pool import Models, as_one_launch
 from specrt.text import Tokenizer
 from specrt.tuning import PassTimer, measure_costs
 from support.tensorrt_double import GAMMAS, LENGTH, PROMPT, Pair, double_of
@@ -77,40 +77,6 @@ def test_costs_of_whole_rounds_are_told_apart(clock: Clock, prices: Prices) -> N
         assert both.verify(gamma) == pytest.approx(verify[gamma] + drafts[gamma], abs=2)
     assert list(costs.verify_ns) == sorted(costs.verify_ns)
     assert all(costs.draft_ns[1:])
-
-
-def test_a_pair_without_whole_rounds_is_measured_pass_by_pass(clock: Clock) -> None:
-    pair = timed_pair(clock, CHEAP, 0.0)
-    pair.rounds = None
-    costs = measure_costs(models_of(pair, clock), clock=clock)
-    assert costs.draft(4) == pytest.approx(4 * (SYNC + CHEAP.draft(1)), abs=1)
-
-
-def test_each_policy_has_the_costs_of_its_own_rounds(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = timed_pair(clock, CHEAP, 0.0)
-    models = models_of(pair, clock)
-    assert models.measure is not None
-    costs = models.measure(models)
-    policies = DrafterPool(models, costs).borrow()
-    monkeypatch.setattr("specrt.speculation.pool.AutoGamma", lambda costs, *_: costs)
-    verify = [SYNC + CHEAP.target(g + 1) for g in range(9)]
-    draft = [g * CHEAP.draft(1) for g in range(9)]
-    free = [0.0] * 9
-    both = [v + d for v, d in zip(verify, draft, strict=True)]
-    expected = {
-        ("model", True): (both, free),
-        ("model", False): (verify, draft),
-        ("ngram", True): (verify, free),
-        ("ngram", False): (verify, free),
-        ("lookup", True): (verify, free),
-    }
-    for (source, greedy), (verifying, drafting) in expected.items():
-        drafter = "cascade" if source == "lookup" else source
-        own: Any = policies.adaptive(drafter, source, DecodingMode(greedy, processed=False))
-        assert list(own.verify_ns) == pytest.approx(verifying, abs=3)
-        assert list(own.draft_ns) == pytest.approx(drafting, abs=3)
 
 
 def spent(

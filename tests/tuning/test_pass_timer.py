@@ -71,13 +71,6 @@ def test_costs_are_those_of_the_engines(clock: Clock, draft: str) -> None:
     assert costs.outside_ns == 0
 
 
-def test_gammas_that_were_not_built_lie_between_those_that_were(clock: Clock) -> None:
-    target = Priced(clock, target_price)
-    costs = measured(Models(target, None, (0, 2, 6)), clock)
-    assert costs.verify_ns == pytest.approx([target_price(g + 1) for g in range(7)])
-    assert {call.width for call in target.calls if call.rows > 1} == {3, 7}
-
-
 def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock) -> None:
     passes = iter(range(10**9))
 

@@ -86,15 +86,6 @@ def test_what_was_written_is_read(bundle: Bundle, tuning: Tuning) -> None:
     assert replace(tuning, fixed_gamma=3).gamma == 3
 
 
-def test_rates_follow_from_counts() -> None:
-    assert ROW.gamma == AUTO
-    assert ROW.tokens_per_second == 80
-    assert ROW.tokens_per_round == 2
-    assert ROW.acceptance_rate == 200 / 300
-    nothing = replace(ROW, evaluated=0, accepted=0, rounds=0)
-    assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -42,6 +42,7 @@ from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator
 from specrt.loading import load
+from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
@@ -164,9 +165,13 @@ class Workbench(Machine):
         with self.engines(target, draft) as engines:
             models = Models(
                 *engines, (0, *self.settings.gammas), rounds=fused_rounds(*engines),
-                measure=lambda models: measure_costs(models, tokenizer),
+                measure=lambda models: self.costs(models, tokenizer),
             )  # fmt: skip
             yield Generator(models, tokenizer)
+
+    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
+        """Measure what rounds cost."""
+        return measure_costs(models, tokenizer)
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:

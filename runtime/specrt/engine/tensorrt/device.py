@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -365,14 +364,6 @@ class CudaDevice:
         for template in self._checked.attempt(self._cuda.cudaStreamEndCapture, self._stream):
             self._checked.attempt(self._cuda.cudaGraphDestroy, template)
         self._checked.attempt(self._cuda.cudaGetLastError)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Device memory of another owner."""
-
-    address: int
-    size: int
 
 
 class Memory:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
-from specrt.engine.tensorrt.device import Block, CudaDevice, CudaGraph, Memory
+from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
@@ -61,8 +61,8 @@ class TensorRtEngine:
 
     Passes that have a profile of their own are captured as CUDA graphs on their first run; others
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
-    engine from here on, the device and `scratch` do not. Without `scratch`, working memory is
-    taken here: as much as the largest profile needs, for all of them.
+    engine from here on, the device does not. Working memory is as much as the largest profile
+    needs, for all of them.
     A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
@@ -71,8 +71,7 @@ class TensorRtEngine:
 
     def __init__(
         self, plan: TrtPlan, device: CudaDevice, record: EngineRecord, geometry: Geometry, *,
-        batch: int, max_length: int, max_width: int, scratch: Block | None = None,
-        capture: bool = True,
+        batch: int, max_length: int, max_width: int, capture: bool = True,
     ) -> None:  # fmt: skip
         self.geometry = geometry
         self.batch = batch
@@ -90,7 +89,7 @@ class TensorRtEngine:
         self._memory = Memory(device)
         self._plan = plan
         try:
-            self.model = self._open(plan, record, scratch)
+            self.model = self._open(plan, record)
         except BaseException:
             self.close()
             raise
@@ -100,19 +99,14 @@ class TensorRtEngine:
         """Most rows that a pass scores."""
         return max(profile.rows.most for profile in self.model.record.profiles)
 
-    def _open(self, plan: TrtPlan, record: EngineRecord, scratch: Block | None) -> Model:
+    def _open(self, plan: TrtPlan, record: EngineRecord) -> Model:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
         needed = scratch_bytes(plan, record)
-        if scratch is not None and scratch.size < needed:
-            raise EngineError(
-                f"the plan needs {needed} bytes of working memory and was given {scratch.size}"
-            )
-        if scratch is None:
-            scratch = Block(memory.take(needed, "working memory") if needed else 0, needed)
+        scratch = memory.take(needed, "working memory") if needed else 0
         return Model(
-            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch.address
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch
         )
 
     @property
