@@ -15,7 +15,7 @@ export PROMPT
 EXTRA := $(if $(filter tensorrt-rtx,$(BACKEND)),$(VENV)/.tensorrt-rtx)
 RECIPE := $(if $(filter tensorrt%,$(BACKEND)),tensorrt,recipe).toml
 # Without a PAIR nothing is downloaded: the pairs whose weights are here are built, the others named.
-RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.pairs engines/*/$(RECIPE))
+RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.estimate engines/*/$(RECIPE))
 # A checkpoint without a graph beside it is exported, which takes torch.
 EXPORTER = $(if $(wildcard $(PAIR:%=engines/%/$(RECIPE))),$(shell grep -qs '^graph' engines/$(PAIR)/$(RECIPE) || echo $(VENV)/.export))
 BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16,-gpu))

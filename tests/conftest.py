@@ -13,15 +13,17 @@ import pytest
 import specrt
 from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
+from specrt.text import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
+from support.toy import byte_level
 
 if TYPE_CHECKING:
-    from export.zoo import Exported
+    from portable.zoo import Exported
     from specrt_export.portable.exporter import ExportedGraph
 
-FIRST = ("cpp", "export", "lower", "build")
+FIRST = ("cpp", "portable", "lower", "compile", "check", "export")
 """Folders whose tests take longest, so that no worker begins one of them last."""
 
 # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
@@ -70,10 +72,16 @@ def generator(codelet: Path) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The toy engines' tokenizer: byte-level, so that token i is byte i."""
+    return Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
+
+
+@pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     """Exports an architecture of the zoo the first time any worker asks for it."""
     pytest.importorskip("torch", reason="needs the export extra")
-    from export.zoo import Exported, exporter
+    from portable.zoo import Exported, exporter
 
     root = shared_folder(tmp_path_factory) / "zoo"
     root.mkdir(exist_ok=True)

@@ -22,7 +22,6 @@ specrt_export.builder
 specrt_export.check
 specrt_export.compile
 specrt_export.inputs
-specrt_export.pairs
 specrt_export.estimate
 specrt_export.recipe
 specrt_export.lower
@@ -36,7 +35,7 @@ specrt.loading
 specrt.tuning
 specrt.session
 specrt.generator
-specrt.aio specrt.request_factory
+specrt.aio
 specrt.scheduler
 specrt.completion
 specrt.speculation

@@ -1,8 +1,7 @@
 """Everything that has to be verified on a GPU, in one script that needs no network.
 
     python benchmarks/gpu                    # all that can be done on this machine
-    python benchmarks/gpu --minutes 10       # ends with tokens per second of a 1 B target
-    python benchmarks/gpu --minutes 30       # ends with tokens per second of an 8 B target
+    python benchmarks/gpu --minutes 10       # begins no step that is not done by then
     python benchmarks/gpu --only 'codelet.*@tensorrt-rtx' bandwidth
     python benchmarks/gpu --list
 
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpucheck.evidence import FAILED, Evidence, Outcome, Results, slug
-from gpucheck.orders import INVENTORY, RTX, Step, run_order, sizes_for, steps
+from gpucheck.orders import INVENTORY, Step, run_order, steps
 from gpucheck.settings import (
     GAMMAS,
     PRECISIONS,
@@ -32,7 +31,6 @@ from gpucheck.settings import (
     SIZES,
     WORK,
     RunSettings,
-    add_packages,
     add_source,
 )
 from gpucheck.supervisor import command, report, supervise
@@ -81,13 +79,10 @@ def parser() -> Parser:
     add("--prompts", type=_count, default=default.prompts, help="Completed in each measurement.")
     add("--tokens", type=_count, default=default.tokens, help="Of each completion.")
     add("--laps", type=_count, default=default.laps, help="Of interleaved measurements.")
-    add("--capability", default="", metavar="N.N",
-        help="What tensorrt-rtx builds for, or CURRENT.  [default: as probed]")  # fmt: skip
     add("--work", type=Path, default=WORK, help="Folder of bundles and plans.")
     add("--scratch", type=Path, help="Folder of weights while a plan is built.  [default: --work]")
     add("--out", type=Path, help="JSON file, merged with what it holds.")
     add("--step", help=argparse.SUPPRESS)
-    add("--way", help=argparse.SUPPRESS)
     return made
 
 
@@ -95,9 +90,9 @@ def settings_of(options: argparse.Namespace) -> RunSettings:
     """Return the settings that the options ask for."""
     return RunSettings(
         work=options.work.resolve(), scratch=options.scratch and options.scratch.resolve(),
-        sizes=sizes_for(options.minutes, options.sizes), precisions=tuple(options.precisions),
+        sizes=tuple(options.sizes), precisions=tuple(options.precisions),
         gammas=tuple(sorted(set(options.gammas))), prompts=options.prompts,
-        tokens=options.tokens, laps=options.laps, capability=options.capability,
+        tokens=options.tokens, laps=options.laps,
     )  # fmt: skip
 
 
@@ -121,7 +116,6 @@ def _interrupted() -> int:
 def _main(given: list[str]) -> int:
     reader = parser()
     options = reader.parse_args(given)
-    add_packages(options.work)
     add_source()
     settings = settings_of(options)
     known = steps(settings)
@@ -140,20 +134,18 @@ def _main(given: list[str]) -> int:
 
 
 def _child(step: Step, settings: RunSettings, options: argparse.Namespace) -> int:
-    """Run a step, or one way of the probe, in this process."""
+    """Run a step in this process."""
 
     def work(evidence: Evidence) -> None:
         if step.key == INVENTORY:  # it is known even where engine libraries cannot be imported
             from gpucheck.inventory import Machine
 
             return step.run(Machine(), "", evidence)
-        from gpucheck.probe import try_way
         from gpucheck.workbench import Workbench
 
-        run = try_way if options.way else step.run
-        return run(Workbench(settings), step.backend, evidence)
+        return step.run(Workbench(settings), step.backend, evidence)
 
-    report(Results(options.out), options.way or step.key, work)
+    report(Results(options.out), step.key, work)
     return 0
 
 
@@ -164,12 +156,8 @@ def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
     outcomes: list[Outcome] = []
 
     def launch(step: Step, seconds: float) -> Outcome:
-        probed = results.facts(f"probe@{RTX}").get("chosen", "default")
-        capability = [] if probed == "default" or "--capability" in given else [
-            "--capability", probed
-        ]  # fmt: skip
         hidden = ["--step", step.key, "--out", str(results.path)]
-        arguments = [sys.executable, str(SCRIPT), *given, *capability, *hidden]
+        arguments = [sys.executable, str(SCRIPT), *given, *hidden]
         return supervise(results, step.key, command(arguments), seconds)
 
     def started(step: Step) -> None:
@@ -193,7 +181,7 @@ def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
 
 def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings) -> Results:
     """Return the file for results, which can be written and holds nothing else."""
-    from specrt.system.gpu import survey
+    from specrt.system import survey
 
     gpus = survey().gpus
     folder = RESULTS if gpus else settings.work

@@ -304,7 +304,9 @@ def parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise RecipeError(f"{path} does not exist; a recipe is a TOML file") from None
+        raise RecipeError(
+            f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
+        ) from None
     except IsADirectoryError:
         raise RecipeError(
             f"{path} is a folder; name the recipe in it, {path}/recipe.toml"

@@ -271,7 +271,9 @@ def read_text(path: Path) -> str:
     try:
         return decode_utf8(path.read_bytes(), str(path))
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+        raise RequestError(
+            f"{path} cannot be read: {error.strerror}; name a file of text"
+        ) from error
 
 
 def decode_utf8(data: bytes, origin: str) -> str:

@@ -13,20 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.rows import packed
-from runtime.toy import generator
-from scheduler.support import LONG, Gate, alone, rows, target_of, toys
-from specrt.errors import EngineError, RequestError
+from scheduler.support import LONG, Gate, alone, rows, target_of
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import Tokenizer
-
-
-@pytest.fixture(params=[1, 2])
-def made(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Generator:
-    if request.param == 1:
-        return generator(*toys(tokenizer.size), tokenizer)
-    return rows(packed, 2, tokenizer)
+from support.rows import packed
 
 
 @pytest.fixture(autouse=True)
@@ -60,80 +52,9 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def is_free(made: Generator) -> bool:
-    """Tell whether all rows would be free in the next step."""
-    held = [row.request for row in made._scheduler._slots if row.request is not None]
-    return all(request.cancelled for request in held)
-
-
-def test_chunks_are_those_of_a_stream(made: Generator) -> None:
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3)
-
-    async def main() -> None:
-        stream = made.astream("the thing", params)
-        chunks = [chunk async for chunk in stream]
-        whole = made.generate("the thing", params)
-        assert stream.completion.token_ids == whole.token_ids
-        assert "".join(chunk.text for chunk in chunks) == whole.text
-        assert [t for chunk in chunks for t in chunk.token_ids] == whole.token_ids
-        assert stream.completion.finish_reason == "length"
-        assert (await made.agenerate("the thing", params)).token_ids == whole.token_ids
-        with pytest.raises(StopAsyncIteration):
-            await stream.__anext__()
-
-    played(main())
-
-
-def test_the_loop_runs_while_a_pass_does(made: Generator) -> None:
-    async def main() -> None:
-        gate = Gate(target_of(made))
-        task = asyncio.create_task(made.agenerate([1, 2], SamplingParams(max_tokens=3)))
-        await until(gate.inside.is_set)  # this loop turns while the pass cannot
-        assert not task.done()
-        gate.go.set()
-        await task
-
-    played(main())
-
-
-def test_ready_chunks_keep_no_other_task_out(made: Generator) -> None:
-    async def main() -> None:
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(other())
-        stream = made.astream([1, 2], LONG, gamma=0)
-        await stream.__anext__()
-        await until(lambda: made._worker._thread is None)  # it ran ahead, and pauses
-        for _ in range(7):
-            before = turns
-            await stream.__anext__()
-            assert turns > before
-        await stream.aclose()
-        task.cancel()
-
-    played(main())
-
-
-def test_many_share_passes(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 4, tokenizer)
-    target: Any = made.models.target
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-
-    async def main() -> None:
-        found = await asyncio.gather(*(made.agenerate([i, 1], params, gamma=0) for i in range(4)))
-        one = alone(tokenizer)
-        for i, done in enumerate(found):
-            assert done.token_ids == one.generate([i, 1], params).token_ids
-        assert max(len(one) for one in target.passes) == 4
-        assert len(target.passes) < 60, "120 alone"
-
-    played(main())
+def pauses() -> bool:
+    """Tell whether no thread runs passes."""
+    return not any(thread.name == "specrt" for thread in threading.enumerate())
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
@@ -154,29 +75,18 @@ def test_a_cancelled_task_frees_its_row_while_the_pass_still_runs(
     async def main() -> None:
         stream = made.astream([1, 2], LONG)
         await stream.__anext__()
-        await until(lambda: made._worker._thread is None)  # it ran ahead, and pauses
+        await until(pauses)  # it ran ahead
         gate = Gate(target_of(made))
         task = asyncio.create_task(stream.finish())
         await until(gate.inside.is_set)
         await end(task)
         assert not gate.go.is_set(), "it waited for the pass"
-        assert is_free(made)
         assert stream.completion.finish_reason == "cancelled"
         gate.go.set()
         short = await made.agenerate([9], SamplingParams(max_tokens=2, ignore_eos=True))
         assert short.finish_reason == "length"
-
-    played(main())
-
-
-def test_leaving_the_loop_frees_the_row(made: Generator) -> None:
-    async def main() -> None:
-        async for _ in made.astream([1, 2], LONG):
-            break
-        assert is_free(made)
         async with made.astream([1, 2], LONG) as stream:
             await stream.__anext__()
-        assert is_free(made)
         assert stream.completion.finish_reason is None
         with pytest.raises(StopAsyncIteration):
             await stream.__anext__()
@@ -207,39 +117,11 @@ def test_whoever_waits_is_at_the_end_when_another_task_closes(made: Generator, h
     played(main())
 
 
-def test_what_is_asked_wrongly_is_refused_by_the_call(made: Generator) -> None:
-    with pytest.raises(RequestError, match="token id 9999 is not in the vocabulary"):
-        made.astream([9999])
-    with pytest.raises(RequestError, match="n is 2: a stream is one completion"):
-        made.astream([1], SamplingParams(n=2))
-    with pytest.raises(RequestError, match="not in the vocabulary"):
-        played(made.agenerate([9999]))
-
-
-def test_an_error_of_a_pass_is_raised_once(made: Generator) -> None:
-    def broken(*_: Any) -> Any:
-        raise EngineError("the device is gone")
-
-    async def main() -> None:
-        engine = target_of(made)
-        stream = made.astream([1, 2], LONG, gamma=0)
-        await stream.__anext__()
-        honest, engine.forward = engine.forward, broken
-        with pytest.raises(EngineError, match="the device is gone"):
-            await stream.finish()
-        with pytest.raises(StopAsyncIteration):
-            await stream.__anext__()
-        engine.forward = honest
-        assert (await made.agenerate([5], SamplingParams(max_tokens=2))).token_ids
-
-    made = Generator(made.models, made.tokenizer)
-    played(main())
-
-
 def test_a_generator_that_is_closed_says_so_to_who_waits(made: Generator) -> None:
     async def main() -> None:
         gate = Gate(target_of(made))
         streams = [made.astream([i, 2], LONG) for i in range(3)]
+        later = made.astream([3, 2], LONG)
         tasks = [asyncio.create_task(stream.finish()) for stream in streams]
         await until(gate.inside.is_set)
         closing = asyncio.create_task(asyncio.to_thread(made.close))
@@ -249,17 +131,7 @@ def test_a_generator_that_is_closed_says_so_to_who_waits(made: Generator) -> Non
             with pytest.raises(RequestError, match="this generator was closed"):
                 await task
         with pytest.raises(RequestError, match="this generator was closed"):
-            made.astream([1])
-
-    played(main())
-
-
-def test_a_stream_begun_after_closing_says_so(made: Generator) -> None:
-    async def main() -> None:
-        stream = made.astream([1, 2], LONG)
-        made.close()
-        with pytest.raises(RequestError, match="this generator was closed"):
-            await stream.__anext__()
+            await later.__anext__()
 
     played(main())
 
@@ -284,31 +156,13 @@ def test_a_loop_that_ends_takes_its_streams_along(made: Generator) -> None:
     assert kept[0].completion.finish_reason == "length"
 
 
-def test_a_loop_closed_under_a_reader_leaves_nothing_running(made: Generator) -> None:
-    gate = Gate(target_of(made))
-    loop = asyncio.new_event_loop()
-    coroutine = made.astream([1, 2], LONG).finish()
-    task = loop.create_task(coroutine)
-    while not gate.inside.is_set():
-        loop.run_until_complete(asyncio.sleep(0.001))
-    loop.close()
-    gate.go.set()
-    worker = made._worker._thread
-    if worker is not None:
-        worker.join(30)
-    assert made._worker._thread is None
-    assert is_free(made)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coroutine.close()
-
-
 ACTS = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from(["read", "read", "cancel", "task", "aclose"])),
     max_size=40,
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(acts=ACTS)
 def test_whatever_is_cancelled_the_rest_is_as_alone(
     tokenizer: Tokenizer, acts: list[tuple[int, str]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import RequestError
 from specrt.text import ChatTemplate, read_template
 
 CHATML = """
@@ -52,15 +52,6 @@ def bundle(folder: Path, **config: object) -> Path:
     return folder
 
 
-def test_chatml_is_written_as_models_know_it(tmp_path: Path) -> None:
-    template = read_template(bundle(tmp_path, chat_template=CHATML))
-    assert template.render([{"role": "user", "content": " hi "}]) == (
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    closed = template.render([{"role": "user", "content": "hi"}], add_generation_prompt=False)
-    assert closed == "<|im_start|>user\nhi<|im_end|>\n"
-
-
 def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
     begin = {"content": "<s>", "lstrip": False, "special": True}
     folder = bundle(tmp_path, chat_template=LLAMA, bos_token=begin, add_bos_token=True)
@@ -69,6 +60,10 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
         "<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
+    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
+        read_template(folder).render([{"role": "robot", "content": "hi"}])
+    odd = bundle(tmp_path, chat_template="<{{ bos_token }}>", bos_token={"content": 5})
+    assert read_template(odd).render([]) == "<>"
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA], ids=["chatml", "llama"])
@@ -85,31 +80,17 @@ def test_a_template_renders_as_in_transformers(source: str, prompted: bool) -> N
     assert found == expected
 
 
-def test_a_template_may_refuse_the_messages() -> None:
-    template = ChatTemplate(LLAMA, SPECIAL)
-    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
-        template.render([{"role": "robot", "content": "hi"}])
-
-
-@pytest.mark.parametrize("source", ["{{ messages[3].content }}", "{{ 'a' + 1 }}"])
-def test_a_template_that_fails_is_one_clear_error(source: str) -> None:
-    with pytest.raises(RequestError, match="the chat template refused the messages"):
-        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-
-
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ messages.__class__.__mro__ }}{{ messages.append(1) }}",
         "{{ 1 / 0 }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ messages[0].content.nothing.more }}",
-        "{{ [1, 'a'] | sort }}",
         "{{ 'x' | int('y', 99) | tojson(indent='z', sort_keys=3) | indent(none) }}",
         "{{ strftime_now(5) }}",
         "{{ '%d' % 'x' }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-        "{% set d = {} %}{{ d['x'].y.z }}",
-        "{{ raise_exception(5 / 0) }}",
         "{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}",
         "{{ raise_exception({}) }}",
     ],
@@ -119,15 +100,6 @@ def test_whatever_a_template_raises_is_one_short_line(source: str) -> None:
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 300
-
-
-def test_an_error_of_ours_passes_through_a_template() -> None:
-    class Role(str):
-        def __str__(self) -> str:
-            raise CapacityError("too long")
-
-    with pytest.raises(CapacityError, match="too long"):
-        ChatTemplate("{{ messages[0].role }}", {}).render([{"role": Role("user")}])
 
 
 @pytest.mark.parametrize(
@@ -169,28 +141,6 @@ def test_a_damaged_config_is_named(tmp_path: Path, text: str, told: str) -> None
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("named", [[{"name": "default"}], [5], [], ["default"]])
-def test_a_list_without_a_default_template_is_no_template(tmp_path: Path, named: object) -> None:
-    with pytest.raises(RequestError, match="has no chat template"):
-        read_template(bundle(tmp_path, chat_template=named))
-
-
-def test_a_template_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9")
-    with pytest.raises(RequestError, match=r"chat_template\.jinja cannot be read as UTF-8"):
-        read_template(bundle(tmp_path))
-
-
-def test_a_special_token_without_content_is_not_known(tmp_path: Path) -> None:
-    folder = bundle(tmp_path, chat_template="<{{ bos_token }}>", bos_token={"content": 5})
-    assert read_template(folder).render([]) == "<>"
-
-
-def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
-    with pytest.raises(RequestError, match="refused"):
-        ChatTemplate("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", {}).render([])
-
-
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -206,23 +156,29 @@ def test_json_is_not_escaped_for_the_web(call: str, text: str) -> None:
 
 
 def test_of_several_named_templates_the_default_is_taken(tmp_path: Path) -> None:
-    named = [
+    named: list[object] = [
         {"name": "tool_use", "template": "tools"},
         {"name": "default", "template": "plain {{ eos_token }}"},
     ]
     assert read_template(bundle(tmp_path, chat_template=named)).render([]) == "plain <|eot|>"
-    with pytest.raises(RequestError, match="has no chat template"):
-        read_template(bundle(tmp_path, chat_template=named[:1]))
+    for others in (named[:1], [{"name": "default"}], [5], [], ["default"]):
+        with pytest.raises(RequestError, match="has no chat template"):
+            read_template(bundle(tmp_path, chat_template=others))
 
 
 def test_a_separate_file_wins(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
+    place = tmp_path / "chat_template.jinja"
+    place.write_text("from the file", encoding="utf-8")
     folder = bundle(tmp_path, chat_template="from the config")
     assert read_template(folder).render([]) == "from the file"
+    place.write_bytes(b"caf\xe9")
+    with pytest.raises(RequestError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        read_template(folder)
 
 
 def test_a_bundle_without_template_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=f"{tmp_path} has no chat template"):
+    told = f"{tmp_path} has no chat template.*complete plain text instead"
+    with pytest.raises(RequestError, match=told):
         read_template(tmp_path)
-    with pytest.raises(RequestError, match="complete plain text instead"):
+    with pytest.raises(RequestError, match=told):
         read_template(bundle(tmp_path))

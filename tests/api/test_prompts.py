@@ -23,12 +23,9 @@ def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
         '{"question_id": 7, "category": "qa", "turns": ["b\\n", "c"]}\r\n'
         '{"prompt": ""}',
     )
-    assert read_prompts(path) == [Prompt("a", "code"), Prompt("b\n", "qa"), Prompt("")]
-
-
-def test_a_prompt_knows_its_place(tmp_path: Path) -> None:
-    path = lines(tmp_path, '{"prompt": "a"}\n\n{"prompt": "b"}\n')
-    assert [p.place for p in read_prompts(path)] == [f"{path}:1", f"{path}:3"]
+    prompts = read_prompts(path)
+    assert prompts == [Prompt("a", "code"), Prompt("b\n", "qa"), Prompt("")]
+    assert [p.place for p in prompts] == [f"{path}:1", f"{path}:3", f"{path}:4"]
 
 
 def test_prompts_are_chosen_by_category() -> None:
@@ -67,17 +64,9 @@ def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: st
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n  \n"])
-def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
-        read_prompts(lines(tmp_path, text))
-
-
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path = lines(tmp_path, '\ufeff{"prompt": "\ufeffa"}\n')
     assert read_prompts(path) == [Prompt("\ufeffa")]
-    with pytest.raises(RequestError, match="byte 0xe9 at offset 4"):
-        decode_utf8(b"\xef\xbb\xbfa\xe9", "here")
 
 
 def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -85,19 +74,13 @@ def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
     path.write_bytes(b"abc\xe9")
     with pytest.raises(RequestError, match="latin is not UTF-8: byte 0xe9 at offset 3"):
         read_text(path)
-    with pytest.raises(RequestError, match="here is not UTF-8: byte 0xff at offset 0"):
-        decode_utf8(b"\xff", "here")
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="here is not UTF-8: byte 0xe9 at offset 4"):
+        decode_utf8(b"\xef\xbb\xbfa\xe9", "here")
+    for text in ("", "\n\n  \n"):
+        with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
+            read_prompts(lines(tmp_path, text))
     with pytest.raises(RequestError, match="none cannot be read: No such file or directory"):
         read_text(tmp_path / "none")
-
-
-def test_the_bundled_prompts_are_varied_code(code_prompts: Path) -> None:
-    prompts = read_prompts(code_prompts)
-    assert len({p.text for p in prompts}) == 16
-    assert {p.category for p in prompts} == {"code"}
 
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from runtime.toy import TableEngine, generator, near
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Row, SamplingParams
@@ -19,6 +18,7 @@ from specrt.speculation.gamma import GammaPolicy
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round, Verdict
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
+from support.toy import TableEngine, generator, near
 
 PROMPT = [1, 2, 3, 4]
 
@@ -76,30 +76,6 @@ def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = toy.generate(PROMPT, SamplingParams(temperature=0.9, seed=3, max_tokens=40), gamma=0)
     assert done.token_ids == plain.token_ids
     assert (done.speculation.accepted, done.speculation.drafted > 0) == (0, True)
-
-
-@pytest.mark.parametrize("independent", [False, True])
-def test_a_verifier_says_what_the_draft_draws_with(
-    toy: Generator, monkeypatch: pytest.MonkeyPatch, independent: bool
-) -> None:
-    found: list[tuple[bool, int]] = []
-
-    def watching(
-        proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
-    ) -> Verdict:
-        if proposal.distributions is not None:
-            own = [
-                q.draw(noise, Purpose.TOKEN, position + i)
-                for i, q in enumerate(proposal.distributions)
-            ]
-            found.extend(zip(map(int.__eq__, own, proposal.tokens), own, strict=True))
-        return suspicious(proposal, target, noise, position)
-
-    noise = Purpose.DRAFT if independent else Purpose.TOKEN
-    monkeypatch.setitem(VERIFIERS, "watching", Verifier(watching, True, noise))
-    toy.generate(PROMPT, SamplingParams(temperature=2.0, max_tokens=60, verifier="watching"))
-    assert len(found) > 50
-    assert all(same for same, _ in found) != independent
 
 
 class OddOnly:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models
 
-from runtime.toy import BOS, EOS, SPECIAL, byte_fallback
-from specrt.errors import BundleError, RequestError
+from specrt.errors import BundleError
 from specrt.text import Detokenizer, StopStrings, Tokenizer
+from support.toy import BOS, EOS, SPECIAL, byte_fallback
 
 held = settings(
     max_examples=150,
@@ -60,24 +60,16 @@ def test_chunks_join_to_the_text_however_it_is_cut(
         assert text.startswith(shown)
 
 
-@held
-@given(ids=st.lists(st.integers(0, 264), max_size=60), at=places)
-def test_chunks_join_to_what_any_tokens_decode_to(
-    tokenizer: Tokenizer, ids: list[int], at: list[int]
-) -> None:
-    assert "".join(chunks(tokenizer, cut(ids, at))) == tokenizer.decode(ids)
-
-
 broken = st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xFF, 97, 32, 261, 264])
 
 
 @held
-@given(ids=st.lists(broken, max_size=40))
-def test_broken_utf8_comes_out_token_by_token_as_it_decodes(
-    tokenizer: Tokenizer, ids: list[int]
+@given(ids=st.lists(st.integers(0, 264) | broken, max_size=60), at=places)
+def test_chunks_join_to_what_any_tokens_decode_to(
+    tokenizer: Tokenizer, ids: list[int], at: list[int]
 ) -> None:
-    found = chunks(tokenizer, [[i] for i in ids])
-    assert "".join(found) == tokenizer.decode(ids)
+    for pieces in (cut(ids, at), [[i] for i in ids]):
+        assert "".join(chunks(tokenizer, pieces)) == tokenizer.decode(ids)
 
 
 @held
@@ -88,15 +80,7 @@ def test_byte_fallback_and_metaspace_join_to_the_text(
     ids = llama.encode(text) if text else []
     assert "".join(chunks(llama, cut(ids, at))) == llama.decode(ids)
     assert "".join(chunks(llama, [[i] for i in ids])) == llama.decode(ids)
-
-
-def test_a_space_before_a_word_is_kept_inside_a_text_and_dropped_at_its_start(
-    llama: Tokenizer,
-) -> None:
-    ids = llama.encode("hello world")
-    assert chunks(llama, [[i] for i in ids])[0] == "h"
-    assert "".join(chunks(llama, [[i] for i in ids])) == "hello world"
-    assert "".join(chunks(llama, [[i] for i in llama.encode("  a  b ")])) == "  a  b "
+    assert chunks(llama, [[i] for i in llama.encode("hello world")])[0] == "h"
 
 
 @pytest.mark.parametrize("text", ["😀", "a😀b", "👨‍👩‍👧", "né€ 😀😀 the"])
@@ -113,13 +97,8 @@ def test_a_split_character_is_held_until_whole(
     assert "" in found  # something was held
 
 
-def test_half_a_character_at_the_end_is_shown_as_lost(tokenizer: Tokenizer) -> None:
+def test_half_a_character_is_shown_as_lost_once_that_is_certain(tokenizer: Tokenizer) -> None:
     assert chunks(tokenizer, [[97], [0xE2], [0x82]]) == ["a", "", "", LOST]
-
-
-def test_half_a_character_that_never_becomes_whole_is_shown_once_that_is_certain(
-    tokenizer: Tokenizer,
-) -> None:
     assert chunks(tokenizer, [[97], [0xE2], [98], [99]]) == ["a", "", LOST + "b", "c", ""]
 
 
@@ -144,18 +123,6 @@ def test_what_is_held_is_never_the_whole_past(llama: Tokenizer) -> None:
 
 
 # Tokenizer
-
-
-def test_an_empty_prompt_is_the_bos_token_or_refused(tmp_path: Path) -> None:
-    path = byte_fallback(tmp_path)
-    assert Tokenizer(path, bos_token_id=1).encode("") == [1]
-    with pytest.raises(RequestError, match="the prompt is empty and this model has no BOS token"):
-        Tokenizer(path).encode("")
-
-
-def test_a_prompt_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="not valid Unicode at character 2"):
-        tokenizer.encode("ab\udcff")
 
 
 def test_a_size_is_that_of_the_largest_id(tmp_path: Path) -> None:
@@ -189,7 +156,7 @@ def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | No
     return [*shown, found.finish()], None
 
 
-@settings(held, max_examples=1000)
+@settings(held, max_examples=400)
 @given(pieces=st.lists(letters, max_size=8), stops=stops)
 def test_a_stop_string_is_never_shown_and_nothing_else_is_lost(
     pieces: list[str], stops: tuple[str, ...]
@@ -205,16 +172,8 @@ def test_a_stop_string_is_never_shown_and_nothing_else_is_lost(
         assert met in stops
         assert whole.startswith(text + met)
     assert (met is None) == (not any(stop in whole for stop in stops))
-
-
-@settings(held, max_examples=500)
-@given(pieces=st.lists(letters, max_size=8), stop=st.text("abc", min_size=1, max_size=4))
-def test_one_stop_string_cuts_at_its_first_place_however_the_text_comes(
-    pieces: list[str], stop: str
-) -> None:
-    shown, met = feed((stop,), pieces)
-    before, found, _ = "".join(pieces).partition(stop)
-    assert ("".join(shown), met or "") == (before, found)
+    if len(stops) == 1:
+        assert (text, met or "") == whole.partition(stops[0])[:2]
 
 
 @pytest.mark.parametrize(
@@ -222,14 +181,10 @@ def test_one_stop_string_cuts_at_its_first_place_however_the_text_comes(
     [
         (("end",), ["an en", "d."], ["an ", ""], "end"),
         (("end",), ["an en", "try"], ["an ", "entry", ""], None),
-        (("end",), ["an e"], ["an ", "e"], None),
-        (("aab",), ["aaaab"], ["aa"], "aab"),
         (("aab",), ["aa", "a", "a", "b"], ["", "a", "a", ""], "aab"),
         (("abab",), ["aba", "cabab"], ["", "abac"], "abab"),
         (("b", "abc"), ["xabc"], ["x"], "abc"),
         (("late", "soon"), ["sooner or later"], [""], "soon"),
-        (("soon", "late"), ["later or sooner"], [""], "late"),
-        (("\n\n",), ["a\n", "b\n", "\nc"], ["a", "\nb", ""], "\n\n"),
         ((), ["anything"], ["anything", ""], None),
     ],
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.rows import packed
-from runtime.toy import TableEngine, near
 from specrt.bench import batch as throughput
 from specrt.bench.batch import (
     BatchLoad,
@@ -20,6 +18,8 @@ from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
+from support.rows import packed
+from support.toy import TableEngine, near
 
 COSTS = Costs((100.0, *(105.0 + 5 * i for i in range(40))), tuple(10.0 * g for g in range(9)))
 PROMPTS = [[i, 2, 3] for i in range(6)]

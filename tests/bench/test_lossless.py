@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,31 +30,24 @@ def test_the_first_difference_is_where_prefixes_end(a: list[int], b: list[int]) 
 
 def test_each_pair_of_prompt_and_configuration_counts_once() -> None:
     pairs = [(p, r) for p in range(2) for r in range(2)]
+    same = [1, 2, 3, 4, 5]
     samples = {
         PLAIN: [plain(pair) for pair in pairs],
         DRAFTING: [drafting(pair, tokens=OTHER) for pair in pairs],
-        AUTO: [drafting(pair, tokens=OTHER if pair == (1, 1) else [1, 2, 3, 4, 5])
-               for pair in pairs],
-    }  # fmt: skip
+        AUTO: [drafting(pair, tokens=OTHER if pair == (1, 1) else same) for pair in pairs],
+    }
     comparison = compare_outputs(samples, margins, "int8", promised=False)
-    assert comparison.compared == 4
     assert comparison.differences == (
         Difference(DRAFTING, 0, 2, 3, 9, 0.002),
         Difference(DRAFTING, 1, 2, 3, 9, 1.002),
         Difference(AUTO, 1, 2, 3, 9, 1.002),
     )
     assert "3 of 4 outputs differ" in str(comparison)
-    assert "2.0e-03 to 1.0e+00 logits" in str(comparison)
     facts = comparison.to_json()
     assert (facts["compared"], facts["differing"]) == (4, 3)
-    assert facts["differences"][2]["configuration"] == "auto (model)"
-
-
-def test_plain_decoding_that_differs_from_itself_is_a_difference() -> None:
-    samples = {PLAIN: [plain((0, 0)), plain((0, 1), tokens=[1, 2, 3, 4, 6])]}
-    comparison = compare_outputs(samples, margins, "fp32")
+    itself = {PLAIN: [plain((0, 0)), plain((0, 1), tokens=[1, 2, 3, 4, 6])]}
+    comparison = compare_outputs(itself, margins, "fp32")
     assert comparison.differences == (Difference(PLAIN, 0, 4, 5, 6, 0.004),)
-    assert comparison.compared == 1
 
 
 def test_where_nothing_was_drafted_nothing_is_proved() -> None:
@@ -65,10 +57,8 @@ def test_where_nothing_was_drafted_nothing_is_proved() -> None:
     assert "not compared" in str(comparison)
 
 
-@pytest.mark.parametrize(("margin", "unexplained"), [(5e-4, 0), (5e-3, 1), (None, 1)])
-def test_rounding_explains_small_margins_where_identity_is_promised(
-    margin: float | None, unexplained: int
-) -> None:
-    difference = Difference(DRAFTING, 0, 3, 1, 2, margin)
-    assert len(Comparison(4, (difference,)).unexplained) == unexplained
-    assert Comparison(4, (difference,), promised=False).unexplained == []
+def test_rounding_explains_small_margins_where_identity_is_promised() -> None:
+    for margin, unexplained in ((5e-4, 0), (5e-3, 1), (None, 1)):
+        difference = Difference(DRAFTING, 0, 3, 1, 2, margin)
+        assert len(Comparison(4, (difference,)).unexplained) == unexplained
+        assert Comparison(4, (difference,), promised=False).unexplained == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from cli.ran import Ran, Run
 from specrt.cli import run
+from specrt.generator import Generator
 from specrt.speculation.round import Verdict
+from specrt.system import measure_bandwidth
 
 
 @pytest.fixture
@@ -34,6 +37,22 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def _quiet_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine prints no more lines of progress than a fast one."""
     monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 1e6)
+
+
+@pytest.fixture
+def opened(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `generate` and `chat` run codelet on engines that are open already."""
+    generator.forget()
+    monkeypatch.setattr(generator, "close", lambda: None)
+    for verb in ("generate", "chat"):
+        monkeypatch.setattr(f"specrt.cli.{verb}.load", lambda *_, **__: generator)
+
+
+@pytest.fixture(autouse=True)
+def _read_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the bandwidth of memory in no time."""
+    little = partial(measure_bandwidth, array_bytes=1 << 20, reads=2)
+    monkeypatch.setattr("specrt.cli.bench.measure_bandwidth", little)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.ran import Run
-from runtime.toy import TableEngine, byte_level, generator, near
 from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import ChatTemplate, Tokenizer
+from support.toy import TableEngine, generator, near
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
@@ -50,24 +49,21 @@ def test_each_line_is_a_message_and_answers_go_to_stdout(
     ran = cli("chat", codelet, *FEW, stdin=b"import os\r\n\ndef area(width):")
     assert (ran.status, ran.out) == (0, answers(generator, "import os", "", "def area(width):"))
     assert "it continues your text" in ran.err
-
-
-def test_a_message_may_have_several_lines(cli: Run, codelet: Path, generator: Generator) -> None:
     expected = answers(generator, "import os\nimport sys\n", "/tmp is\n a folder")
     typed = b'import os\\\nimport sys\\\n\n"""/tmp is\n a folder"""\n'
     assert cli("chat", codelet, *FEW, stdin=typed).out == expected
 
 
-def test_a_template_makes_messages_of_lines(
-    cli: Run, codelet: Path, generator: Generator, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+@pytest.mark.usefixtures("opened")
+def test_a_template_makes_messages_of_lines_and_stats_are_told(
+    cli: Run, codelet: Path, generator: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template = ChatTemplate(
         "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}", {}
     )
     monkeypatch.setattr("specrt.cli.chat.read_template", lambda _: template)
     saved = tmp_path / "saved.jsonl"
-    typed = f"\nimport os\n   \nimport sys\n/save {saved}\n".encode()
+    typed = f"\nimport os\n   \nimport sys\n/stats\n/save {saved}\n".encode()
     ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
     session = Session(generator, template, system="Code.", params=PARAMS)
     expected = [session.generate(m).text + "\n" for m in ("import os", "import sys")]
@@ -75,25 +71,18 @@ def test_a_template_makes_messages_of_lines(
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
     assert [m["role"] for m in session.messages][:3] == ["system", "user", "assistant"]
-
-
-def test_stats_are_of_the_answer_and_of_the_session(cli: Run, codelet: Path) -> None:
-    ran = cli("chat", codelet, *FEW, stdin=b"import os\nimport sys\n/stats\n")
     figures = (
-        r"\d+ tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
+        r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
         r"model: (\d+) rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
     )
-    answer = re.search(f"this answer: {figures}", ran.err)
-    whole = re.search(f"the session: {figures}", ran.err)
-    assert answer
-    assert whole
-    assert "the session: 24 tokens" in ran.err
-    first, both = [list(map(int, found.groups())) for found in (answer, whole)]
-    assert first[0] > 0
-    assert all(a <= b for a, b in zip(first, both, strict=True))
-    assert f"the conversation: {first[1] + 12} of 2048 tokens" in ran.err
+    both = [re.search(f"{of}{figures}", ran.err) for of in ("this answer", "the session")]
+    answer, whole = [[int(n) for n in found.groups()] for found in both if found]
+    assert (answer[0], whole[0], answer[1] > 0) == (12, 24, True)
+    assert all(a <= b for a, b in zip(answer, whole, strict=True))
+    assert f"the conversation: {answer[2] + 12} of 2048 tokens" in ran.err
 
 
+@pytest.mark.usefixtures("opened")
 def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Generator) -> None:
     typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
     ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
@@ -113,6 +102,7 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
     assert ran.out == expected + session.generate("a").text + "\n"
 
 
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
@@ -141,13 +131,17 @@ def test_bad_input_is_one_error_and_the_session_goes_on(
     assert told in error
 
 
-def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
-    for typed, what in ((b'"""a\nb', '"""'), (b"a\\", "a backslash")):
-        ran = cli("chat", codelet, stdin=typed)
-        assert (ran.status, ran.out) == (1, "")
-        assert f"the input ended in a message that {what} keeps open" in ran.err
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(("typed", "what"), [(b'"""a\nb', '"""'), (b"a\\", "a backslash")])
+def test_a_message_that_never_ends_is_an_error(
+    cli: Run, codelet: Path, typed: bytes, what: str
+) -> None:
+    ran = cli("chat", codelet, stdin=typed)
+    assert (ran.status, ran.out) == (1, "")
+    assert f"the input ended in a message that {what} keeps open" in ran.err
 
 
+@pytest.mark.usefixtures("opened")
 def test_a_file_is_never_half_written(
     cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,11 +172,9 @@ def test_any_text_can_be_typed_in_quotes(lines: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
-    tokenizer = Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
+def toy(tokenizer: Tokenizer) -> Generator:
     target = TableEngine(4, vocab=tokenizer.size)
-    with generator(target, near(target, 5, 0.8), tokenizer) as opened:
-        yield opened
+    return generator(target, near(target, 5, 0.8), tokenizer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,41 +205,19 @@ def test_painted_text_is_the_text_and_green_is_what_was_accepted(
         assert green == accepted == stream.completion.speculation.accepted
 
 
-def test_a_character_of_several_tokens_is_painted_once(toy: Generator) -> None:
-    from specrt.completion import Chunk
-
-    painter = Painter(toy.tokenizer)
-    first, second, *rest = toy.tokenizer.encode("🐢", special=False)
-    assert painter.paint(Chunk("", [first, second], 2)) == ""
-    assert painter.paint(Chunk("🐢b", [*rest, 98], len(rest))) == "\x1b[32m🐢\x1b[0mb"
-
-
-@contextmanager
-def terminal(codelet: Path, *options: str, **environment: str) -> Iterator[Terminal]:
-    """Run a chat at a terminal of its own."""
-    leader, follower = pty.openpty()
-    variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
-    process = subprocess.Popen(
-        [*COMMAND, str(codelet), "--threads", "1", *options],
-        stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-        env={**variables, "TERM": "dumb", **environment},
-    )  # fmt: skip
-    os.close(follower)
-    try:
-        yield Terminal(leader, process)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
-
-
 class Terminal:
-    """What a person types and sees."""
+    """A chat at a terminal of its own: what a person types and sees."""
 
-    def __init__(self, leader: int, process: subprocess.Popen[bytes]) -> None:
-        self.leader = leader
-        self.process = process
+    def __init__(self, codelet: Path, *options: str, **environment: str) -> None:
+        self.leader, follower = pty.openpty()
         self.seen = ""
+        variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [*COMMAND, str(codelet), "--threads", "1", *options],
+            stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+            env={**variables, "TERM": "dumb", **environment},
+        )  # fmt: skip
+        os.close(follower)
 
     def until(self, pattern: str) -> str:
         """Read until something was seen, and return what was seen since the last time."""
@@ -260,56 +230,42 @@ class Terminal:
         return seen
 
     def type(self, text: str) -> None:
-        """Type something."""
+        """Type something at the prompt."""
+        self.until(">>> ")
         os.write(self.leader, text.encode())
-
-    def interrupt(self) -> None:
-        """Press Ctrl-C."""
-        self.process.send_signal(signal.SIGINT)
 
     def interrupt_until_it_leaves(self) -> int:
         """Press Ctrl-C as often as it takes: readline misses one while it shows the prompt."""
         for _ in range(12):
-            self.interrupt()
+            self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 return self.process.wait(timeout=5)
         raise AssertionError("Ctrl-C at the prompt did not leave")
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
-    with terminal(codelet, "--max-tokens", "2000", "--ignore-eos") as seen:
-        seen.until(">>> ")
+@pytest.mark.parametrize("plain", [False, True])
+def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(
+    codelet: Path, plain: bool
+) -> None:
+    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4")
+    seen = Terminal(codelet, *asked, **({"NO_COLOR": "1"} if plain else {}))
+    try:
         seen.type("import os\n")
-        seen.until(r"import os\r\n.")
-        seen.interrupt()
-        seen.until(r"\[stopped\]\r\n")
-        seen.until(">>> ")
+        told = seen.until(r"import os\r\n.") + seen.until(r"os\W" if plain else r"\x1b\[32m")
+        seen.process.send_signal(signal.SIGINT)
+        told += seen.until(r"\[stopped\]\r\n")
+        assert ("\x1b[32m" in told) is not plain
         seen.type("/stats\n")
-        told = seen.until(r"the conversation: \d+ of 2048 tokens")
-        assert "this answer: " in told
-        seen.until(">>> ")
+        assert "this answer: " in seen.until(r"the conversation: \d+ of 2048 tokens")
         seen.type("/undo\n")
         seen.until("removed: 'import os'")
-        seen.until(">>> ")
-        assert seen.interrupt_until_it_leaves() == 130
-
-
-def test_ctrl_d_leaves(codelet: Path) -> None:
-    with terminal(codelet) as seen:
-        seen.until(">>> ")
-        seen.type("\x04")
-        assert seen.process.wait(timeout=60) == 0
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_drafted_tokens_are_green_at_a_terminal_only(codelet: Path, plain: bool) -> None:
-    environment = {"NO_COLOR": "1"} if plain else {}
-    asked = ("--show-draft", "--max-tokens", "24", "--gamma", "4")
-    with terminal(codelet, *asked, **environment) as seen:
-        told = ""
-        for _ in range(2):
+        if plain:
+            seen.type("\x04")  # Ctrl-D
+            assert seen.process.wait(timeout=60) == 0
+        else:
             seen.until(">>> ")
-            seen.type("import os\n")
-            told += seen.until(r"\[ended after 24 tokens: the limit\]")
-    assert told.count("drafted and accepted") == (0 if plain else 1)
-    assert ("\x1b[32m" in told) is not plain
+            assert seen.interrupt_until_it_leaves() == 130
+    finally:
+        seen.process.kill()
+        seen.process.wait()
+        os.close(seen.leader)

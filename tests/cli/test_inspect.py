@@ -12,13 +12,16 @@ from cli.ran import Run
 from specrt.bundle import Bundle
 
 
-def test_json_is_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
-    ran = cli("inspect", codelet, "--json")
-    assert (ran.status, ran.err) == (0, "")
+def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
+    ran, text = cli("inspect", codelet, "--json"), cli("inspect", codelet)
+    assert (ran.status, ran.err, text.status, text.err) == (0, "", 0, "")
     found = json.loads(ran.out)
     memory = found.pop("memory")
     assert found == json.loads((codelet / "manifest.json").read_text(encoding="utf-8"))
     manifest = Bundle.open(codelet).manifest
+    for name, record in manifest.files.items():
+        assert name in text.out
+        assert f"{record.bytes:,}" in text.out
     assert manifest.draft is not None
     assert memory == {
         "weight_bytes": manifest.target.weight_bytes + manifest.draft.weight_bytes,
@@ -28,23 +31,6 @@ def test_json_is_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
         ),
         "total_bytes": memory["weight_bytes"] + memory["kv_bytes"],
     }  # fmt: skip
-
-
-def test_text_shows_what_a_person_asks(cli: Run, codelet: Path) -> None:
-    ran = cli("inspect", codelet)
-    assert (ran.status, ran.err) == (0, "")
-    manifest = Bundle.open(codelet).manifest
-    for word in (
-        "codelet",
-        "ort-cpu, fp32, batch 1",
-        "2048 positions",
-        "default auto",
-        "onnxruntime",
-    ):
-        assert word in ran.out
-    for name, record in manifest.files.items():
-        assert name in ran.out
-        assert f"{record.bytes:,}" in ran.out
 
 
 def test_doctor_says_what_works(cli: Run) -> None:

@@ -16,7 +16,7 @@ from cli.ran import Run
 from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
 from specrt.params import AUTO
-from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
+from specrt.tuning import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 ENTRIES = {
@@ -49,129 +49,57 @@ def four_prompts(tmp_path: Path) -> Path:
     return path
 
 
-def without_tuning(bundle: Path) -> None:
-    assert not list(bundle.glob(f"*{FILE_NAME}*"))
-
-
-def test_costs_alone_are_measured_without_prompts(cli: Run, bundle: Path) -> None:
-    ran = cli("tune", bundle, "--threads", 1)
-    assert ran.status == 0
-    assert ran.out.splitlines()[-1] == f"written to {bundle / FILE_NAME}"
-    opened = Bundle.open(bundle)
-    tuning, notice = read_tuning(opened, 1, pools=2)
-    assert notice is None
-    assert tuning is not None
-    assert (tuning.gamma, tuning.drafter, tuning.settings) == (AUTO, "", ())
-    assert tuning.source == opened.manifest.source
-
-
 def test_prompts_give_the_best_defaults(cli: Run, bundle: Path, four_prompts: Path) -> None:
-    ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
-    assert ran.status == 0
+    asked = ("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
+    ran = cli(*asked, "--json")
+    assert (ran.status, ran.out.count("\n")) == (0, 1)
+    shown = json.loads(ran.out)
+    assert set(shown) == ENTRIES
+    assert len(shown["verify_ns"]) == len(shown["draft_ns"]) == 9
     tuning, _ = read_tuning(Bundle.open(bundle), 1)
     assert tuning is not None
     assert [(s.drafter, s.gamma) for s in tuning.settings] == [
         ("none", 0), ("model", 2), ("model", AUTO),
     ]  # fmt: skip
     assert all(s.emitted == 4 * 5 for s in tuning.settings)
-    assert f"best: drafter {tuning.drafter}, gamma {tuning.gamma}" in ran.out
-    recipe = Bundle.open(bundle).manifest.gamma
-    named = f"the recipe names gamma {recipe}, which stays the default"
-    assert (named in ran.out) == (recipe not in (None, tuning.gamma))
-
-
-def test_json_is_one_object_and_all_there_is(cli: Run, bundle: Path, four_prompts: Path) -> None:
-    ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--json")
-    assert (ran.status, ran.out.count("\n")) == (0, 1)
-    found = json.loads(ran.out)
-    assert set(found) == ENTRIES
-    assert len(found["verify_ns"]) == len(found["draft_ns"]) == 9
-    assert [row["gamma"] for row in found["settings"]] == [0, 2, "auto"]
-    assert all(row["tokens_per_second"] > 0 for row in found["settings"])
-    kept = json.loads((bundle / FILE_NAME).read_text())
-    assert kept["verify_ns"] == found["verify_ns"]
-
-
-def test_a_tuned_bundle_opens_with_what_was_found(
-    cli: Run, bundle: Path, four_prompts: Path
-) -> None:
-    cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
-    tuning, _ = read_tuning(Bundle.open(bundle), 1)
-    assert tuning is not None
+    assert (shown["gamma"], shown["drafter"]) == (tuning.gamma, tuning.drafter)
     with specrt.load(bundle, threads=1) as generator:
         assert generator.notices == ()
         assert generator.models.drafter == tuning.drafter.replace("none", "")
         assert generator.models.measure is not None
         assert generator.models.measure(generator.models) == tuning.costs
+    ran = cli("tune", bundle, "--threads", 1, "--quick")  # costs alone leave the rest
+    again, _ = read_tuning(Bundle.open(bundle), 1)
+    assert again is not None
+    assert (again.settings, again.drafter, again.gamma) == (
+        tuning.settings, tuning.drafter, tuning.gamma,
+    )  # fmt: skip
+    assert f"best: drafter {tuning.drafter}" in ran.out
 
 
-@pytest.mark.parametrize("fixed", [0, None])
-def test_where_plain_decoding_is_best_a_gamma_that_is_asked_for_drafts(
-    cli: Run, bundle: Path, fixed: int | None
+def test_costs_are_used_where_they_were_measured_and_ignored_elsewhere(
+    cli: Run, bundle: Path
 ) -> None:
-    cli("tune", bundle, "--threads", 1)
+    ran = cli("tune", bundle, "--threads", 1)
     place = bundle / FILE_NAME
-    record = {**json.loads(place.read_text()), "drafter": "none", "fixed_gamma": fixed}
-    place.write_text(json.dumps(record))
-    options = ("--prompt", "import os\n", "--max-tokens", 8, "--threads", 1, "--json")
-    found = json.loads(cli("generate", bundle, *options, "--gamma", 4).out)["speculation"]
-    assert (found["drafter"], found["gamma"], found["drafted"] > 0) == ("model", 4, True)
-    found = json.loads(cli("generate", bundle, *options).out)["speculation"]
-    assert (found["drafter"], found["gamma"], found["drafted"]) == ("model", 0, 0)
-
-
-def test_a_tuned_bundle_moved_elsewhere_says_so_and_works(cli: Run, bundle: Path) -> None:
-    cli("tune", bundle, "--threads", 1)
-    place = bundle / FILE_NAME
+    assert (ran.status, ran.out.splitlines()[-1]) == (0, f"written to {place}")
     record: dict[str, Any] = json.loads(place.read_text())
+    tuning, notice = read_tuning(Bundle.open(bundle), 1, pools=2)
+    assert tuning is not None
+    assert (notice, tuning.gamma, tuning.drafter, tuning.settings) == (None, AUTO, "", ())
+    place.write_text(json.dumps({**record, "drafter": "none"}))  # plain decoding is best here
+    options = ("--prompt", "import os\n", "--max-tokens", 8, "--threads", 1, "--json")
+    for gamma, used in (((), 0), (("--gamma", 4), 4)):
+        found = json.loads(cli("generate", bundle, *options, *gamma).out)["speculation"]
+        assert (found["drafter"], found["gamma"]) == ("model", used)
+        assert (found["drafted"] > 0) == (used > 0)
     record["machine"]["cpu"] = "Abacus"
     place.write_text(json.dumps(record))
     ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
     assert ran.status == 0
     assert "is ignored: it was measured on another machine (cpu Abacus, not " in ran.err
-    place.write_text("{")
-    ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
-    assert ran.status == 0
-    assert "it is damaged" in ran.err
     assert cli("tune", bundle, "--threads", 1).status == 0  # the remedy works
     assert read_tuning(Bundle.open(bundle), 1)[1] is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (3, "3 prompts with room for 288 tokens are too few to tune on"),
-        (0, "holds no prompts"),
-    ],
-)
-def test_prompts_too_few_are_refused_and_nothing_is_written(
-    cli: Run, bundle: Path, tmp_path: Path, lines: int, reason: str
-) -> None:
-    few = tmp_path / "few.jsonl"
-    few.write_text('{"prompt": "x"}\n' * lines)
-    assert reason in cli("tune", bundle, "--prompts", few, "--threads", 1).refusal
-    without_tuning(bundle)
-
-
-def test_wrong_requests_are_refused(cli: Run, bundle: Path, tmp_path: Path) -> None:
-    assert "does not exist" in cli("tune", tmp_path / "none").refusal
-    assert "cannot be read" in cli("tune", bundle, "--prompts", tmp_path / "none").refusal
-    assert "threads is 999" in cli("tune", bundle, "--threads", 999).refusal
-    long = tmp_path / "long.jsonl"
-    long.write_text(json.dumps({"prompt": "x = 1\n" * 3000}))
-    assert "does not fit the context" in cli("tune", bundle, "--prompts", long).refusal
-    without_tuning(bundle)
-
-
-def test_a_bundle_that_cannot_be_written_is_refused_at_once(
-    cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("measured what cannot be kept")
-
-    (bundle / FILE_NAME).mkdir()
-    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
-    assert "copy the bundle to a place" in cli("tune", bundle).refusal
 
 
 def test_an_interrupted_tuning_keeps_the_old_one(
@@ -190,36 +118,28 @@ def test_an_interrupted_tuning_keeps_the_old_one(
     assert len(list(bundle.glob(f"*{FILE_NAME}*"))) == 1
 
 
-def test_without_room_for_the_draft_nothing_is_tuned(
+def test_what_cannot_be_kept_or_measured_is_refused_at_once(
     cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured what cannot be kept")
+
+    (bundle / FILE_NAME).mkdir()
+    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
+    assert "copy the bundle to a place" in cli("tune", bundle).refusal
+    (bundle / FILE_NAME).rmdir()
     monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
     assert "free memory, and tune again" in cli("tune", bundle).refusal
-    without_tuning(bundle)
+    assert not list(bundle.glob(f"*{FILE_NAME}*"))
 
 
+@pytest.mark.nightly
 def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
     tuning, reason = tune_quickly(bundle)
     assert reason is None
     assert tuning is not None
     assert tuning.pools == 1
     assert read_tuning(Bundle.open(bundle), tuning.threads, pools=1) == (tuning, None)
-
-
-def test_costs_alone_leave_the_defaults_that_prompts_showed(
-    cli: Run, bundle: Path, four_prompts: Path
-) -> None:
-    cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick")
-    found, _ = read_tuning(Bundle.open(bundle), 1)
-    assert found is not None
-    assert found.settings
-    ran = cli("tune", bundle, "--threads", 1, "--quick")
-    again, _ = read_tuning(Bundle.open(bundle), 1)
-    assert again is not None
-    assert (again.settings, again.drafter, again.gamma) == (
-        found.settings, found.drafter, found.gamma,
-    )  # fmt: skip
-    assert f"best: drafter {found.drafter}" in ran.out
 
 
 def test_tuning_that_fails_is_a_reason_and_no_error(

@@ -41,23 +41,6 @@ def test_verify_fails_on_a_verifier_that_accepts_all(
     assert cli("verify", codelet, *options, "--tolerance", 100).status == 0
 
 
-def test_verify_needs_something_to_compare(cli: Run, codelet: Path, two_prompts: Path) -> None:
-    said = cli("verify", codelet, "--prompts", two_prompts, "--gammas", "0").refusal
-    assert "nothing to compare" in said
-
-
-def test_verify_takes_a_drafter(cli: Run, codelet: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "copied.jsonl"
-    copied.write_text(json.dumps({"prompt": "import os\n" * 8}), encoding="utf-8")
-    options = ("--prompts", copied, "--max-tokens", 12, "--gammas", "4", "--json")
-    found = [json.loads(cli("verify", codelet, *options, "--drafter", d).out)["drafted"]
-             for d in ("model", "ngram", "cascade")]  # fmt: skip
-    assert min(found) > 0
-    default = json.loads(cli("verify", codelet, *options).out)
-    assert default["drafted"] == found[0], "the draft model is what a bundle is built for"
-    assert "'none' is not one of" in cli("verify", codelet, *options, "--drafter", "none").refusal
-
-
 def test_verify_that_drafted_nothing_has_proved_nothing(
     cli: Run, codelet: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +57,7 @@ print(json.dumps([cycle() for _ in range(50)]))
 """
 
 
+@pytest.mark.nightly
 def test_closing_gives_all_memory_back(codelet: Path) -> None:
     cycles = json.loads(ran("-c", CYCLES, codelet))
     after = [closed for _, closed in cycles]
@@ -154,44 +154,6 @@ def test_a_program_that_closes_nothing_ends_all_the_same(codelet: Path) -> None:
     assert ran("-c", ABANDONED, codelet) == "left\n"
 
 
-CONSUMER = """
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-
-import specrt
-from specrt import AsyncStream, Chunk, Completion, Generator, SamplingParams, SpecrtError, Stream
-from specrt.errors import BundleError, CapacityError, EngineError, RequestError
-
-
-def read(generator: Generator) -> Iterator[str]:
-    stream: Stream = generator.stream("a", SamplingParams(max_tokens=3), gamma="auto")
-    for chunk in stream:
-        yield chunk.text
-    stream.cancel()
-    stream.close()
-
-
-async def awaited(generator: Generator) -> AsyncIterator[str]:
-    async with generator.astream("a", gamma=2, drafter="model") as stream:
-        reading: AsyncStream = stream
-        async for chunk in reading:
-            kept: Chunk = chunk
-            yield kept.text
-    done: Completion = await generator.agenerate([1, 2])
-    reason: str | None = done.finish_reason
-    print(reason, done.speculation.acceptance_rate, done.timings.ttft_ms)
-
-
-def main() -> None:
-    try:
-        with specrt.open("bundle", threads=1) as generator:
-            texts: list[str] = list(read(generator))
-            many: list[list[Completion]] = generator.generate_many(["a", "b"])
-            print(texts, many)
-    except (BundleError, CapacityError, EngineError, RequestError) as error:
-        family: SpecrtError = error
-        print(family)
-"""
 WRONG = [
     ("specrt.open(5)", "arg-type"),
     ("specrt.open('a').stream('b').text", "attr-defined"),
@@ -200,45 +162,32 @@ WRONG = [
 ]
 
 
-@pytest.fixture
-def typed(tmp_path: Path) -> Callable[[str], str]:
-    """Return what checks a program against the package, as one that is installed is seen."""
+@pytest.mark.nightly
+def test_a_program_is_checked_against_the_types_of_an_installed_package(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api", reason="needs the dev extra")
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     shutil.copytree(Path(specrt.__file__).parent, site / "specrt")
     (site / "others.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
-
-    def checked(text: str) -> str:
-        (tmp_path / "app.py").write_text(text)
-        (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
-        found, failed, _ = api.run(
-            ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path / "cache"),
-             "--python-executable", str(tmp_path / "venv/bin/python"), str(tmp_path / "app.py")]
-        )  # fmt: skip
-        assert failed == ""
-        return str(found)
-
-    return checked
-
-
-def test_a_program_is_checked_against_the_types_of_the_package(
-    typed: Callable[[str], str],
-) -> None:
-    assert typed(CONSUMER).startswith("Success")
-    wrong = "import specrt\n\n" + "".join(f"{line}\n" for line, _ in WRONG)
-    told = [line for line in typed(wrong).splitlines() if "error:" in line]
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    (tmp_path / "wrong.py").write_text("\n".join(["import specrt", *(w for w, _ in WRONG)]) + "\n")
+    python = tmp_path / "venv/bin/python"
+    options = ["--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path / "cache"]
+    programs = [*EXAMPLES.glob("*.py"), tmp_path / "wrong.py"]
+    found, failed, _ = api.run([*map(str, [*options, "--python-executable", python, *programs])])
+    assert failed == ""
+    told = [line for line in found.splitlines() if "error:" in line]
+    assert all("wrong.py" in line for line in told), found
     assert [line.rpartition("[")[2].rstrip("]") for line in told] == [code for _, code in WRONG]
 
 
-def test_the_example_with_threads_shares_one_generator(codelet: Path) -> None:
-    said = ran(EXAMPLES / "embed.py", codelet)
-    assert said.count(" tokens a round]\n") == 4
-    assert "[cancelled; " in said
-    assert "[length; " in said
-
-
-def test_the_example_for_asyncio_cancels_one_of_two(codelet: Path) -> None:
-    said = ran(EXAMPLES / "async_app.py", codelet)
-    assert "\n[short: length, 48 tokens]" in said
-    assert "\n[endless: cancelled, " in said
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("embed", ["[cancelled; ", "[length; "]),
+        ("async_app", ["\n[short: length, 48 tokens]", "\n[endless: cancelled, "]),
+    ],
+)
+def test_an_example_runs_as_it_says(codelet: Path, name: str, shown: list[str]) -> None:
+    printed = ran(EXAMPLES / f"{name}.py", codelet)
+    assert [text for text in shown if text not in printed] == []

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cpp.conftest import CHECKS, SOURCES, Library, compiler, run_program
-from engine.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
@@ -21,6 +20,7 @@ from specrt.engine.tensorrt.engine_record import (
     Profile,
     Range,
 )
+from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 
 FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
 RTX_VERSION = "1.7.1.116"

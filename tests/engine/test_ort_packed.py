@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,61 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry
+from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener
 from specrt.engine import ort_packed
-from specrt.engine.backends import open_engine
-from specrt.engine.ort import OrtEngine, bind_input
+from specrt.engine.ort import OrtEngine
 from specrt.engine.ort_packed import OrtPackedEngine, RowSlice, pack, settle_padding
-from specrt.engine.protocol import Engine, Feed, PackedEngine
+from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
-from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
 
-BATCH, MAX_LENGTH, MAX_WIDTH = 3, 96, 24
 PADDED = {"pad_single_token": True, "pad_to_even": True}
-Opener = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> dict[str, Path]:
-    """Codelet's draft for one row and for several, in fp32 and in int8 blocks of 128."""
-    root, pair = tmp_path_factory.mktemp("packed"), engines / "codelet"
-    graph, weights = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
-    small = quantize(graph, weights, root / "small", Precision.of("int8", block=128))
-    found = {}
-    for name, source in {"fp32": (graph, weights), "int8": (small.graph, small.folder)}.items():
-        for batch in (1, BATCH):
-            found[f"{name} {batch}"] = folder = root / f"{name}{batch}"
-            compile_ort_cpu(*source, folder, MAX_LENGTH, batch=batch, confidence=True)
-    return found
-
-
-@pytest.fixture(scope="module")
-def geometry(engines: Path) -> Geometry:
-    """The shape of codelet's draft."""
-    from specrt_export.portable.graph import geometry_of, read_graph
-
-    return geometry_of(read_graph(engines / "codelet" / "portable" / "draft.onnx"))
-
-
-@pytest.fixture
-def opened(places: dict[str, Path], geometry: Geometry) -> Iterator[Opener]:
-    """Opens an engine of one precision and number of rows."""
-    made: list[Engine] = []
-
-    def opener(precision: str = "fp32", batch: int = BATCH, **options: Any) -> Engine:
-        engine = open_engine(
-            "ort-cpu", places[f"{precision} {batch}"] / "engine.onnx", geometry,
-            batch=options.pop("rows", batch), max_length=MAX_LENGTH, max_width=MAX_WIDTH,
-            threads=1, **options,
-        )  # fmt: skip
-        made.append(engine)
-        return engine
-
-    yield opener
-    for engine in made:
-        engine.close()
 
 
 def text(seed: int, length: int = MAX_LENGTH) -> list[int]:
@@ -100,8 +52,8 @@ def ragged(engine: PackedEngine, texts: Sequence[Sequence[int]], seed: int) -> I
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_are_what_they_are_alone(seed: int, opened: Opener) -> None:
-    one, packed = opened(batch=1), opened()
+def test_rows_are_what_they_are_alone(seed: int, opener: Opener) -> None:
+    one, packed = opener("fp32 1"), opener()
     texts = [text(row) for row in range(BATCH)]
     wanted = [alone(one, t, 8) for t in texts]
     ended = set()
@@ -118,9 +70,9 @@ def test_rows_are_what_they_are_alone(seed: int, opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opened: Opener) -> None:
+def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opener: Opener) -> None:
     pads = {"pad_single_token": True, "pad_to_even": precision == "int8"}
-    one, packed = opened(precision, 1, **pads), opened(precision, **pads)
+    one, packed = opener(f"{precision} 1", **pads), opener(f"{precision} 3", **pads)
     assert one.max_length == packed.max_length == MAX_LENGTH - 1
     texts = [text(row, packed.max_length) for row in range(BATCH)]
     wanted = [alone(one, t, 8) for t in texts]
@@ -129,53 +81,8 @@ def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opene
         np.testing.assert_array_equal(made.logits[0], wanted[feed.row][end - feed.rows : end])
 
 
-@pytest.mark.parametrize("options", [{}, {"pad_single_token": True}, PADDED])
-def test_rows_that_are_not_fed_keep_their_keys(options: dict[str, bool], opened: Opener) -> None:
-    packed = opened(**options)
-    packed.forward([text(row, 20) for row in range(BATCH)], 0, 1)
-    before = {name: cache[1:].copy() for name, cache in packed._caches.items()}
-    for width in (1, 2, 7):
-        packed.forward_rows([Feed(0, text(3, width), 20, width)])
-    for name, cache in packed._caches.items():
-        np.testing.assert_array_equal(cache[1:], before[name])
-    assert any(cache[0, :, 20:26].any() for cache in packed._caches.values())
-
-
-def test_an_idle_row_on_its_own_keys_would_lose_them(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bind = OrtPackedEngine._bind_caches
-    monkeypatch.setattr(
-        OrtPackedEngine, "_bind_caches", lambda self, idle: bind(self, (False,) * BATCH)
-    )
-    with pytest.raises(AssertionError):
-        test_rows_that_are_not_fed_keep_their_keys({}, opened)
-
-
-def test_neighbours_do_not_change_a_row(opened: Opener) -> None:
-    packed = opened(pad_single_token=True)
-    one = Feed(1, text(1, 5), 0, 5)
-    lone = packed.forward_rows([one])[0].logits.copy()
-    for others in ([Feed(0, text(0, 1), 0, 1)], [Feed(2, text(2, 24), 30, 2)]):
-        for feeds in ([one, *others], [*others, one]):
-            made = packed.forward_rows(feeds)[feeds.index(one)].logits
-            np.testing.assert_array_equal(made, lone)
-
-
-def test_all_rows_equally_wide_are_one_array(opened: Opener) -> None:
-    packed = opened()
-    tokens = [text(row, 4) for row in range(BATCH)]
-    feeds = [Feed(row, fed, 3 * row, 2) for row, fed in enumerate(tokens)]
-    packed.forward([text(5, 8)] * BATCH, 0)
-    apart = [out.logits[0].copy() for out in packed.forward_rows(feeds)]
-    made = packed.forward(np.array(tokens), [0, 3, 6], 2)
-    assert made.logits.shape == (BATCH, 2, 8192)
-    assert made.argmax.shape == made.confidence.shape == (BATCH, 2)
-    np.testing.assert_array_equal(made.logits, apart)
-
-
-def test_a_copied_row_goes_on_like_its_source(opened: Opener) -> None:
-    packed = opened()
+def test_a_copied_row_goes_on_like_its_source(opener: Opener) -> None:
+    packed = opener()
     packed.forward([text(row, 12) for row in range(BATCH)], 0, 1)
     kept = {name: cache[2, :, 10:].copy() for name, cache in packed._caches.items()}
     packed.copy_row(0, 2, 10)
@@ -207,9 +114,9 @@ def test_a_copied_row_goes_on_like_its_source(opened: Opener) -> None:
 )  # fmt: skip
 @pytest.mark.filterwarnings("default")
 def test_wrong_feeds_are_refused_and_change_nothing(
-    feeds: list[Feed], said: str, opened: Opener
+    feeds: list[Feed], said: str, opener: Opener
 ) -> None:
-    packed = opened(pad_single_token=True)
+    packed = opener(pad_single_token=True)
     fed = [Feed(row, text(row, 6), 0, 6) for row in range(BATCH)]
     before = [out.logits.copy() for out in packed.forward_rows(fed)]
     with pytest.raises(EngineError, match=said):
@@ -219,44 +126,28 @@ def test_wrong_feeds_are_refused_and_change_nothing(
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_pad_is_never_a_token_of_an_earlier_pass(opened: Opener) -> None:
+def test_a_pad_is_never_a_token_of_an_earlier_pass(opener: Opener) -> None:
     """A pass fails on a token that does not exist, and pads of later passes lie where it was."""
-    packed = opened(**PADDED)
+    packed = opener(**PADDED)
     for good in ([Feed(0, text(0, 3), 0, 3)], [Feed(1, text(1, 1), 0, 1)]):
         with pytest.raises(EngineError, match="ONNX Runtime failed in a pass"):
             packed.forward_rows([Feed(2, [8192] * 4, 0, 4)])
-        wanted = opened(**PADDED).forward_rows(good)[0].logits
+        wanted = opener(**PADDED).forward_rows(good)[0].logits
         np.testing.assert_array_equal(packed.forward_rows(good)[0].logits, wanted)
 
 
-def test_a_matrix_of_another_number_of_rows_is_refused(opened: Opener) -> None:
-    with pytest.raises(EngineError, match=r"shape \[2, 1\] .* expected \[3, width\]"):
-        opened().forward([[1], [2]], 0)
-
-
-def test_an_engine_of_another_layout_says_what_to_do(opened: Opener) -> None:
+def test_an_engine_of_another_layout_says_what_to_do(opener: Opener) -> None:
     for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4)):
         with pytest.raises(EngineError, match="Build the bundle again"):
-            opened(batch=batch, rows=rows)
+            opener(f"fp32 {batch}", rows=rows)
     with pytest.raises(EngineError, match="build it again"):
-        opened(batch=BATCH, rows=1)
-
-
-def test_memory_for_logits_follows_what_is_asked(opened: Opener) -> None:
-    packed = opened()
-    first = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
-    assert packed._scores["logits"].nbytes == 4 * 8192
-    kept, seen = first.logits, first.logits.copy()
-    packed.forward_rows([Feed(row, text(row, 24), 0, 24) for row in range(BATCH)])
-    np.testing.assert_array_equal(kept, seen)  # an older view stays valid memory
-    again = packed.forward_rows([Feed(0, text(0, 24), 0, 1)])[0]
-    np.testing.assert_array_equal(again.logits, seen)
+        opener("fp32 3", rows=1)
 
 
 def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = opened()
+    packed = opener()
     feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
     wanted = packed.forward_rows(feeds)[1].logits.copy()
     wider = [Feed(row, text(row, 5), 0, 1) for row in range(BATCH)]
@@ -279,41 +170,18 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
 
 
 def test_packings_beyond_those_remembered_work(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort_packed, "MOST_PACKINGS", 2)
     monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 2)
-    test_rows_are_what_they_are_alone(0, opened)
+    test_rows_are_what_they_are_alone(0, opener)
 
 
-def test_only_rows_whose_memory_changes_are_bound_again(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 1)
-    packed = opened()
-    feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
-    packed.forward_rows(feeds)
-    bound: list[str] = []
-
-    def bind(binding: Any, name: str, array: NDArray[Any]) -> None:
-        bound.append(name.rpartition(".")[2])
-        bind_input(binding, name, array)
-
-    monkeypatch.setattr(ort_packed, "bind_input", bind)
-    packed.forward_rows(feeds[:2])
-    assert set(bound) == {"2"}
-    packed.forward_rows([feeds[0], feeds[2]])
-    assert set(bound) == {"1", "2"}
-    wanted = [output.logits.copy() for output in opened().forward_rows(feeds)]
-    made = [output.logits for output in packed.forward_rows(feeds)]
-    np.testing.assert_array_equal(made, wanted)
-
-
-def test_padding_of_packed_rows_is_measured(opened: Opener) -> None:
-    assert settle_padding(opened("fp32", pad_single_token=True)) is False
-    alone = opened("int8", 1, pad_single_token=True)
-    assert settle_padding(opened("int8", pad_single_token=True)) == settle_padding(alone)
-    assert settle_padding(opened("int8")) is False
+def test_padding_of_packed_rows_is_measured(opener: Opener) -> None:
+    assert settle_padding(opener(pad_single_token=True)) is False
+    alone = opener("int8 1", pad_single_token=True)
+    assert settle_padding(opener("int8 3", pad_single_token=True)) == settle_padding(alone)
+    assert settle_padding(opener("int8 3")) is False
 
 
 @given(

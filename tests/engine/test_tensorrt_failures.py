@@ -7,162 +7,139 @@ from typing import Any
 
 import pytest
 
-from engine.numpy_device import ALWAYS, NumpyDevice
-from engine.tensorrt_double import (
-    PREFILL,
-    NumpyPlan,
-    draft_profiles,
-    geometry_of,
-    opened,
-    record_of,
-    target_profiles,
-)
-from runtime.toy import TableEngine
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
+from support.cuda_double import ALWAYS, LOST, Code, DoubleDevice
+from support.tensorrt_double import PREFILL, double_of, draft_profiles, opened, record_of
+from support.toy import TableEngine
 
 LENGTH = 64
 CALLS = (
-    "allocate", "stage", "send", "fetch", "launch", "capture", "copy", "read", "wait", "context",
-    "set_shape", "set_address", "enqueue",
+    "cudaMalloc", "cudaHostAlloc", "cudaMemcpyAsync", "cudaGraphLaunch", "cudaStreamBeginCapture",
+    "cudaStreamSynchronize", "create_execution_context", "set_input_shape", "set_tensor_address",
+    "execute_async_v3",
 )  # fmt: skip
+WORDS = r"^(cannot |profile \d+ of nowhere/engine\.plan )"
+"""How every error begins: with what was being done."""
 
 
 def toy() -> TableEngine:
     return TableEngine(5, max_length=LENGTH)
 
 
+def pair(device: DoubleDevice, **options: Any) -> tuple[TensorRtEngine, TensorRtEngine]:
+    target = opened(device, toy(), candidates=3, **options)
+    try:
+        return target, opened(device, toy(), draft_profiles(PREFILL), confidence=True, **options)
+    except EngineError:
+        target.close()
+        raise
+
+
 def test_too_little_memory_names_what_is_needed_and_free() -> None:
-    device = NumpyDevice(7000)
-    with pytest.raises(EngineError, match=r"KV buffers needs \d+ bytes .* which has \d+ free"):
+    device = DoubleDevice(3000)
+    with pytest.raises(EngineError, match=r"KV buffers: .* are needed and .* are free"):
         opened(device, toy())
     assert device.live == []
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_an_engine_that_does_not_open_gives_everything_back(call: int) -> None:
-    device = NumpyDevice(fails={"allocate": call})
-    record, geometry = record_of(target_profiles((2,), PREFILL)), geometry_of(toy())
-    plan = NumpyPlan(device, record, toy(), geometry)
-    with pytest.raises(EngineError, match="allocate failed"):
-        TensorRtEngine(
-            plan, device, record, geometry, batch=1, max_length=LENGTH, max_width=PREFILL
-        )
-    assert plan.closed == 1
-    assert device.live == []
-
-
 def test_a_pass_that_finds_no_memory_leaves_the_engine_as_it_was() -> None:
-    device = NumpyDevice()
+    device = DoubleDevice()
     engine = opened(device, toy())
     engine.forward([[1, 2, 3]], 0)
     live, taken = device.live, engine.memory_bytes
-    for call in ("allocate", "context", "stage", "set_address"):
-        device.fails = {call: device.calls[call] + 1}
-        with pytest.raises(EngineError, match=f"{call} failed"):
+    for call in ("cudaMalloc", "create_execution_context", "cudaHostAlloc", "set_tensor_address"):
+        device.cuda.fail(call)
+        with pytest.raises(EngineError):
             engine.forward([[1] * 5], 3)
-        if call == "context":  # room for scores is kept for the next try
-            assert sorted(device.live) == sorted([*live, "scores"])
+        if call == "create_execution_context":  # room for scores is kept for the next try
+            assert device.live == sorted([*live, "scores"])
             live, taken = device.live, engine.memory_bytes
         assert device.live == live
         for purpose in ("KV buffers", "working memory", "scores"):
             assert engine.memory_bytes[purpose] == taken[purpose]
     found = engine.forward([[4] * 5], 3)
-    fresh = opened(NumpyDevice(), toy())
+    fresh = opened(DoubleDevice(), toy())
     fresh.forward([[1, 2, 3]], 0)
     assert (found.argmax == fresh.forward([[4] * 5], 3).argmax).all()
 
 
-def work(device: NumpyDevice, finished: list[int]) -> list[str]:
-    """Do a bit of everything, count what was finished, and return the engines' notices."""
-    target = opened(device, toy(), form="native", candidates=3)
-    try:
-        draft = opened(device, toy(), draft_profiles(PREFILL), confidence=True)
-    except EngineError:
-        target.close()
-        raise
+def work(device: DoubleDevice) -> list[str]:
+    """Do a bit of everything, and return the engines' notices."""
+    target, draft = pair(device)
     rounds = CapturedRounds(target, draft)
-    engines = target, draft
     try:
-        for engine in engines:
+        for engine in (target, draft):
             engine.forward([[1, 2, 3, 4, 5]], 0, 1)
-            finished.append(0)
         for _ in range(2):
-            said = rounds.run([5], 4, 5, 4, 2)
-            target.forward([[5, *said.tokens]], 4).logits.sum()
+            drafted = rounds.run([5], 4, 5, 4, 2)
+            target.forward([[5, *drafted.tokens]], 4).logits.sum()
             target.forward([[1]], 5).logits.sum()
             draft.forward([[1]], 5, 1)
-            finished.append(0)
         target.forward([[1, 2, 3]], 6)
         return target.notices + draft.notices
     except EngineError:
-        again(device, target, draft, rounds)
+        if device.cuda.lost:  # nothing answers again
+            for engine in (target, draft):
+                for width in (1, 3, 5):
+                    with pytest.raises(EngineError):
+                        engine.forward([[1] * width], 0, 1)
+            with pytest.raises(EngineError):
+                rounds.run([5], 4, 5, 4, 2)
         raise
     finally:
         draft.close()  # in either order
         target.close()
-        target.close()
         rounds.close()
 
 
-def again(
-    device: NumpyDevice, target: TensorRtEngine, draft: TensorRtEngine, rounds: CapturedRounds
-) -> None:
-    """With a device that is gone, nothing answers again."""
-    if not device.lost:
-        return
-    for engine in (target, draft):
-        for width in (1, 3, 5):
-            with pytest.raises(EngineError):
-                engine.forward([[1] * width], 0, 1)
-    with pytest.raises(EngineError):
-        rounds.run([5], 4, 5, 4, 2)
-
-
-def calls_in_all() -> Mapping[str, int]:
-    device = NumpyDevice()
-    finished: list[int] = []
-    assert work(device, finished) == []
-    assert len(finished) == 4
+@pytest.fixture(scope="module")
+def calls() -> Mapping[str, int]:
+    """How often each call is made where none fails."""
+    device = DoubleDevice()
+    assert work(device) == []
     assert device.live == []
     return device.calls
 
 
-def outcome_of(device: NumpyDevice) -> str:
-    """Return the error that work ends with; only what fails inside a capture can be spared."""
-    try:
-        (notice, *_) = work(device, [])
-    except EngineError as error:
-        return f"failed: {error}"
-    return notice.partition(" run ")[2]
-
-
-@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("code", [Code.cudaErrorInvalidValue, LOST], ids=["refused", "lost"])
 @pytest.mark.parametrize("call", CALLS)
-def test_whatever_fails_is_an_error_and_everything_is_given_back(call: str, loses: bool) -> None:
-    count = calls_in_all()[call] - (3 if call == "wait" else 0)  # closing waits, and forgives
-    assert count > 0
+def test_whatever_fails_is_an_error_and_everything_is_given_back(
+    call: str, code: Code, calls: Mapping[str, int]
+) -> None:
+    count = calls[call] - 3 * (call == "cudaStreamSynchronize")  # closing waits, and forgives
     for n in sorted({1, 2, 3, count // 4, count // 2, count - 1, count} & set(range(1, count + 1))):
-        device = NumpyDevice(fails={call: n}, loses=loses)
-        outcome = outcome_of(device)
-        assert outcome.startswith("failed" if loses else (f"failed: {call}", "kernel by kernel"))
-        assert f"{call} failed: the driver answers" in outcome or loses
+        device = DoubleDevice()
+        device.cuda.fail(call, n - device.calls[call], code)
+        try:
+            (notice, *_) = work(device)
+        except EngineError as error:
+            message = str(error)
+            assert ("the device is lost" in message) == (code == LOST)
+            with pytest.raises(EngineError, match=WORDS):
+                raise
+        else:  # only what fails inside a capture can be spared
+            assert "run kernel by kernel: " in notice
+            assert code != LOST
         assert device.live == []
 
 
-@pytest.mark.parametrize("call", ["send", "enqueue", "fetch", "wait", "launch"])
-def test_a_failed_pass_ends_the_engine(call: str) -> None:
-    device = NumpyDevice()
+@pytest.mark.parametrize(
+    ("call", "width"),
+    [("cudaMemcpyAsync", 5), ("execute_async_v3", 5), ("cudaStreamSynchronize", 5),
+     ("cudaGraphLaunch", 1)],
+)  # fmt: skip
+def test_a_failed_pass_ends_the_engine(call: str, width: int) -> None:
+    device = DoubleDevice()
     engine = opened(device, toy())
     engine.forward([[1, 2, 3]], 0)
     engine.forward([[1]], 3)
-    device.fails = {call: device.calls[call] + 1}
-    pass_: Any = [[1]] if call == "launch" else [[1] * 5]
-    with pytest.raises(EngineError, match=f"^{call} failed"):
-        engine.forward(pass_, 3)
+    device.cuda.fail(call)
+    with pytest.raises(EngineError, match=WORDS):
+        engine.forward([[1] * width], 3)
     for _ in range(2):  # the device answers again, but what was written is not known
-        with pytest.raises(EngineError, match=rf"earlier pass failed \({call} failed.*open the bu"):
+        with pytest.raises(EngineError, match=r"earlier pass failed .*open the bundle again"):
             engine.forward([[1]], 3)
 
 
@@ -170,11 +147,9 @@ def test_a_failed_pass_ends_the_engine(call: str) -> None:
 def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: bool) -> None:
     """Each is tried once; one that the library refuses is not tried at all."""
 
-    def steps(device: NumpyDevice) -> tuple[list[int], list[str]]:
-        target = opened(device, toy())
-        draft = opened(device, toy(), draft_profiles(PREFILL))
-        if device.fails and refuses:
-            target.model.plan.capturable = False  # type: ignore[attr-defined]
+    def steps(device: DoubleDevice) -> tuple[list[int], list[str]]:
+        target, draft = pair(device, backend="tensorrt-rtx")  # which says what may be captured
+        double_of(target).capturable = not (device.cuda.fails and refuses)
         rounds, tokens = CapturedRounds(target, draft), list[int]()
         for engine in (target, draft):
             engine.forward([[1, 2, 3, 4, 5]], 0, 1)
@@ -185,46 +160,39 @@ def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: boo
             tokens += target.forward([[1]], start).argmax[0].tolist()
         return tokens, target.notices
 
-    wanted, silent = steps(NumpyDevice())
-    device = NumpyDevice(fails={"capture": ALWAYS})
+    wanted, silent = steps(DoubleDevice())
+    device = DoubleDevice()
+    device.cuda.fail("cudaStreamBeginCapture", ALWAYS)
     tokens, notices = steps(device)
     assert (tokens, silent) == (wanted, [])
     assert [notice.partition(" run ")[0] for notice in notices] == [
         "passes of width 1 with 1 scored rows", "rounds of gamma 2"
     ]  # fmt: skip
-    assert device.calls["capture"] == (0 if refuses else 2)
+    assert device.calls["cudaStreamBeginCapture"] == (0 if refuses else 2)
 
 
-def test_a_failed_round_ends_both_engines_and_finishes_nothing() -> None:
-    device = NumpyDevice()
-    target = opened(device, toy())
-    draft = opened(device, toy(), draft_profiles(PREFILL))
+@pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaStreamSynchronize", "cudaGraphLaunch"])
+@pytest.mark.parametrize("rounds_first", [False, True])
+def test_a_failed_round_ends_both_engines_and_finishes_nothing(
+    call: str, rounds_first: bool
+) -> None:
+    device = DoubleDevice()
+    target, draft = pair(device)
     rounds = CapturedRounds(target, draft)
     for engine in (target, draft):
         engine.forward([[1, 2, 3, 4, 5]], 0, 1)
     done = rounds.run([5], 4, 5, 4, 2)
-    device.fails = {"wait": device.calls["wait"] + 1}
-    with pytest.raises(EngineError, match=r"^wait failed"):
-        rounds.run([5], 4, 5, 4, 2)
-    with pytest.raises(EngineError, match="earlier pass failed"):
-        target.forward([[5, *done.tokens]], 4)
-    with pytest.raises(EngineError, match="earlier pass failed"):
-        draft.forward([[5]], 4, 1)
-    with pytest.raises(EngineError, match="earlier pass failed"):
-        rounds.run([5], 4, 5, 4, 2)
-
-
-@pytest.mark.parametrize("rounds_first", [False, True])
-def test_what_a_failure_left_on_the_stream_is_done_before_memory_goes(rounds_first: bool) -> None:
-    device = NumpyDevice()
-    target = opened(device, toy())
-    draft = opened(device, toy(), draft_profiles(PREFILL))
-    rounds = CapturedRounds(target, draft)
-    for engine in (target, draft):
-        engine.forward([[1, 2, 3, 4, 5]], 0, 1)
-    device.fails = {"fetch": device.calls["fetch"] + 1}
-    with pytest.raises(EngineError, match="fetch failed"):
-        rounds.run([5], 4, 5, 4, 2)
+    device.cuda.fail(call)
+    gamma = 3 if call == "cudaMemcpyAsync" else 2  # work that stays on the stream
+    with pytest.raises(EngineError, match=WORDS):
+        rounds.run([5], 4, 5, 4, gamma)
+    for refused in (
+        lambda: target.forward([[5, *done.tokens]], 4),
+        lambda: draft.forward([[5]], 4, 1),
+        lambda: rounds.run([5], 4, 5, 4, 2),
+    ):
+        with pytest.raises(EngineError, match="earlier pass failed"):
+            refused()
     if rounds_first:
         rounds.close()
     target.close()
@@ -232,12 +200,71 @@ def test_what_a_failure_left_on_the_stream_is_done_before_memory_goes(rounds_fir
     assert device.live == []
 
 
-def test_a_closed_engine_answers_nothing() -> None:
-    device = NumpyDevice()
-    engine = opened(device, toy())
+def test_scores_are_not_read_from_a_closed_engine() -> None:
+    engine = opened(DoubleDevice(), toy())
     kept = engine.forward([[1, 2, 3]], 0)
     engine.close()
-    with pytest.raises(EngineError, match="engine was closed"):
-        engine.forward([[1, 2, 3]], 0)
     with pytest.raises(EngineError, match="was closed"):
         _ = kept.logits
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "message"),
+    [
+        (16, 16, r"width 16 with 16 scored rows \(gamma 15; the nearest built: 4 and 8\)"),
+        (16, 11, r"width 16 with 11 scored rows; there are 'prefill' of width 1 to 16 and rows "
+                 r"1 to 9, 'decode' of width 1 and rows 1, 'verify 1'.*build the bundle with"),
+    ],
+)  # fmt: skip
+def test_a_pass_without_a_profile_names_those_there_are(
+    width: int, rows: int, message: str
+) -> None:
+    engine = opened(DoubleDevice(), toy())
+    with pytest.raises(EngineError, match=message):
+        engine.forward([[1] * width], 0, rows)
+    engine.forward([[1]], 0)
+    draft = opened(DoubleDevice(), toy(), draft_profiles(PREFILL))
+    with pytest.raises(EngineError, match=r"width 5 with 5 scored rows; there are .*'catch-up'"):
+        draft.forward([[1] * 5], 0)
+
+
+@pytest.mark.parametrize("form", ["native", "decomposed"])
+def test_a_captured_pass_is_one_launch_and_one_wait(form: str) -> None:
+    device = DoubleDevice()
+    engine = opened(device, toy(), form=form)
+    engine.forward([[1, 2, 3]], 0, 1)
+    for width, rows in ((1, 1), (5, 5)):
+        for _ in range(2):  # both parities of the decomposed form
+            engine.forward([[4] * width], 3, rows)
+        for start in (3, 4):
+            before = device.calls.copy()
+            engine.forward([[4] * width], start, rows)
+            assert device.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "told", "changes"),
+    [
+        (r"key\.0 as input .* of float16, .* of float32", {"compute": "fp32"}, {}),
+        ("computes in fp8", {"compute": "fp8"}, {}),
+        ("form ring", {"form": "ring"}, {}),
+        ("has a tensor confidence", {"confidence": False}, {}),
+        (r"candidates\.values as output \[1, -1, 4\]", {"candidates": 8}, {}),
+        (r"no tensor candidates", {}, {"record": {"candidates": 0}}),
+        (r"writes present_key\.1 into key\.0", {}, {"aliases": {"present_key.1": "key.0"}}),
+        (r"key\.0 as input \[1, 2, 64, 3\] of float16, .* \[1, 2, 32, 3\]", {}, {"length": 32}),
+    ],
+)
+def test_a_plan_of_another_model_is_refused(message: str, told: dict, changes: dict) -> None:  # type: ignore[type-arg]
+    device, own = DoubleDevice(), {"confidence": True, "candidates": 4}
+    profiles = draft_profiles(PREFILL)
+    rtx = {"backend": "tensorrt-rtx"}  # the library that knows aliases
+    with pytest.raises(EngineError, match=message) as caught:
+        opened(
+            device, toy(), profiles, record=record_of(profiles, **{**own, **told}),
+            max_length=changes.get("length", 0),
+            change=lambda engine: engine.aliases.update(changes.get("aliases", {})),
+            **{**rtx, **own, **changes.get("record", {})},
+        )  # fmt: skip
+    assert "build the bundle again" in str(caught.value)
+    assert device.live == []

@@ -11,34 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from forked import fork
 from gpucheck.correctness import Ids, Scores
-from gpucheck.evidence import Evidence, Results
+from gpucheck.evidence import Evidence
 from gpucheck.inventory import TENSORRT
-from gpucheck.probe import try_way
-from gpucheck.speed import fill
-from gpucheck.supervisor import Start, report
-from gpucheck.workbench import Built, Source, Workbench
+from gpucheck.workbench import Built, Workbench
 
-from engine.numpy_device import NumpyDevice
-from engine.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
-from runtime.toy import TableEngine, near
 from specrt.generator import Generator
-from specrt.system.gpu import Gpu, Survey
+from specrt.speculation.costs import Costs
+from specrt.speculation.pool import Models
+from specrt.system import Gpu, Survey
+from specrt.text import Tokenizer
+from support.cuda_double import DoubleDevice
+from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
+from support.toy import TableEngine, near
 
 VOCABULARY, LENGTH = 8192, 256
-
-
-class Device(NumpyDevice):
-    """A device that knows how much of it is free."""
-
-    def available(self) -> tuple[int, int]:
-        taken = sum(size for size, purpose in self.blocks.values() if purpose != "staging")
-        return (1 << 29) - taken, 1 << 29
 
 
 class TableReference:
@@ -69,8 +59,7 @@ class GpuDouble(Workbench):
     """A workbench whose engines answer as tables; `damage` is done to each that is opened."""
 
     damage: Callable[[Any], None] = unchanged
-    devices: list[Device] = field(default_factory=list)
-    form: str = "native"
+    devices: list[DoubleDevice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         target = TableEngine(vocab=VOCABULARY, max_length=LENGTH, memory=8, max_width=64)
@@ -82,12 +71,8 @@ class GpuDouble(Workbench):
     def lacks(self, backend: str) -> str:
         return ""
 
-    def library(self, backend: str) -> Any:
-        module = SimpleNamespace(ComputeCapability=SimpleNamespace(CURRENT=1))
-        return SimpleNamespace(capabilities=("8.6", "12.0"), module=module, tells_validity=False)
-
-    def new_device(self) -> Device:
-        self.devices.append(Device(1 << 26))
+    def new_device(self) -> DoubleDevice:
+        self.devices.append(DoubleDevice(1 << 26))
         return self.devices[-1]
 
     def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
@@ -104,10 +89,9 @@ class GpuDouble(Workbench):
             drafts = role == "draft"
             gammas = self.settings.gammas
             profiles = draft_profiles(PREFILL) if drafts else target_profiles(gammas, PREFILL)
-            form = "decomposed" if built.precision == "decomposed" else "native"
             engine: Any = opened(
-                device, table, profiles, capture=capture, form=form, confidence=drafts,
-                compute="fp32",  # which holds every token
+                device, table, profiles, capture=capture, confidence=drafts,
+                backend=built.backend, compute="fp32",  # which holds every token
             )  # fmt: skip
         else:
             engine = copy.copy(table)
@@ -118,14 +102,9 @@ class GpuDouble(Workbench):
     def reference(self, role: str) -> Any:
         return TableReference(self.tables[role])
 
-    @contextmanager
-    def pair(self, target: Built, draft: Built) -> Iterator[Generator]:
-        with super().pair(target, draft) as generator:
-            # Costs are measured at any position; tables know none that was never written.
-            for engine in (generator.models.target, generator.models.draft):
-                assert engine is not None
-                fill(engine, LENGTH)
-            yield generator
+    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
+        most = max(models.gammas)
+        return Costs((100.0,) * (most + 1), (0.0, *(10.0 * g for g in range(1, most + 1))))
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
@@ -136,20 +115,6 @@ class GpuDouble(Workbench):
     def cpu_pair(self) -> Iterator[Generator]:
         with self.bundle("codelet", "ort-cuda") as generator:
             yield generator
-
-    def start_way(self, backend: str, way: str, out: Path) -> Start:
-        def work(evidence: Evidence) -> None:
-            try_way(self, backend, evidence)
-
-        return lambda log: fork(lambda: report(Results(out), way, work))
-
-    def build_plan(
-        self, source: Source, out: Path, backend: str, evidence: Evidence, form: str = "native",
-        gammas: Sequence[int] | None = None,
-    ) -> Built:  # fmt: skip
-        built = self.codelet(backend, source.role)
-        evidence.add(form=form)
-        return built if form == "native" else Built(**{**vars(built), "precision": form})
 
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         evidence.add(build_seconds=1.0)

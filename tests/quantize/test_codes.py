@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -13,8 +11,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt_export.portable.external_data import map_weights, widen
-from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.codes import decode, encode, pack, unpack
 
 Floats = NDArray[np.float32]
@@ -88,17 +84,6 @@ def test_the_search_finds_nearly_the_best_scale_there_is() -> None:
     assert found.sum() < 1.03 * best.sum()
 
 
-def test_codelets_own_weights_lose_less_than_to_rounding(engines: Path) -> None:
-    folder = engines / "codelet"
-    graph = read_graph(folder / "portable" / "draft.onnx")
-    for weight in map_weights(graph, folder / "checkpoint" / "draft"):
-        if weight.array.ndim != 2:
-            continue
-        weights = widen(weight.array, weight.onnx_type)[:1024]
-        found = squared_error(weights, decode(*encode(weights, "int4", 32))).sum()
-        assert found < 0.8 * squared_error(weights, plain(weights, 32, 7)).sum(), weight.name
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
     weights = np.zeros((5, 32), np.float32)
@@ -110,18 +95,6 @@ def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
     # TensorRT refuses a scale of 0, whatever the codes are.
     assert (scales[:2] == 1).all()
     assert np.abs(decode(codes, scales) - weights).max() < 1e-6
-
-
-def test_an_int4_block_reaches_to_minus_eight_on_the_side_of_its_largest() -> None:
-    weights = random(4)
-    codes, scales = encode(weights, "int4", 32)
-    assert (scales < 0).any()
-    assert (scales > 0).any()
-    assert codes.max() == 7
-    assert codes.min() == -8
-    blocks, of = weights.reshape(-1, 32), scales.reshape(-1)
-    extreme = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(-1)]
-    assert (np.sign(of) == -np.sign(extreme)).all()
 
 
 def test_two_codes_lie_in_a_byte_as_onnx_has_them() -> None:

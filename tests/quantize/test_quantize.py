@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,25 +14,20 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from portable.zoo import Exported, architectures
 from quantize.graphs import normal, to_bf16, write
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt_export.portable.external_data import STORAGE, external_tensors, map_weights, widen
+from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize import (
     GRAPH,
     WEIGHTS,
-    Choice,
     Quantized,
-    Store,
     choose,
-    fitting_block,
     quantize,
 )
 from specrt_export.quantize.codes import decode, encode, unpack
-
-if TYPE_CHECKING:
-    from export.zoo import Exported
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -138,7 +133,7 @@ def test_codelets_quantized_graph_computes_what_its_codes_stand_for(
 
 @pytest.mark.export
 @needs_reference
-@pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt2", "opt", "phi3", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", architectures())
 @pytest.mark.parametrize("precision", PRECISIONS[:2], ids=names)
 def test_every_form_of_weight_is_quantized(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, precision: Precision
@@ -207,6 +202,7 @@ def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
     model = read_graph(quantized.graph)
     assert json.loads(facts_of(model)[PRECISION]) == {
         "layers": "int4", "embedding": "int8", "head": "bf16", "block": 32, "per_row": False,
+        "positive": False,
     }  # fmt: skip
     size = quantized.folder.joinpath(WEIGHTS).stat().st_size
     for tensor in external_tensors(model):
@@ -247,15 +243,6 @@ def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:
         assert (found[name] == weights[name]).all()
 
 
-@pytest.mark.parametrize(
-    ("inner", "asked", "block"),
-    [(4096, 32, 32), (4096, 128, 128), (96, 64, 32), (96, 128, 32), (48, 128, 16), (40, 32, 0),
-     (64, 128, 64), (8, 128, 0)],
-)  # fmt: skip
-def test_the_largest_block_that_divides_is_taken(inner: int, asked: int, block: int) -> None:
-    assert fitting_block(inner, asked) == block
-
-
 def test_a_turned_weight_is_stored_the_other_way_round(tmp_path: Path) -> None:
     weights = toy(turned=normal(1, 64, 96), back=normal(2, 64, 96))
     graph = write(tmp_path / "toy", weights)
@@ -265,32 +252,6 @@ def test_a_turned_weight_is_stored_the_other_way_round(tmp_path: Path) -> None:
     assert tensors["turned.int8.scale"] == (96, 2)
     found, whole = run_toy(quantized.graph, quantized.folder), run_toy(graph, graph.parent)
     assert np.abs(found - whole).max() < 0.02 * np.abs(whole).max()
-
-
-def test_parts_have_names(engines: Path) -> None:
-    model = read_graph(engines / "codelet" / "portable" / "target.onnx")
-    parts = Counter(choice.group for choice in choose(model, Precision.of("int4", head="int4")))
-    assert parts == {**{f"layer {n}": 7 for n in range(8)}, "embedding": 1, "head": 1}
-    tied = Counter(choice.group for choice in choose(model, Precision.of("int8")))
-    assert tied["embedding and head"] == 1
-
-
-def test_kept_vectors_lose_their_casts(tmp_path: Path) -> None:
-    weights = toy(layer=to_bf16(normal(1, 64, 64)), bias=to_bf16(normal(2, 64)))
-    graph = write(tmp_path / "toy", weights)
-    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
-    model = read_graph(quantized.graph)
-    assert "Cast" not in {node.op_type for node in model.graph.node}
-    kinds = {t.name: t.data_type for t in external_tensors(model)}
-    assert kinds["bias"] == onnx.TensorProto.FLOAT
-    assert (stored(quantized)["bias"] == widen(weights["bias"], onnx.TensorProto.BFLOAT16)).all()
-
-
-def test_bf16_of_bf16_keeps_every_bit(tmp_path: Path) -> None:
-    graph = write(tmp_path / "toy", toy(layer=to_bf16(normal(1, 64, 64))))
-    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("bf16"))
-    assert {one.choice.weight: one.error for one in quantized.stored}["layer"] == 0
-    assert (run_toy(graph, graph.parent) != 0).any()
 
 
 def test_too_large_for_fp16_is_refused(tmp_path: Path) -> None:
@@ -329,26 +290,16 @@ def refusal(graph: Path, out: Path, precision: Precision, kind: type[SpecrtError
     return str(refused.value)
 
 
-def test_a_failure_ends_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Store] = []
-    close = Store.close
-
-    def counted(self: Store) -> None:
-        closed.append(self)
-        close(self)
-
-    monkeypatch.setattr(Store, "close", counted)
-
-    def broken(self: Store, choice: Choice, source: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Store, "write", broken)
-    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)))
-    with pytest.raises(KeyboardInterrupt):
-        quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
-    assert len(closed) == 1
-
-
-def test_every_type_of_weight_has_a_form_in_memory() -> None:
-    for kind in ("FLOAT", "FLOAT16", "BFLOAT16", "INT8", "INT4"):
-        assert onnx.TensorProto.DataType.Value(kind) in STORAGE
+def test_what_is_not_quantized_is_fp32_without_casts(tmp_path: Path) -> None:
+    weights = toy(layer=to_bf16(normal(1, 64, 64)), bias=to_bf16(normal(2, 64)))
+    graph = write(tmp_path / "toy", weights)
+    for name, casts in (("int8", 0), ("bf16", 1)):
+        quantized = quantize(graph, graph.parent, tmp_path / name, Precision.of(name))
+        model = read_graph(quantized.graph)
+        assert bool(casts) == ("Cast" in {node.op_type for node in model.graph.node})
+        kinds = {t.name: t.data_type for t in external_tensors(model)}
+        assert kinds["bias"] == onnx.TensorProto.FLOAT
+        expected = widen(weights["bias"], onnx.TensorProto.BFLOAT16)
+        assert (stored(quantized)["bias"] == expected).all()
+    # bf16 of bf16 keeps every bit.
+    assert {one.choice.weight: one.error for one in quantized.stored}["layer"] == 0

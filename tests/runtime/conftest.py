@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.toy import byte_level
 from specrt.text import Tokenizer
+from support.toy import byte_level
 
 
 @pytest.fixture(scope="session")

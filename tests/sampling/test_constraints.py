@@ -1,4 +1,4 @@
-"""What a JSON Schema says holds, or it is refused by name."""
+"""What a JSON Schema, an expression or a grammar says holds, or it is refused by name."""
 
 from __future__ import annotations
 
@@ -97,98 +97,111 @@ def test_keywords_that_do_not_hold_are_named(keyword: str, place: str) -> None:
     assert f"json_schema has {keyword!r} at {place}, which cannot" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        (False, "cannot be enforced"),
-        ({"$ref": "#"}, "it admits nothing"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
-                                          "b": {"allOf": [{}, {"$ref": "#"}]}}}, "nothing"),
-        ({"type": "string", "minLength": 3, "maxLength": 2}, "Unsatisfiable schema: minLength (3)"),
-        ({"enum": [1], "type": "string"}, "cannot be enforced: Unsatisfiable schema"),
-        ({"enum": []}, "Unsatisfiable"),
-        ({"const": "\x01"}, "it admits nothing"),
-        ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
-        ({"type": "integer", "format": "int32"}, "format 'int32' at #"),
-        ({"$ref": "http://a.b/c.json"}, "'http://a.b/c.json' is not present"),
-        ({"$ref": "other.json#/x"}, "is not present in a registry"),
-        ({"$ref": "#/$defs/no"}, "Pointer '/$defs/no' does not exist"),
-        ({"$ref": 3}, "$ref must be a string, got 3"),
-        ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
-        ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
-        ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "remainders"),
-        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf constraints are not supported"),
-        ({"type": "nope"}, "Invalid type: nope"),
-        ({"pattern": "(?=a)"}, "json_schema cannot be enforced: "),
-        ({"pattern": "(a"}, "json_schema cannot be enforced: "),
-        ({"properties": 3}, "properties must be an object"),
-        ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
-        ({"type": {"a": 1}}, "cannot be enforced"),
-        ({"required": [[1]]}, "cannot be enforced"),
-        ({"minItems": "x", "type": "array"}, "cannot be enforced"),
-        ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
-         "too large"),
-        ({"$ref": "#/$defs/d0", "$defs": {
-            f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}},
-         "5001 references, with up to "),
-        ({"patternProperties": {f"^k{i}_": {} for i in range(300)}}, "300 patternProperties at #"),
-        ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
-        ({"properties": {f"k{i}": {"type": "string"} for i in range(3000)}, **OBJECT},
-         "cannot be enforced: Parser Error: Current row has"),
-        ({"enum": list(range(100_000))}, "cannot be enforced: initial lexer configuration"),
-        ([], "json_schema is []; expected an object or true"),
-        (3, "json_schema is 3; expected an object or true"),
-        ("{", "json_schema is no JSON: "),
-        ("", "json_schema is no JSON: "),
-        ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
-        ({"const": float("inf")}, "json_schema is no JSON: "),
-        ({"const": {1, 2}}, "json_schema is no JSON: "),
-        ('{"items":' * 100_000, "json_schema is nested too deep"),
-        ('{"items":' * 300 + "{}" + "}" * 300, "json_schema cannot be enforced: recursion limit"),
-    ],
-    ids=lambda v: str(v)[:60],
-)  # fmt: skip
-def test_schemas_that_cannot_be_are_refused(grammars: Grammars, schema: Any, said: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        processor(grammars, json_schema=schema)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
+REFUSED_SCHEMAS: list[tuple[Any, str]] = [
+    (False, "cannot be enforced"),
+    ({"$ref": "#"}, "it admits nothing"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
+                                      "b": {"allOf": [{}, {"$ref": "#"}]}}}, "nothing"),
+    ({"type": "string", "minLength": 3, "maxLength": 2}, "Unsatisfiable schema: minLength (3)"),
+    ({"enum": [1], "type": "string"}, "cannot be enforced: Unsatisfiable schema"),
+    ({"enum": []}, "Unsatisfiable"),
+    ({"const": "\x01"}, "it admits nothing"),
+    ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
+    ({"type": "integer", "format": "int32"}, "format 'int32' at #"),
+    ({"$ref": "http://a.b/c.json"}, "'http://a.b/c.json' is not present"),
+    ({"$ref": "other.json#/x"}, "is not present in a registry"),
+    ({"$ref": "#/$defs/no"}, "Pointer '/$defs/no' does not exist"),
+    ({"$ref": 3}, "$ref must be a string, got 3"),
+    ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
+    ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
+    ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "remainders"),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf constraints are not supported"),
+    ({"type": "nope"}, "Invalid type: nope"),
+    ({"pattern": "(?=a)"}, "json_schema cannot be enforced: "),
+    ({"pattern": "(a"}, "json_schema cannot be enforced: "),
+    ({"properties": 3}, "properties must be an object"),
+    ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
+    ({"type": {"a": 1}}, "cannot be enforced"),
+    ({"required": [[1]]}, "cannot be enforced"),
+    ({"minItems": "x", "type": "array"}, "cannot be enforced"),
+    ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
+     "too large"),
+    ({"$ref": "#/$defs/d0", "$defs": {
+        f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}},
+     "5001 references, with up to "),
+    ({"patternProperties": {f"^k{i}_": {} for i in range(300)}}, "300 patternProperties at #"),
+    ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
+    ({"properties": {f"k{i}": {"type": "string"} for i in range(3000)}, **OBJECT},
+     "cannot be enforced: Parser Error: Current row has"),
+    ({"enum": list(range(100_000))}, "cannot be enforced: initial lexer configuration"),
+    ([], "json_schema is []; expected an object or true"),
+    (3, "json_schema is 3; expected an object or true"),
+    ("{", "json_schema is no JSON: "),
+    ("", "json_schema is no JSON: "),
+    ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
+    ({"const": float("inf")}, "json_schema is no JSON: "),
+    ({"const": {1, 2}}, "json_schema is no JSON: "),
+    ('{"items":' * 100_000, "json_schema is nested too deep"),
+    ('{"items":' * 300 + "{}" + "}" * 300, "json_schema cannot be enforced: recursion limit"),
+    ({"minimum": 1e30}, "has minimum 1e"),
+    ({"const": 2**53 + 1}, "has const 9007199254740993 at #; expected numbers up to"),
+    ({"enum": [1, [2**64]]}, "has enum 18446744073709551616"),
+    ({"exclusiveMinimum": 1, "maximum": 1.5}, "has exclusiveMinimum 1 at #, which cannot be"),
+    ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, "has exclusiveMinimum 0"),
+    ({"minimum": -0.5, "exclusiveMaximum": 0}, "has exclusiveMaximum 0"),
+    ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
+    ({1: 2}, "has '1' at #, which cannot be enforced"),
+    ({"anyOf": ({"uniqueItems": True},)}, "has 'uniqueItems' at #/anyOf/0"),
+]  # fmt: skip
+REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(a"}, "regex cannot be enforced: unclosed group"),
+    ({"regex": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supp"),
+    ({"regex": "a\\bb"}, "lookarounds not supported yet"),
+    ({"regex": "(" * 4000 + "a" + ")" * 4000}, "regex cannot be enforced: "),
+    ({"regex": "[a&&b]"}, "regex cannot be enforced: "),
+    ({"grammar": "start: x"}, 'line 1: unknown name: "x"'),
+    ({"grammar": "root ::= x"}, "grammar cannot be read: Rule 'x' not found"),
+    ({"grammar": 'start: "a"\nfoo: ('}, "grammar cannot be enforced: line 2: "),
+    ({"grammar": "start: " + "(" * 900 + '"a"' + ")" * 900}, "too deeply nested"),
+    ({"grammar": 'start: %json {"x-guidance": {"lenient": true}}'}, "'x-guidance' at #, which"),
+    ({"grammar": 'start: %json {"not": {}}'}, "json_schema has 'not' at #"),
+    ({"grammar": "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(2000))},
+     "grammar has 2001 rules and brackets; expected up to 1000 together"),
+    ({"grammar": "start: " + "a " * 30_000}, "grammar has 60007 characters; expected up to 50"),
+    ({"regex": "a*" * 9000}, "regex has 18000 characters; expected up to 10000"),
+    ({"choice": ["x" * 300_000, "y" * 300_000]}, "choice has 600000 characters"),
+    ({"grammar": 'start[temperature=0.5]: "a"'}, "grammar has temperature in 'start[temper"),
+    ({"grammar": 'start: x\n x[max_tokens=3]: "a"'}, "grammar has max_tokens in"),
+    ({"grammar": 'start: a\na[stop="q"]: /[a-p]*/'}, "has stop in "),
+    ({"grammar": 'start: a\na[suffix="]", temperature=0.5]: /[a-p]*/'}, "has temperature in"),
+    ({"grammar": 'start: %json {"properties": {"a": {}}}'}, "has %json with properties at #"),
+    ({"grammar": 'start: %json {"patternProperties": {"^a": false}}'}, "has %json with properties"),
+    ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
+    ({"json_schema": True, "grammar": "x"}, "json_schema and grammar were given"),
+    ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
+    ({"choice": []}, "choice is empty"),
+    ({"choice": ["a", ""]}, "choice holds an empty string"),
+    ({"choice": ["a", 3]}, "choice holds 3; expected str values"),
+    ({"choice": ["\ud800"]}, "choice is not valid Unicode at character 0"),
+    ({"regex": ""}, "regex is ''; expected a text"),
+    ({"regex": 3}, "regex is 3; expected a text"),
+    ({"regex": "a\udc00"}, "regex is not valid Unicode at character 1"),
+    ({"grammar": b"start: x"}, "grammar is b'start: x'; expected a text"),
+    ({"guided_regex": "a", "regex": "b"}, "regex was given twice"),
+    ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
+]  # fmt: skip
+REFUSED_OPTIONS += [({"json_schema": schema}, message) for schema, message in REFUSED_SCHEMAS]
 
 
-def test_a_schema_within_itself_is_refused() -> None:
-    schema: dict[str, Any] = {}
-    schema["items"] = schema
-    with pytest.raises(RequestError, match="nested too deep, or within itself"):
-        SamplingParams(json_schema=schema)
-
-
-def test_a_pydantic_model_is_a_schema() -> None:
-    class Model:
-        @classmethod
-        def model_json_schema(cls) -> dict[str, Any]:
-            return {"type": "null"}
-
-    given: Any = Model
-    assert json.loads(str(SamplingParams(json_schema=given).json_schema)) == {"type": "null"}
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"minimum": 1e30}, "has minimum 1e"),
-        ({"const": 2**53 + 1}, "has const 9007199254740993 at #; expected numbers up to"),
-        ({"enum": [1, [2**64]]}, "has enum 18446744073709551616"),
-        ({"exclusiveMinimum": 1, "maximum": 1.5}, "has exclusiveMinimum 1 at #, which cannot be"),
-        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, "has exclusiveMinimum 0"),
-        ({"minimum": -0.5, "exclusiveMaximum": 0}, "has exclusiveMaximum 0"),
-        ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
-    ],
-)
-def test_numbers_and_characters_that_would_come_out_otherwise_are_refused(
-    schema: dict[str, Any], said: str
+@pytest.mark.parametrize(("option", "message"), REFUSED_OPTIONS, ids=lambda v: str(v)[:60])
+def test_what_cannot_be_enforced_is_refused_in_a_line(
+    grammars: Grammars, option: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RequestError, match=said):
-        SamplingParams(json_schema=schema)
+    with pytest.raises(RequestError) as raised:
+        processor(grammars, **option)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 420
 
 
 def test_bounds_that_hold_are_taken() -> None:
@@ -202,29 +215,26 @@ def test_bounds_that_hold_are_taken() -> None:
         assert SamplingParams(json_schema=schema).constraint is not None
 
 
-def test_what_python_calls_a_schema_is_read_as_json() -> None:
-    with pytest.raises(RequestError, match="has '1' at #, which cannot be enforced"):
-        SamplingParams(json_schema={1: 2})
-    with pytest.raises(RequestError, match="has 'uniqueItems' at #/anyOf/0"):
-        SamplingParams(json_schema={"anyOf": ({"uniqueItems": True},)})
+def test_models_are_schemas_and_aliases_are_read() -> None:
+    class Model:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return {"type": "null"}
 
     class Broken:
         def model_json_schema(self) -> None:
             raise ValueError("no")
 
-    with pytest.raises(RequestError, match="a model without a schema: no"):
-        SamplingParams(json_schema=Broken())
-
-
-@pytest.mark.parametrize(
-    ("grammar", "said"),
-    [
-        ('start: a\na[stop="q"]: /[a-p]*/', "has stop in .*; use suffix"),
-        ('start: a\na[suffix="]", temperature=0.5]: /[a-p]*/', "has temperature in"),
-        ('start: %json {"properties": {"a": {}}}', "grammar has %json with properties at #"),
-        ('start: %json {"patternProperties": {"^a": false}}', "grammar has %json with properties"),
-    ],
-)
-def test_grammars_that_would_break_off_or_be_gone_past_are_refused(grammar: str, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        SamplingParams(grammar=grammar)
+    given: Any = Model
+    for params in (SamplingParams(json_schema=given), SamplingParams.of(guided_json=given)):
+        assert json.loads(str(params.json_schema)) == {"type": "null"}
+    assert SamplingParams.of(guided_regex="a+") == SamplingParams(regex="a+")
+    assert SamplingParams.of(guided_choice="yes").choice == ("yes",)
+    assert len({SamplingParams(json_schema={}), SamplingParams(json_schema="{ }")}) == 1
+    cyclic: dict[str, Any] = {}
+    cyclic["items"] = cyclic
+    broken: Any = Broken()
+    refused = ((cyclic, "nested too deep, or within"), (broken, "a model without a schema: no"))
+    for wrong, message in refused:
+        with pytest.raises(RequestError, match=message):
+            SamplingParams(json_schema=wrong)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.toy import TableEngine, TableOutput, best, near, plain, run
 from specrt.engine.protocol import candidates_of
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
@@ -22,6 +21,11 @@ from specrt.speculation.drafters import REACH, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import run_alone
+from specrt.speculation.target import VERIFIERS
+from support.toy import TableEngine, TableOutput, best, near, plain, run
+
+Row = NDArray[np.float32]
+Weights = NDArray[np.float64]
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -37,16 +41,18 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 1.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
+    {"temperature": 0.7, "typical_p": 0.9},
+    {"temperature": 1.5, "typical_p": 0.2},
 ]
 
 
-def full(distribution: Distribution, size: int) -> NDArray[np.float64]:
+def full(distribution: Distribution, size: int) -> Weights:
     probs = np.zeros(size)
     probs[distribution.ids] = distribution.probs
     return probs
 
 
-def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
+def warped(logits: Row, params: SamplingParams) -> Weights:
     torch = pytest.importorskip("torch")
     generation = pytest.importorskip("transformers.generation.logits_process")
     chain = [generation.TemperatureLogitsWarper(params.temperature)]
@@ -56,10 +62,12 @@ def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.fl
         chain.append(generation.TopPLogitsWarper(params.top_p))
     if params.min_p > 0:
         chain.append(generation.MinPLogitsWarper(params.min_p))
+    if params.typical_p < 1:
+        chain.append(generation.TypicalLogitsWarper(params.typical_p))
     scores = torch.from_numpy(logits.astype(np.float64))[None]
     for warper in chain:
         scores = warper(None, scores)
-    probs: NDArray[np.float64] = scores.softmax(-1)[0].numpy()
+    probs: Weights = scores.softmax(-1)[0].numpy()
     return probs
 
 
@@ -67,84 +75,55 @@ def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.fl
 def test_the_distribution_is_that_of_transformers(options: dict[str, Any]) -> None:
     params = SamplingParams(**options)
     rng = np.random.default_rng(0)
-    for scale in (0.5, 3.0, 12.0):
-        for size in (2, 50, 500):
+    for size in (2, 50, 500):
+        for scale in (0.5, 3.0, 12.0):
             logits = (rng.standard_normal(size) * scale).astype(np.float32)
             logits[rng.random(size) < 0.1] = -np.inf
             logits[0] = 1.0
-            found = full(process(logits, params), size)
+            distribution = process(logits, params)
+            assert (np.diff(distribution.ids) > 0).all()
+            assert distribution.probs.sum() == pytest.approx(1.0, abs=1e-12)
+            found = full(distribution, size)
             np.testing.assert_allclose(found, warped(logits, params), rtol=1e-9, atol=1e-15)
+        if params.typical_p < 1.0:
+            continue
+        # Which of several equal tokens a nucleus leaves out is not specified, how many is.
+        tied = rng.integers(-3, 4, size).astype(np.float32)
+        both = full(process(tied, params), size), warped(tied, params)
+        np.testing.assert_allclose(*map(np.sort, both), rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_tied_logits_are_kept_in_the_number_transformers_keeps(options: dict[str, Any]) -> None:
-    # Which of several equal tokens a nucleus leaves out is not specified, how many is.
-    params = SamplingParams(**options)
-    rng = np.random.default_rng(1)
-    for size in (2, 50, 300):
-        logits = rng.integers(-3, 4, size).astype(np.float32)
-        found, expected = full(process(logits, params), size), warped(logits, params)
-        np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=1e-9, atol=1e-15)
+# Rows with hand-made answers: the options, and the ids that are left.
+KEPT: list[tuple[dict[str, Any], list[float], list[int]]] = [
+    ({"top_k": 2}, [1, 3, 2, 2, 2, 0], [1, 2, 3, 4]),  # what ties with the last one
+    ({"top_k": 0}, [0] * 5, [0, 1, 2, 3, 4]),
+    ({"top_k": -1}, [0] * 5, [0, 1, 2, 3, 4]),
+    ({"top_k": 3}, [-np.inf, 1, -np.inf, 1], [1, 3]),
+    ({"top_k": 1}, [0, 1, 5, 2], [2]),
+    ({"top_p": 1e-300}, [0, 1, 5, 2], [2]),
+    ({"top_p": 1e-9}, [0, 1, 5, 2], [2]),
+    ({"min_p": 1.0}, [0, 1, 5, 2], [2]),
+    ({"top_p": 0.9}, [3e38, 3e38, -3e38], [0, 1]),
+    ({"top_p": 0.9, "temperature": 0.5}, [3e38, 3e38, -3e38], [0, 1]),
+    ({"temperature": 1e-3}, [-3e38, 1, 5, 2, -np.inf], [2]),
+    ({"temperature": 5e-324}, [-3e38, 1, 5, 2, -np.inf], [2]),
+    ({"top_p": 0.9}, [0, -np.inf, 0, 0], [0, 2, 3]),
+    ({"top_p": 0.9, "temperature": 1e39}, [0, -np.inf, 0, 0], [0, 2, 3]),
+    ({"top_p": 0.9, "temperature": 1e300}, [0, -np.inf, 0, 0], [0, 2, 3]),
+    ({"typical_p": 0.9, "temperature": 0.05}, [0, 0, 0, -37.24], [0, 1, 2]),
+]
 
 
-def test_top_k_keeps_what_ties_with_the_last() -> None:
-    logits = np.array([1, 3, 2, 2, 2, 0], np.float32)
-    found = process(logits, SamplingParams(temperature=1.0, top_k=2))
-    assert found.ids.tolist() == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_no_top_k_keeps_all(top_k: int) -> None:
-    found = process(np.zeros(9, np.float32), SamplingParams(temperature=1.0, top_k=top_k))
-    assert found.ids.tolist() == list(range(9))
-
-
-def test_candidates_ascend_and_their_probabilities_sum_to_one() -> None:
-    rng = np.random.default_rng(2)
-    for options in OPTIONS:
-        found = process(rng.standard_normal(300).astype(np.float32), SamplingParams(**options))
-        assert (np.diff(found.ids) > 0).all()
-        assert (found.probs > 0).all()
-        assert found.probs.sum() == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "options", [{"top_k": 1}, {"top_p": 1e-300}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str
-)
-def test_the_narrowest_options_leave_the_most_likely_token(options: dict[str, Any]) -> None:
-    logits = np.array([0, 1, 5, 2], np.float32)
-    found = process(logits, SamplingParams(temperature=1.0, **options))
-    assert (found.ids.tolist(), found.probs.tolist()) == ([2], [1.0])
-
-
-def test_a_masked_token_is_no_candidate() -> None:
-    logits = np.array([-np.inf, 1, -np.inf, 1], np.float32)
-    found = process(logits, SamplingParams(temperature=1.0, top_k=3))
-    assert (found.ids.tolist(), found.probs.tolist()) == ([1, 3], [0.5, 0.5])
-    assert found.prob(0) == 0.0
-    assert found.prob(3) == 0.5
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-308, 5e-324])
-def test_a_very_low_temperature_leaves_the_most_likely_token(temperature: float) -> None:
-    logits = np.array([-3e38, 1, 5, 2, -np.inf], np.float32)
-    found = process(logits, SamplingParams(temperature=temperature))
-    assert (found.ids.tolist(), found.probs.tolist()) == ([2], [1.0])
-
-
-def test_huge_logits_do_not_overflow() -> None:
-    logits = np.array([3e38, 3e38, -3e38], np.float32)
-    assert process(logits, SamplingParams(temperature=1.0)).probs.tolist() == [0.5, 0.5]
-    for temperature in (0.5, 1.0):
-        params = SamplingParams(temperature=temperature, top_p=0.9)
-        assert process(logits, params).probs.tolist() == [0.5, 0.5]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 1e39, 1e300])
-def test_a_masked_token_weighs_nothing_however_hot_it_is(temperature: float) -> None:
-    logits = np.array([0, -np.inf, 0, 0], np.float32)
-    found = process(logits, SamplingParams(temperature=temperature, top_p=0.9))
-    assert found.ids.tolist() == [0, 2, 3]
+@pytest.mark.parametrize(("options", "row", "ids"), KEPT, ids=str)
+def test_what_is_kept_of_a_row(options: dict[str, Any], row: list[float], ids: list[int]) -> None:
+    logits = np.array(row, np.float32)
+    logits.setflags(write=False)
+    found = process(logits, SamplingParams(**{"temperature": 1.0, **options}))
+    assert found.ids.tolist() == ids
+    assert found.probs.sum() == pytest.approx(1.0)
+    assert [found.prob(token) > 0 for token in range(len(row))] == [
+        t in ids for t in range(len(row))
+    ]
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e39, 1e300])
@@ -156,38 +135,29 @@ def test_no_temperature_is_too_extreme(temperature: float, reach: float, top_p: 
     assert len(found.ids) == (1 if temperature < 1 else 50 if top_p == 1.0 else 45)
 
 
-BROKEN = {
-    "NaN": [0.0, np.nan, 1.0],
-    "infinity": [0.0, np.inf, 1.0],
-    "both infinities": [-np.inf, np.inf, 1.0],
-    "NaN among masked": [-np.inf, np.nan, -np.inf],
-    "all masked": [-np.inf, -np.inf, -np.inf],
-}
+@pytest.mark.parametrize("temperature", [0.02, 0.05, 1.0])
+def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence(temperature: float) -> None:
+    """Weights as small as a number can be, which dividing by their sum may turn into 0."""
+    for gap in np.linspace(700.0, 746.0, 47):
+        row = np.array([0, 0, 0, -gap * temperature], np.float32)
+        found = process(row, SamplingParams(temperature=temperature))
+        assert {found.draw(Noise(1), Purpose.TOKEN, i) for i in range(40)} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("values", BROKEN.values(), ids=BROKEN)
+BROKEN = ([0, np.nan, 1], [0, np.inf, 1], [-np.inf, np.inf, 1], [-np.inf, np.nan], [-np.inf] * 3)
+
+
+@pytest.mark.parametrize("values", BROKEN, ids=str)
 def test_what_is_not_a_number_is_never_sampled_from(values: list[float]) -> None:
-    row = np.array(values, np.float32)
     for options in OPTIONS:
         with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
-            process(row, SamplingParams(**options))
+            process(np.array(values, np.float32), SamplingParams(**options))
 
 
-def test_the_logits_are_not_written_to() -> None:
-    logits = np.arange(9, dtype=np.float32)
-    logits.setflags(write=False)
-    process(logits, SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1))
+# The typical set against a sort of everything, as its definition reads
 
 
-def test_a_draw_is_a_candidate_and_depends_on_the_position_only() -> None:
-    found = process(np.arange(9, dtype=np.float32), SamplingParams(temperature=2.0, top_k=4))
-    drawn = [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
-    assert set(drawn) == set(found.ids.tolist())
-    assert drawn == [found.draw(Noise(1), Purpose.TOKEN, i) for i in range(200)]
-
-
-def sorted_typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool_]:
-    """Mark the typical tokens by sorting all of them, as their definition reads."""
+def sorted_typical(weights: Weights, mass: float) -> NDArray[np.bool_]:
     total = weights.sum()
     probs = weights / total
     surprise = np.log(total) - np.log(weights)
@@ -202,7 +172,7 @@ def sorted_typical(weights: NDArray[np.float64], mass: float) -> NDArray[np.bool
 SHAPES = ("normal", "ties", "uniform", "one-hot", "two values", "underflow", "zipf", "halves")
 
 
-def shaped(shape: str, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+def shaped(shape: str, rng: np.random.Generator, size: int) -> Weights:
     """Return logits of a kind that is hard on sums or on order."""
     made = {
         "normal": rng.standard_normal(size) * rng.choice([0.1, 1, 10, 300]),
@@ -214,7 +184,7 @@ def shaped(shape: str, rng: np.random.Generator, size: int) -> NDArray[np.float6
         "zipf": np.log1p(np.arange(size)) * -rng.choice([0.5, 1, 2]),
         "halves": np.log(2.0) * -np.arange(size),
     }
-    found: NDArray[np.float64] = made[shape]
+    found: Weights = made[shape]
     return found
 
 
@@ -225,7 +195,7 @@ def shaped(shape: str, rng: np.random.Generator, size: int) -> NDArray[np.float6
     st.sampled_from([1e-3, 0.05, 0.7, 1.0, 3.0, 100.0]),
     st.sampled_from([1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 def test_typical_tokens_are_those_that_sorting_finds(
     shape: str, seed: int, size: int, temperature: float, mass: float
 ) -> None:
@@ -238,20 +208,55 @@ def test_typical_tokens_are_those_that_sorting_finds(
 def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
     for seed in range(2000):
         weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
-        for mass in (0.1, 0.2, 0.3, 0.5, 0.6, 0.9):
-            expected = sorted_typical(weights, mass)
-            np.testing.assert_array_equal(typical(weights, mass), expected)
+        mass = (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)[seed % 6]
+        np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
 
 
-@pytest.mark.parametrize("mass", [0.2, 0.9, 0.99])
-def test_typical_tokens_of_a_large_vocabulary(mass: float) -> None:
+def sorted_nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:
+    """Mark the nucleus by sorting all tokens; of those that tie the lower ids stay."""
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    mask = np.zeros(len(weights), bool)
+    mask[order[: max(1, int(np.count_nonzero(before < mass * weights.sum())))]] = True
+    return mask
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
+    st.sampled_from([0.05, 0.7, 1.0, 3.0, 100.0]),
+    st.sampled_from([1e-9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
+)
+@settings(deadline=None, max_examples=300)
+def test_a_nucleus_is_that_of_a_sort_to_the_bit(
+    shape: str, seed: int, size: int, temperature: float, top_p: float
+) -> None:
+    logits = shaped(shape, np.random.default_rng(seed), size).astype(np.float32)
+    assert_filtered(logits, SamplingParams(temperature=temperature, top_p=top_p))
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.9}, {"top_p": 0.999}, {"typical_p": 0.2}, {"typical_p": 0.99}], ids=str
+)
+def test_filters_of_a_large_vocabulary_are_those_of_a_sort(options: dict[str, float]) -> None:
+    rng = np.random.default_rng(3)
     for scale in (0.1, 3.0):
-        logits = (np.random.default_rng(3).standard_normal(150_000) * scale).astype(np.float32)
-        found = process(logits, SamplingParams(temperature=0.9, typical_p=mass))
-        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / 0.9)
-        expected = np.flatnonzero(sorted_typical(weights, mass))
-        np.testing.assert_array_equal(found.ids, expected)
-        np.testing.assert_allclose(found.probs, weights[expected] / weights[expected].sum())
+        logits = (rng.standard_normal(150_000) * scale).astype(np.float32)
+        assert_filtered(logits, SamplingParams(temperature=0.9, **options))
+
+
+def assert_filtered(logits: Row, params: SamplingParams) -> None:
+    """Hold a filter to the plain sort in f64: the same tokens, and probabilities to the bit."""
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / params.temperature)
+    if params.top_p < 1.0:
+        mask = sorted_nucleus(weights, params.top_p)
+    else:
+        mask = sorted_typical(weights, params.typical_p)
+    found, expected = process(logits, params), weights * mask
+    ids = np.flatnonzero(expected)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.probs, expected[ids] / expected[ids].sum())
 
 
 # What need not be read: logits in a greedy round, and rows whose best tokens tell it all
@@ -261,12 +266,10 @@ PROMPT = [3, 1, 4, 1, 5]
 KNOWN = 16
 """Candidates of the toy engines: of 29 tokens."""
 
-Row = NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class Sealed:
-    """An output whose logits nobody may read."""
+    """An output whose logits may not be read."""
 
     argmax: NDArray[np.int64]
     candidates: Any = None
@@ -285,7 +288,7 @@ class SealedEngine(TableEngine):
         return Sealed(made.argmax, made.candidates, made.confidence)
 
 
-def told(row: Row, k: int, *, sealed: bool = False) -> Any:
+def output_of(row: Row, k: int, *, sealed: bool = False) -> Any:
     """Return an output of one row, with its k best tokens."""
     logits = row[None, None]
     peak = logits.max(-1)
@@ -301,8 +304,6 @@ def assert_same(found: Distribution, wanted: Distribution) -> None:
     np.testing.assert_array_equal(found.probs, wanted.probs)
     assert found.ids.dtype == wanted.ids.dtype
 
-
-# Rows and options
 
 _ITEMS = st.one_of(
     st.floats(-30, 30, width=32),
@@ -331,7 +332,7 @@ CUT = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.1)
 """What min-p leaves is among the best tokens, and how much of it top-p leaves depends on all."""
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(ROWS, PARAMS, st.integers(1, 60), st.one_of(st.none(), st.integers(1, 60)))
 @example(np.float32([3, 2, 2, 2, 1]), SamplingParams(temperature=1.0, top_k=2), 3, None)
 @example(np.float32([3, 2, 2, 1, 1]), SamplingParams(temperature=1.0, top_k=2, top_p=0.9), 4, None)
@@ -341,13 +342,11 @@ CUT = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.1)
 def test_the_distribution_of_candidates_is_that_of_the_row(
     row: Row, params: SamplingParams, k: int, vocabulary: int | None
 ) -> None:
-    k = min(k, len(row))
-    output = told(row, k)
+    output = output_of(row, min(k, len(row)))
     if output.argmax[0, 0] < 0:
-        with pytest.raises(EngineError, match="not numbers"):
-            process(row, params)
-        with pytest.raises(EngineError, match="not numbers"):
-            distribution_of(output, 0, params)
+        for refused in (lambda: process(row, params), lambda: distribution_of(output, 0, params)):
+            with pytest.raises(EngineError, match="not numbers"):
+                refused()
         return
     assert_same(distribution_of(output, 0, params), process(row, params))
     if vocabulary is not None and np.isfinite(row[:vocabulary].max()):
@@ -355,7 +354,7 @@ def test_the_distribution_of_candidates_is_that_of_the_row(
         assert_same(found, process(row[:vocabulary], params))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(rows(_TIES), st.floats(0.05, 4.0), st.integers(1, 20), st.floats(0.05, 1.0), st.data())
 def test_logits_are_not_read_where_candidates_tell_all(
     row: Row, temperature: float, top_k: int, top_p: float, data: st.DataObject
@@ -367,32 +366,32 @@ def test_logits_are_not_read_where_candidates_tell_all(
         return
     k = data.draw(st.integers(behind, len(row)))
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.01)
-    assert_same(distribution_of(told(row, k, sealed=True), 0, params), process(row, params))
+    assert_same(distribution_of(output_of(row, k, sealed=True), 0, params), process(row, params))
     with pytest.raises(AssertionError, match="logits were read"):
-        distribution_of(told(row, behind - 1, sealed=True), 0, replace(params, min_p=0.0))
+        distribution_of(output_of(row, behind - 1, sealed=True), 0, replace(params, min_p=0.0))
 
 
 @settings(deadline=None)
 @given(rows(_ITEMS), st.floats(0.05, 2.0), st.floats(1e-6, 1.0))
-def test_min_p_alone_is_told_once_the_last_candidate_weighs_too_little(
+def test_min_p_alone_needs_no_candidate_that_weighs_too_little(
     row: Row, temperature: float, min_p: float
 ) -> None:
     params = SamplingParams(temperature=temperature, min_p=min_p)
     if not np.isfinite(row.max()):
         return
-    kept = process(row, params).ids
     gaps = (np.sort(row)[::-1].astype(float) - float(row.max())) / temperature
     k = int((gaps >= np.log(min_p) - 1e-5).sum()) + 1
     if k <= len(row):
-        assert_same(distribution_of(told(row, k, sealed=True), 0, params), process(row, params))
-        assert len(kept) < k
+        found = distribution_of(output_of(row, k, sealed=True), 0, params)
+        assert_same(found, process(row, params))
+        assert len(found.ids) < k
 
 
 @settings(deadline=None)
 @given(rows(_ITEMS), PARAMS, st.integers(1, 60), st.integers(1, 60))
 def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, known: int) -> None:
     """Its distribution is that of its candidates, and where they suffice that of the row."""
-    output = told(row, min(k, len(row)), sealed=True)
+    output = output_of(row, min(k, len(row)), sealed=True)
     values, ids = (a[0, 0] for a in output.candidates)
     if output.argmax[0, 0] < 0 or not (np.isfinite(values) & (ids < known)).any():
         return
@@ -428,8 +427,7 @@ def test_an_output_without_the_property_has_no_candidates() -> None:
 
 @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
 def test_a_greedy_round_reads_no_logits(gamma: int) -> None:
-    target = SealedEngine(3)
-    draft = SealedEngine(4)
+    target, draft = SealedEngine(3), SealedEngine(4)
     draft.table = (0.7 * target.table + 0.3 * draft.table).astype(np.float32)
     done = run(target, draft, PROMPT, gamma=gamma, new=60)
     assert done.tokens == plain(target, PROMPT, 60)
@@ -457,34 +455,28 @@ def test_a_greedy_row_that_is_no_numbers_is_refused_where_it_counts(value: float
         assert run(target, draft, PROMPT, gamma=4, new=40).tokens == expected
 
 
-@pytest.mark.parametrize("verifier", ["match", "rejection"])
+@pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize(
-    "options", [{"top_k": 3}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.6}, {"top_k": 1}], ids=str
-)
+    ("options", "known"),
+    [
+        ({"top_k": 3}, KNOWN), ({"top_k": 5, "top_p": 0.8}, KNOWN), ({"min_p": 0.6}, KNOWN),
+        ({"top_k": 1}, KNOWN), ({}, 4), ({"top_p": 0.9}, 4),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_sampled_rounds_are_the_same_with_candidates_and_without(
-    verifier: str, options: dict[str, Any]
+    verifier: str, options: dict[str, Any], known: int
 ) -> None:
+    """Where they tell all no logits are read; nothing that the draft considers is left out."""
     params = SamplingParams(temperature=1.1, verifier=verifier, **options)
-    # Nothing in the draft's reach is left out by 29 candidates, so that both drafts are the same.
     for seed in range(5):
         whole = TableEngine(2, scale=2.0)
-        told = SealedEngine(2, scale=2.0, candidates=KNOWN)
+        target = (SealedEngine if known == KNOWN else TableEngine)(2, scale=2.0, candidates=known)
         wanted = run(whole, near(whole, 9, 0.8), PROMPT, gamma=4, params=params, seed=seed)
         draft = near(whole, 9, 0.8, candidates=29)
-        found = run(told, draft, PROMPT, gamma=4, params=params, seed=seed)
+        found = run(target, draft, PROMPT, gamma=4, params=params, seed=seed)
         assert found.tokens == wanted.tokens
         assert [r.accepted for r in found.rounds] == [r.accepted for r in wanted.rounds]
-
-
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}], ids=str)
-def test_candidates_that_do_not_tell_all_change_no_token(options: dict[str, Any]) -> None:
-    params = SamplingParams(temperature=1.1, **options)
-    wanted = run(TableEngine(2), None, PROMPT, params=params).tokens
-    told = TableEngine(2, candidates=4)
-    draft = SealedEngine(2, candidates=4)
-    done = run(told, draft, PROMPT, gamma=4, params=params)
-    assert done.tokens == wanted
-    assert sum(r.accepted for r in done.rounds) > 10
 
 
 def drafter(engine: TableEngine, vocabulary: int | None = None, **options: Any) -> ModelDrafter:

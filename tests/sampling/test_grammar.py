@@ -1,22 +1,29 @@
-"""Masks behind any path: right whatever was asked before, and harmless where nobody looks."""
+"""Masks behind any drafted path; a constrained text keeps to its grammar and is the plain one."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.schemas import STRUCTURES, Asked
 from specrt.errors import RequestError
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.grammar import GrammarProcessor, Grammars
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
+from support.schemas import NESTED, STRUCTURES, Asked
+from support.toy import TableEngine, byte_fallback, generator, near
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
 
@@ -31,7 +38,7 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 def processor(grammars: Grammars, *committed: int, **option: Any) -> GrammarProcessor:
     """Return what keeps to a structure behind a prompt and some tokens."""
-    structure = SamplingParams(**option).constraint
+    structure = SamplingParams.of(**option).constraint
     assert structure is not None
     made = grammars.processor(structure)
     made.commit(PROMPT)
@@ -131,90 +138,6 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
         assert allowed(made, b) == [EOS]
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ({"regex": "(a"}, "regex cannot be enforced: unclosed group"),
-        ({"regex": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supp"),
-        ({"regex": "a\\bb"}, "lookarounds not supported yet"),
-        ({"regex": "(" * 4000 + "a" + ")" * 4000}, "regex cannot be enforced: "),
-        ({"regex": "[a&&b]"}, "regex cannot be enforced: "),
-        ({"grammar": "start: x"}, 'line 1: unknown name: "x"'),
-        ({"grammar": "root ::= x"}, "grammar cannot be read: Rule 'x' not found"),
-        ({"grammar": 'start: "a"\nfoo: ('}, "grammar cannot be enforced: line 2: "),
-        ({"grammar": "start: " + "(" * 900 + '"a"' + ")" * 900}, "too deeply nested"),
-        ({"grammar": 'start: %json {"x-guidance": {"lenient": true}}'}, "'x-guidance' at #, which"),
-        ({"grammar": 'start: %json {"not": {}}'}, "json_schema has 'not' at #"),
-        ({"grammar": "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(2000))},
-         "grammar has 2001 rules and brackets; expected up to 1000 together"),
-        ({"grammar": "start: " + "a " * 30_000}, "grammar has 60007 characters; expected up to 50"),
-        ({"regex": "a*" * 9000}, "regex has 18000 characters; expected up to 10000"),
-        ({"choice": ["x" * 300_000, "y" * 300_000]}, "choice has 600000 characters"),
-        ({"grammar": 'start[temperature=0.5]: "a"'}, "grammar has temperature in 'start[temper"),
-        ({"grammar": 'start: x\n x[max_tokens=3]: "a"'}, "grammar has max_tokens in"),
-    ],
-    ids=lambda v: str(v)[:60],
-)  # fmt: skip
-def test_what_cannot_be_compiled_is_refused_in_a_line(
-    grammars: Grammars, option: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(RequestError) as raised:
-        processor(grammars, **option)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 320
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "(a|b)*a(a|b){200}c", ".*x.{0,5000}y", "(a*)*b", "(.*a){30}", "(a{1,1000}){1,1000}",
-        "a" * 10_000, "|".join(f"w{i}x" for i in range(1000)), "(ab?c|d)?" * 100,
-        "\\p{L}{3,90}(?i:strasse)",
-    ],
-    ids=lambda e: e[:20],
-)  # fmt: skip
-def test_hard_expressions_are_followed(grammars: Grammars, expression: str) -> None:
-    made = processor(grammars, regex=expression)
-    path = list[int]()
-    for depth in range(40):
-        ways = allowed(made, *path)
-        assert ways
-        path.append(ways[depth * 7 % len(ways)])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
-        ({"json_schema": True, "grammar": "x"}, "json_schema and grammar were given"),
-        ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
-        ({"choice": []}, "choice is empty"),
-        ({"choice": ["a", ""]}, "choice holds an empty string"),
-        ({"choice": ["a", 3]}, "choice holds 3; expected str values"),
-        ({"choice": ["\ud800"]}, "choice is not valid Unicode at character 0"),
-        ({"regex": ""}, "regex is ''; expected a text"),
-        ({"regex": 3}, "regex is 3; expected a text"),
-        ({"regex": "a\udc00"}, "regex is not valid Unicode at character 1"),
-        ({"grammar": b"start: x"}, "grammar is b'start: x'; expected a text"),
-        ({"guided_regex": "a", "regex": "b"}, "regex was given twice"),
-        ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        SamplingParams.of(**options)
-    assert said in str(raised.value)
-
-
-def test_names_people_know_are_read() -> None:
-    assert SamplingParams.of(guided_regex="a+") == SamplingParams(regex="a+")
-    assert SamplingParams.of(guided_choice="yes").choice == ("yes",)
-    assert SamplingParams.of(guided_json={"type": "null"}).json_schema == '{"type": "null"}'
-    assert len({SamplingParams(json_schema={}), SamplingParams(json_schema="{ }")}) == 1
-
-
 def test_a_model_without_an_end_is_told(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="this model has no end token to end its text with"):
         processor(Grammars(tokenizer, [], VOCABULARY), regex="a")
@@ -234,3 +157,138 @@ def test_the_library_is_imported_when_a_structure_is_asked_for() -> None:
         "sys.exit('llguidance' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Output
+
+
+WORDS = list(b"the thing in")
+
+
+@pytest.fixture
+def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
+    """Makes a generator whose draft is like its target, and sometimes wrong."""
+
+    def made(seed: int) -> Generator:
+        target = TableEngine(seed, vocab=VOCABULARY, memory=3)
+        return generator(target, near(target, seed + 1, 0.8), tokenizer, eos=[EOS])
+
+    return made
+
+
+MORE: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4, "presence_penalty": 1.0},
+    {"no_repeat_ngram_size": 5},
+    {"logit_bias": {99: 50.0, EOS: 50.0}},
+    {"logits_processors": [lambda tokens, row: row * 0 + len(tokens) % 3]},
+    {"allowed_token_ids": [*range(257), EOS]},
+    {"min_tokens": 1},
+    {"top_k": 2},
+]
+
+
+@given(
+    asked=STRUCTURES,
+    more=st.sampled_from(MORE),
+    seed=st.integers(0, 9),
+    gamma=st.integers(1, 8),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    drafter=st.sampled_from(list(DRAFTERS)),
+    verifier=st.sampled_from(list(VERIFIERS)),
+    most=st.integers(1, 120),
+)
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
+    pair: Callable[[int], Generator], asked: Asked, more: dict[str, Any], seed: int, gamma: int,
+    temperature: float, drafter: str, verifier: str, most: int,
+) -> None:  # fmt: skip
+    options: dict[str, Any] = {**asked.option, **more, "max_tokens": most, "verifier": verifier}
+    params = SamplingParams(temperature=temperature, seed=seed, **options)
+    one = pair(seed)
+    try:
+        found = one.generate(WORDS, params, gamma=gamma, drafter=drafter)
+    except RequestError:  # nothing is left where both together rule out all
+        if not more.keys() & {"no_repeat_ngram_size", "min_tokens"}:
+            raise
+        return
+    assert found.finish_reason in ("stop", "length")
+    if found.finish_reason == "stop":
+        assert found.token_ids[-1] == EOS
+        assert asked.holds(found.text), found.text
+    if verifier == "match" or params.greedy:
+        plain = one.generate(WORDS, params, gamma=0)
+        assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
+        assert plain.speculation.drafted == 0
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize(
+    "more", [{"min_tokens": 9}, {"allowed_token_ids": [1, 2]}, {"bad_words": ["b"]}], ids=str
+)
+def test_a_dead_end_is_said(
+    pair: Callable[[int], Generator], gamma: int, more: dict[str, Any]
+) -> None:
+    one = pair(0)
+    with pytest.raises(RequestError, match="no token is left that the request allows"):
+        one.generate(WORDS, SamplingParams(max_tokens=20, regex="ab", **more), gamma=gamma)
+    assert one.generate(WORDS, SamplingParams(regex="ab"), gamma=gamma).text == "ab"
+
+
+@pytest.mark.parametrize("gamma", [0, 3, 8])
+def test_stops_and_limits_cut_a_constrained_text(
+    pair: Callable[[int], Generator], gamma: int
+) -> None:
+    for more, text, reason, stop in (
+        ({"stop": ("cd",)}, "ab", "stop", "cd"),
+        ({"stop_token_ids": (99,)}, "ab", "stop", 99),
+        ({"max_tokens": 3}, "abc", "length", None),
+    ):
+        params: Any = {"choice": ["abcdef"], **more}
+        cut = pair(1).generate(WORDS, SamplingParams(**params), gamma=gamma)
+        assert (cut.text, cut.finish_reason, cut.stop_reason) == (text, reason, stop)
+
+
+def test_a_draft_that_knows_fewer_tokens_keeps_to_it(tokenizer: Tokenizer) -> None:
+    target, draft = TableEngine(1, vocab=VOCABULARY), TableEngine(1, vocab=120)
+    one = generator(target, draft, tokenizer, eos=[EOS])
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=2, regex="[a-z0-9]{20}")
+    plain, found = (one.generate(WORDS, params, gamma=g, drafter="model") for g in (0, 4))
+    assert found.token_ids == plain.token_ids
+    assert len(found.text) == 20
+    assert found.speculation.drafted
+
+
+def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:
+    """One comes to a dead end, one is free; none disturbs the others."""
+    target = TableEngine(3, vocab=VOCABULARY, memory=3, batch=3)
+    draft = TableEngine(3, vocab=VOCABULARY, memory=2, batch=3)
+    one = generator(target, draft, tokenizer, eos=[EOS])
+    asked = [
+        SamplingParams(max_tokens=40, json_schema={"enum": ["the thing", 12345]}),
+        SamplingParams(max_tokens=40, regex="[a-z]{9,12}", temperature=0.9, seed=4),
+        SamplingParams(max_tokens=40, regex="abcd", bad_words=("c",)),
+        SamplingParams(max_tokens=12),
+        SamplingParams(max_tokens=40, grammar=NESTED, temperature=0.9, seed=5),
+    ]
+    found = [done for (done,) in one.generate_many([WORDS] * 5, asked, gamma=4)]
+    for params, done in zip(asked, found, strict=True):
+        if done.error is None:
+            assert done.token_ids == one.generate(WORDS, params, gamma=0).token_ids
+    assert [done.finish_reason for done in found][2:4] == ["error", "length"]
+    assert "no token is left" in str(found[2].error)
+
+
+def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
+    """Llama 2's way: spaces are within pieces, and rare characters are bytes."""
+    tokenizer = Tokenizer(byte_fallback(tmp_path))
+    target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
+    one = generator(target, near(target, 2, 0.8), tokenizer, eos=[2])
+    expression = "[a-e](hello|[a-e ]|é|😀){5,9}"
+    for seed in range(8):
+        params = SamplingParams(max_tokens=80, temperature=1.0, seed=seed, regex=expression)
+        plain, found = (one.generate([5, 6], params, gamma=gamma) for gamma in (0, 4))
+        assert found.token_ids == plain.token_ids
+        assert re.fullmatch(expression, found.text)

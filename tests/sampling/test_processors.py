@@ -1,21 +1,22 @@
-"""Each processor is that of transformers by the same name, or what vLLM documents."""
+"""Processors are those of transformers and vLLM, and speculation cannot be seen in them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax
 
 from specrt.errors import RequestError
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.sampling.distribution import process
 from specrt.sampling.processors import (
+    PROCESSORS,
     AllowedTokens,
     BadWords,
     Custom,
@@ -28,76 +29,83 @@ from specrt.sampling.processors import (
     RepetitionPenalty,
     SparseProcessor,
 )
+from specrt.speculation.drafters import DRAFTERS
+from specrt.text import Tokenizer
+from support.toy import TableEngine, generator, near
 
-VOCABULARY = 12
+SIZE = 12
 Row = np.ndarray[Any, np.dtype[np.float32]]
-texts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=24)
-paths = st.lists(st.integers(0, VOCABULARY - 1), max_size=5)
+texts = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=24)
+paths = st.lists(st.integers(0, SIZE - 1), max_size=5)
+words = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def shifted(tokens: list[int], row: Any) -> Any:
+    """Depend on all that came before, and on how much."""
+    return np.roll(row, sum(tokens) % 3 + len(tokens) % 2)
+
+
+def every(bad: Sequence[Sequence[int]] = ((3,), (1, 2), (4, 4, 4))) -> dict[str, Processor]:
+    """Return a processor of each entry, and some more."""
+    return {
+        "allowed_token_ids": AllowedTokens([1, 4, 4, 7]), "bad_words": BadWords(bad),
+        "min_tokens": MinTokens(9, [2, 5]), "logit_bias": LogitBias({3: 2.5, 0: -1e4}),
+        "logits_processors": Custom(shifted), "repetition_penalty": RepetitionPenalty(1.7),
+        "presence_penalty": OutputPenalties(0.3, -0.7), "no_repeat_ngram_size": NoRepeatNgram(3),
+        "single tokens": NoRepeatNgram(1), "reward": RepetitionPenalty(0.6),
+    }  # fmt: skip
 
 
 def scores(seed: int = 0) -> Row:
-    return (np.random.default_rng(seed).standard_normal(VOCABULARY) * 3).astype(np.float32)
+    return (np.random.default_rng(seed).standard_normal(SIZE) * 3).astype(np.float32)
+
+
+def read(processors: LogitsProcessors, row: Row, path: Sequence[int]) -> Row:
+    """Read an edited row in place, and check that it was restored."""
+    before = row.copy()
+    found = processors.read(row, path, lambda edited: edited.copy())
+    np.testing.assert_array_equal(row, before)
+    return found
 
 
 def edited(processor: Processor, text: Sequence[int], path: Sequence[int], cut: int = 1) -> Row:
     """Commit a prompt, then the rest token by token, as rounds do; edit a row behind a path."""
-    rules = LogitsProcessors([processor], VOCABULARY)
+    processors = LogitsProcessors([processor], SIZE)
     for end in range(min(cut, len(text)), len(text) + 1):
-        rules.learn(text[:end])
-    row = scores()
-    kept = row.copy()
-    found = rules.edit(row, path)
-    np.testing.assert_array_equal(row, kept)
-    return found
+        processors.learn(text[:end])
+    return read(processors, scores(), path)
 
 
-def read(rules: LogitsProcessors, row: Row, path: Sequence[int]) -> Row:
-    """Read an edited row in place, and hold that it was put right again."""
-    kept = row.copy()
-    found = rules.read(row, path, lambda edited: edited.copy())
-    np.testing.assert_array_equal(row, kept)
-    return found
+# Each against its definition
 
 
-def of_transformers(processor: Any, text: Sequence[int]) -> Row:
+def of_transformers(name: str, *arguments: Any) -> Callable[[Sequence[int]], Row]:
     torch = pytest.importorskip("torch", reason="needs the export extra")
-    made = processor(torch.tensor([list(text)]), torch.from_numpy(scores()[None].copy()))
-    return np.asarray(made[0], np.float32)
-
-
-@given(texts, paths, st.sampled_from([0.5, 1.3, 2.0]))
-@settings(deadline=None, max_examples=40)
-def test_repetition_penalty(text: list[int], path: list[int], penalty: float) -> None:
     library = pytest.importorskip("transformers.generation.logits_process")
-    wanted = of_transformers(library.RepetitionPenaltyLogitsProcessor(penalty), [*text, *path])
-    np.testing.assert_allclose(edited(RepetitionPenalty(penalty), text, path), wanted, rtol=1e-6)
+    processor = getattr(library, f"{name}LogitsProcessor")(*arguments)
+
+    def edit(text: Sequence[int]) -> Row:
+        made = processor(torch.tensor([list(text)]), torch.from_numpy(scores()[None].copy()))
+        return np.asarray(made[0], np.float32)
+
+    return edit
 
 
-@given(texts, paths, st.integers(1, 4))
-@settings(deadline=None, max_examples=60)
-def test_no_repeat_ngram(text: list[int], path: list[int], size: int) -> None:
-    library = pytest.importorskip("transformers.generation.logits_process")
-    wanted = of_transformers(library.NoRepeatNGramLogitsProcessor(size), [*text, *path])
-    np.testing.assert_array_equal(edited(NoRepeatNgram(size), text, path), wanted)
-
-
-@given(texts, paths, st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3), min_size=1))
-@settings(deadline=None, max_examples=60)
-def test_bad_words(text: list[int], path: list[int], words: list[list[int]]) -> None:
-    library = pytest.importorskip("transformers.generation.logits_process")
-    whole = [*text, *path]
-    wanted = of_transformers(library.NoBadWordsLogitsProcessor(words), whole)
-    np.testing.assert_array_equal(edited(BadWords(words), text, path), wanted)
-
-
-@given(texts, paths, st.integers(1, 12), st.integers(1, 6))
-@settings(deadline=None, max_examples=40)
-def test_min_tokens(text: list[int], path: list[int], least: int, prompt: int) -> None:
-    library = pytest.importorskip("transformers.generation.logits_process")
-    prompt = min(prompt, len(text))
-    processor = library.MinNewTokensLengthLogitsProcessor(prompt, least, [2, 5])
-    wanted = of_transformers(processor, [*text, *path])
-    np.testing.assert_array_equal(edited(MinTokens(least, [2, 5]), text, path, prompt), wanted)
+@given(texts, paths, words, st.integers(1, 12), st.integers(1, 6))
+@settings(deadline=None, max_examples=80)
+def test_processors_are_those_of_transformers(
+    text: list[int], path: list[int], bad: list[list[int]], least: int, prompt: int
+) -> None:
+    prompt, penalty, size = min(prompt, len(text)), 0.3 + least / 6, 1 + least % 4
+    both: list[tuple[Processor, Any]] = [
+        (RepetitionPenalty(penalty), of_transformers("RepetitionPenalty", penalty)),
+        (NoRepeatNgram(size), of_transformers("NoRepeatNGram", size)),
+        (BadWords(bad), of_transformers("NoBadWords", bad)),
+        (MinTokens(least, [2, 5]), of_transformers("MinNewTokensLength", prompt, least, [2, 5])),
+    ]
+    for processor, expected in both:
+        found = edited(processor, text, path, prompt)
+        np.testing.assert_allclose(found, expected([*text, *path]), rtol=1e-6)
 
 
 @given(texts, paths, st.integers(1, 6))
@@ -105,179 +113,257 @@ def test_min_tokens(text: list[int], path: list[int], least: int, prompt: int) -
 def test_output_penalties_count_the_output_alone(
     text: list[int], path: list[int], prompt: int
 ) -> None:
-    prompt = min(prompt, len(text))
-    counts = Counter([*text[prompt:], *path])
-    wanted = scores()
-    for token, times in counts.items():
+    """As vLLM and OpenAI define them."""
+    prompt, wanted = min(prompt, len(text)), scores()
+    for token, times in Counter([*text[prompt:], *path]).items():
         wanted[token] -= 0.5 + 0.25 * times
     found = edited(OutputPenalties(0.5, 0.25), text, path, prompt)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_bias_and_allowed_tokens() -> None:
-    found = edited(LogitBias({3: 2.5, 0: -100.0}), [1], [])
+def test_bias_and_allowed_tokens_and_functions() -> None:
     wanted = scores()
     wanted[[3, 0]] += np.array([2.5, -100.0], np.float32)
-    np.testing.assert_array_equal(found, wanted)
-    found = edited(AllowedTokens([4, 4, 2]), [1], [])
-    assert np.flatnonzero(found > -np.inf).tolist() == [2, 4]
-    np.testing.assert_array_equal(found[[2, 4]], scores()[[2, 4]])
-
-
-def test_a_function_sees_prompt_output_and_path() -> None:
+    np.testing.assert_array_equal(edited(LogitBias({3: 2.5, 0: -100.0}), [1], []), wanted)
+    row = scores()
+    row[0] = np.inf
+    allowed = LogitsProcessors([AllowedTokens([4, 4, 2])], SIZE)
+    wanted = np.where(np.isin(np.arange(SIZE), (2, 4)), row, np.float32(-np.inf))
+    np.testing.assert_array_equal(read(allowed, row, []), wanted)
     seen: list[list[int]] = []
-
-    def halve(tokens: list[int], row: Row) -> Row:
-        seen.append(tokens)
-        return row / 2
-
-    np.testing.assert_array_equal(edited(Custom(halve), [3, 1, 4], [1, 5]), scores() / 2)
+    halve = Custom(lambda tokens, row: seen.append(tokens) or row / 2)  # type: ignore[func-returns-value]
+    np.testing.assert_array_equal(edited(halve, [3, 1, 4], [1, 5]), scores() / 2)
     assert seen == [[3, 1, 4, 1, 5]]
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda tokens, row: row[:-1], r"returned shape \[11\]; expected \[12\]"),
-        (lambda tokens, row: row * np.nan, "returned NaN or infinity"),
-        (lambda tokens, row: 1 / 0, "failed: ZeroDivisionError"),
-        (lambda tokens, row: "no", "failed|could not"),
-    ],
-)
-def test_a_function_that_returns_no_scores_is_refused(function: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        edited(Custom(function), [1], [])
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_scores_at_the_ends_of_the_range_are_penalised_in_silence(penalty: float) -> None:
+    row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
+    processors = LogitsProcessors([RepetitionPenalty(penalty)], SIZE)
+    processors.learn(list(range(9)))
+    with np.errstate(over="ignore"):
+        wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
+    np.testing.assert_array_equal(read(processors, row, [])[:9], wanted[:9])
 
 
-def test_a_path_is_history_of_its_row_alone() -> None:
-    for processor in (RepetitionPenalty(2.0), OutputPenalties(1, 1), NoRepeatNgram(2)):
-        rules = LogitsProcessors([processor], VOCABULARY)
-        rules.learn([1, 2])
-        rules.learn([1, 2, 3])
-        before = rules.edit(scores(), [])
-        rules.edit(scores(), [1, 2, 3, 4])
-        np.testing.assert_array_equal(rules.edit(scores(), []), before)
+# The contract
 
 
-def every(words: Sequence[Sequence[int]]) -> list[Processor]:
-    """Return one of each processor that touches few scores."""
-    return [
-        BadWords(words), MinTokens(9, [2, 5]), LogitBias({3: 2.5, 0: -1e4}), RepetitionPenalty(1.7),
-        OutputPenalties(0.3, -0.7), NoRepeatNgram(3), NoRepeatNgram(1), RepetitionPenalty(0.6),
-    ]  # fmt: skip
+def test_every_entry_of_the_table_is_tested_here() -> None:
+    assert set(PROCESSORS) <= set(every())
+    assert set(PROCESSORS) <= {name for options in ASKED.values() for name in options}
 
 
-words = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3)
-
-
-@given(texts, paths, words, st.integers(0, 99), st.permutations(range(8)), st.integers(1, 8))
-@settings(deadline=None, max_examples=150)
-def test_a_row_edited_in_place_is_the_edited_copy_and_is_put_right_again(
-    text: list[int], path: list[int], bad: list[list[int]], seed: int, order: list[int], count: int
-) -> None:
-    made = every(bad)
-    rules = LogitsProcessors([made[i] for i in order[:count]], VOCABULARY)
-    for end in range(1, len(text) + 1):
-        rules.learn(text[:end])
-        row = scores(seed + end)
-        expected = rules.edit(row, path).copy()
-        np.testing.assert_array_equal(read(rules, row, path), expected)
-
-
+@pytest.mark.parametrize("name", every())
 @given(texts, paths, words, st.integers(0, 99))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 def test_a_drafted_token_counts_to_the_bit_as_a_committed_one(
-    text: list[int], path: list[int], bad: list[list[int]], seed: int
+    name: str, text: list[int], path: list[int], bad: list[list[int]], seed: int
 ) -> None:
-    for drafted, plain in zip(every(bad), every(bad), strict=True):
-        ahead, after = (
-            LogitsProcessors([drafted], VOCABULARY),
-            LogitsProcessors([plain], VOCABULARY),
-        )
-        ahead.learn(text)
-        after.learn(text)
-        after.learn([*text, *path])
-        row = scores(seed) * np.float32(1.1)
-        np.testing.assert_array_equal(read(ahead, row, path), read(after, row, []))
+    """For its row, and for no other."""
+    ahead, after = (LogitsProcessors([every(bad)[name]], SIZE) for _ in range(2))
+    for learned in (text, [*text, *path]):
+        after.learn(learned)
+    row = scores(seed) * np.float32(1.1)
+    ahead.learn(text)
+    before = read(ahead, row, [])
+    np.testing.assert_array_equal(read(ahead, row, path), read(after, row, []))
+    np.testing.assert_array_equal(read(ahead, row, []), before)
 
 
+@pytest.mark.parametrize("name", every())
 @given(texts, paths, words)
-@settings(deadline=None, max_examples=100)
-def test_a_processor_names_all_scores_that_it_changes(
-    text: list[int], path: list[int], bad: list[list[int]]
+@settings(deadline=None, max_examples=40)
+def test_a_sparse_processor_names_all_scores_that_it_changes(
+    name: str, text: list[int], path: list[int], bad: list[list[int]]
 ) -> None:
-    for processor in every(bad):
-        assert isinstance(processor, SparseProcessor)
-        processor.commit(text)
-        processor.commit(path)
-        row = scores()
-        processor.edit(row, path)
-        changed = set(np.flatnonzero(row != scores()).tolist())
-        assert changed <= {*processor.touches(path).tolist(), *path}
+    processor = every(bad)[name]
+    if not isinstance(processor, SparseProcessor):
+        assert name in ("allowed_token_ids", "logits_processors")
+        return
+    processor.commit(text)
+    processor.commit(path)
+    row = scores()
+    processor.edit(row, path)
+    changed = set(np.flatnonzero(row != scores()).tolist())
+    assert changed <= {*processor.touches(path).tolist(), *path}
 
 
-def test_a_row_is_put_right_when_nothing_can_be_taken_from_it() -> None:
-    rules = LogitsProcessors([LogitBias({4: 3.0})], VOCABULARY)
+@given(
+    texts, paths, words, st.permutations(list(every())), st.integers(0, 8), st.booleans(),
+    st.sampled_from([SIZE, SIZE, 5]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_a_row_edited_in_place_is_the_edited_copy(
+    text: list[int], path: list[int], bad: list[list[int]], order: list[str], count: int,
+    sparse: bool, known: int,
+) -> None:  # fmt: skip
+    """Rows that may not be written to, and those of a model that knows fewer tokens, too."""
+    names = [n for n in order if not sparse or n not in ("allowed_token_ids", "logits_processors")]
+    processors = LogitsProcessors([every(bad)[name] for name in names[:count]], SIZE)
+    for end in range(1, len(text) + 1):
+        processors.learn(text[:end])
+        row = scores(end)[:known]
+        row.setflags(write=end % 4 > 0)
+        expected = processors.edit(row, path).copy()
+        assert len(expected) == known
+        np.testing.assert_array_equal(read(processors, row, path), expected)
+        assert count or (expected == row).all()
+
+
+def test_a_row_is_restored_when_reading_it_fails() -> None:
     row = scores()
     with pytest.raises(ZeroDivisionError):
-        rules.read(row, [], lambda edited: 1 / 0)
+        LogitsProcessors([LogitBias({4: 3.0})], SIZE).read(row, [], lambda edited: 1 / 0)
     np.testing.assert_array_equal(row, scores())
 
 
-def test_rules_of_no_processors_leave_a_row_as_it_is() -> None:
-    rules = LogitsProcessors([], VOCABULARY)
-    np.testing.assert_array_equal(rules.edit(scores(), [3]), scores())
-    np.testing.assert_array_equal(read(rules, scores(), [3]), scores())
+# Speculation
 
 
-def test_a_row_that_cannot_be_edited_in_place_is_copied() -> None:
-    whole: list[Processor] = [AllowedTokens([1, 4]), Custom(lambda tokens, row: row + 1)]
-    for processor in (*whole, RepetitionPenalty(2.0)):
-        for known, writeable in ((VOCABULARY, False), (5, False), (5, True)):
-            rules = LogitsProcessors([processor, LogitBias({11: 1.0})], VOCABULARY)
-            rules.learn([1, 4, 11])
-            row = scores()
-            row.setflags(write=writeable)
-            expected = rules.edit(row[:known], [2]).copy()
-            np.testing.assert_array_equal(read(rules, row[:known], [2]), expected)
-            assert len(expected) == known
+VOCABULARY, PROMPT = 256, [5, 9, 9, 4, 7, 5, 9]
+ASKED: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.4},
+    "presence": {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+    "no repeats": {"no_repeat_ngram_size": 2},
+    "bias": {"logit_bias": {3: 4.0, "8": -3.0}},
+    "allowed": {"allowed_token_ids": list(range(40, 90))},
+    "bad words": {"bad_words": ["a", "to"]},
+    "min tokens": {"min_tokens": 17, "stop_token_ids": list(range(0, 200, 2))},
+    "function": {"logits_processors": [shifted]},
+    "all": {
+        "repetition_penalty": 1.2, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3,
+        "logit_bias": {7: 2.0}, "min_tokens": 5, "stop_token_ids": [65, 66],
+        "logits_processors": [shifted], "allowed_token_ids": list(range(20, 200)),
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("penalty", [1.3, 0.7])
-def test_scores_at_the_ends_of_the_range_are_punished_in_silence(penalty: float) -> None:
-    row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
-    rules = LogitsProcessors([RepetitionPenalty(penalty)], VOCABULARY)
-    rules.learn(list(range(9)))
-    with np.errstate(over="ignore"):
-        wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
-    np.testing.assert_array_equal(read(rules, row, [])[:9], wanted[:9])
+@pytest.fixture
+def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
+    """Makes a generator whose draft is like its target, and sometimes wrong."""
+
+    def made(seed: int) -> Generator:
+        target = TableEngine(seed, vocab=VOCABULARY, memory=3)
+        return generator(target, near(target, seed + 1, 0.8), tokenizer)
+
+    return made
 
 
-@given(st.lists(st.integers(0, 11), min_size=1), st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
-def test_allowed_tokens_keep_their_scores_and_no_other_has_one(ids: list[int], seed: int) -> None:
-    row, wanted = scores(seed), np.full(VOCABULARY, -np.inf, np.float32)
-    row[0] = np.inf
-    wanted[ids] = row[ids]
-    np.testing.assert_array_equal(
-        read(LogitsProcessors([AllowedTokens(ids)], VOCABULARY), row, []), wanted
-    )
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@given(seed=st.integers(0, 9), gamma=st.integers(1, 6))
+@settings(
+    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_speculation_changes_no_token(
+    pair: Callable[[int], Generator], asked: dict[str, Any], temperature: float, seed: int,
+    gamma: int,
+) -> None:  # fmt: skip
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=seed, **asked)
+    one = pair(seed)
+    plain = one.generate(PROMPT, params, gamma=0)
+    for drafter in DRAFTERS:
+        found = one.generate(PROMPT, params, gamma=gamma, drafter=drafter)
+        assert found.token_ids == plain.token_ids
+        assert found.finish_reason == plain.finish_reason
 
 
-@given(st.integers(0, 50), st.sampled_from([0.2, 0.5, 0.9, 0.99]), st.sampled_from([0.7, 1.5]))
-@settings(deadline=None, max_examples=40)
-def test_typical_tokens(seed: int, mass: float, temperature: float) -> None:
-    torch = pytest.importorskip("torch", reason="needs the export extra")
-    library = pytest.importorskip("transformers.generation.logits_process")
-    row = scores(seed)
-    heated = torch.from_numpy(row[None].astype(np.float64) / temperature)
-    wanted = np.asarray(library.TypicalLogitsWarper(mass)(torch.tensor([[0]]), heated)[0])
-    found = process(row, SamplingParams(temperature=temperature, typical_p=mass))
-    assert found.ids.tolist() == np.flatnonzero(wanted > -np.inf).tolist()
-    np.testing.assert_allclose(found.probs, softmax(wanted[found.ids]), rtol=1e-9)
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_what_a_request_rules_out_does_not_come(
+    pair: Callable[[int], Generator], gamma: int
+) -> None:
+    def text(**asked: Any) -> list[int]:
+        params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, **asked)
+        return pair(4).generate(PROMPT, params, gamma=gamma).token_ids
+
+    assert set(text(allowed_token_ids=[7, 8, 9])) <= {7, 8, 9}
+    assert 50 in text(logit_bias={50: 100.0})
+    whole = [*PROMPT, *text(no_repeat_ngram_size=2, allowed_token_ids=list(range(90)))]
+    assert max(Counter(pairwise(whole[len(PROMPT) - 1 :])).values()) == 1
+    ended = text(min_tokens=21, stop_token_ids=list(range(0, VOCABULARY, 2)))
+    assert all(token % 2 for token in ended[:21])
+    assert len(ended) > 21
+    assert ended[-1] % 2 == 0
 
 
-def test_a_share_too_small_for_a_number_is_no_trouble() -> None:
-    row = np.array([0, 0, 0, -37.24], np.float32)
-    found = process(row, SamplingParams(temperature=0.05, typical_p=0.9))
-    assert found.ids.tolist() == [0, 1, 2]
+def test_a_draft_is_masked_as_the_target_is(pair: Callable[[int], Generator]) -> None:
+    """So that one like it stays as good as it was."""
+    rates = []
+    for asked in ({}, {"allowed_token_ids": list(range(10, 60))}):
+        params = SamplingParams(max_tokens=120, temperature=0.8, seed=3, **asked)
+        done = pair(2).generate(PROMPT, params, gamma=4, drafter="model")
+        rates.append(done.speculation.acceptance_rate)
+    assert rates[1] > rates[0] - 0.1
+
+
+def test_what_the_model_cannot_say_needs_no_ban(tokenizer: Tokenizer) -> None:
+    small = generator(TableEngine(0, vocab=29), None, tokenizer, eos=[300])
+    params = SamplingParams(max_tokens=8, min_tokens=3, bad_words=["z"])
+    assert len(small.generate([5], params, gamma=0).token_ids) == 8
+
+
+# Refusals
+
+
+def divided(tokens: list[int], row: Any) -> Any:
+    return 1 / 0
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"allowed_token_ids": [1, 900]}, "allowed_token_ids holds 900; expected ids of the voc"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias holds -1"),
+        ({"min_tokens": 3, "stop_token_ids": [999]}, "stop_token_ids holds 999"),
+        ({"logits_processors": [lambda t, r: r[:-1]]}, r"returned shape \[255\]; expected \[256\]"),
+        ({"logits_processors": [lambda t, r: r * np.inf]}, "returned NaN or infinity"),
+        ({"logits_processors": [lambda t, r: r * np.nan]}, "returned NaN or infinity"),
+        ({"logits_processors": [divided]}, "divided failed: ZeroDivisionError"),
+        ({"logits_processors": [lambda t, r: "no"]}, "failed: ValueError"),
+        ({"allowed_token_ids": [5], "no_repeat_ngram_size": 2}, "no token is left that the reque"),
+    ],
+)
+def test_a_request_that_cannot_go_on_is_refused_and_ends_no_other(
+    pair: Callable[[int], Generator], asked: dict[str, Any], message: str, gamma: int
+) -> None:
+    one = pair(0)
+    with pytest.raises(RequestError, match=message):
+        one.generate([3], SamplingParams(**asked), gamma=gamma)
+    assert one.generate([3], SamplingParams(max_tokens=4), gamma=gamma).token_ids
+
+
+def test_a_function_cannot_use_the_generator_that_runs_it(
+    pair: Callable[[int], Generator],
+) -> None:
+    one = pair(0)
+    calls: list[Callable[[], Any]] = [lambda: one.generate([3]), one.close, lambda: one.stream([3])]
+    for call in calls:
+        inside = [lambda tokens, row, call=call: (call(), row)[1]]
+        with pytest.raises(RequestError, match="cannot use the generator that runs it"):
+            one.generate([3], SamplingParams(max_tokens=3, logits_processors=inside))  # type: ignore[arg-type]
+    assert one.generate([3], SamplingParams(max_tokens=3)).token_ids
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"repetition_penalty": 0.0}, {"repetition_penalty": 200}, {"presence_penalty": 2.5},
+        {"frequency_penalty": float("nan")}, {"typical_p": 0.0}, {"no_repeat_ngram_size": -1},
+        {"min_tokens": -1}, {"min_tokens": 9, "max_tokens": 8}, {"allowed_token_ids": []},
+        {"bad_words": [""]}, {"bad_words": [3]}, {"logits_processors": [3]}, {"logit_bias": [1]},
+        {"logit_bias": {"x": 1.0}}, {"logit_bias": {3: "much"}},
+        {"logit_bias": {3: 1e39}}, {"repetition_penalty": 1e-50},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_out_of_range_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(asked))):
+        SamplingParams(**asked)
+
+
+def test_params_can_be_a_key_and_one_word_is_a_list_of_it() -> None:
+    assert len({SamplingParams(), SamplingParams(logit_bias={3: 1.0}), SamplingParams()}) == 2
+    assert SamplingParams(bad_words="to").bad_words == ("to",)  # type: ignore[arg-type]
+    assert len(SamplingParams(logits_processors=shifted).logits_processors) == 1  # type: ignore[arg-type]

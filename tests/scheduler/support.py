@@ -6,24 +6,22 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from runtime.toy import TableEngine, near
 from specrt.engine.protocol import Engine
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
+from support.rows import padded
+from support.toy import TableEngine, near
 
 WIDTH, LENGTH = 16, 128
-
-
 COSTS = Costs((100.0, *(105.0 + 5 * i for i in range(40))), tuple(10.0 * g for g in range(9)))
-
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+SOME = SamplingParams(max_tokens=40)
 
 Build = Callable[[TableEngine, int], Engine]
-
-
-LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
 def toys(vocab: int) -> tuple[TableEngine, TableEngine]:
@@ -31,17 +29,32 @@ def toys(vocab: int) -> tuple[TableEngine, TableEngine]:
     return target, near(target, 5, 0.7)
 
 
-def rows(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Generator:
+def few_rows(engine: TableEngine, batch: int) -> TableEngine:
+    """Return an engine of equally wide rows that scores few positions in a pass."""
+    made: Any = padded(engine, batch)
+    made.max_rows, honest = 9, made.forward
+
+    def forward(tokens: Any, start: Any, rows: int | None = None) -> Any:
+        assert rows is not None
+        assert rows <= 9
+        return honest(tokens, start, rows)
+
+    made.forward = forward
+    return made
+
+
+def models_of(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Models:
     target, draft = toys(tokenizer.size)
-    models = Models(
-        build(target, batch), build(draft, batch), tuple(range(9)), 4, measure=lambda _: COSTS
-    )
-    return Generator(models, tokenizer, **options)
+    options = {"measure": lambda _: COSTS, **options}
+    return Models(build(target, batch), build(draft, batch), tuple(range(9)), 4, **options)
+
+
+def rows(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Generator:
+    return Generator(models_of(build, batch, tokenizer), tokenizer, **options)
 
 
 def alone(tokenizer: Tokenizer) -> Generator:
-    target, draft = toys(tokenizer.size)
-    models = Models(target, draft, tuple(range(9)), 4, measure=lambda _: COSTS)
+    models = Models(*toys(tokenizer.size), tuple(range(9)), 4, measure=lambda _: COSTS)
     return Generator(models, tokenizer, prompt_cache=False)
 
 
@@ -52,6 +65,12 @@ def shared_prompt(length: int) -> list[int]:
 def target_of(made: Generator) -> Any:
     target: Any = made.models.target
     return getattr(target, "rows", [target])[0]
+
+
+def request_of(made: Generator, prompt: list[int]) -> Request:
+    """Return the request that runs with a prompt."""
+    held = [slot.request for slot in made._scheduler._slots if slot.request is not None]
+    return next(r for r in held if r.tokens[: len(prompt)] == prompt)
 
 
 class Gate:

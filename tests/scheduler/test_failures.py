@@ -1,69 +1,152 @@
-"""What rows must survive: costs that cannot be measured, interruptions, panics, threads."""
+"""What rows survive: passes and processors that fail, costs not measured, interruptions."""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from runtime.rows import packed, padded
-from scheduler.support import alone, rows, shared_prompt, toys
+from scheduler.support import (
+    LONG,
+    SOME,
+    Build,
+    alone,
+    models_of,
+    request_of,
+    rows,
+    shared_prompt,
+)
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import Row, SamplingParams
 from specrt.sampling.processors import LogitsProcessors
-from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
+from support.rows import packed, padded
 
-SOME = SamplingParams(max_tokens=40)
+
+def raising(error: BaseException, after: int = 9) -> Callable[[list[int], Row], Row]:
+    """Return a logits processor that raises behind a text of so many tokens."""
+
+    def processor(tokens: list[int], row: Row) -> Row:
+        if len(tokens) == after:
+            raise error
+        return row
+
+    return processor
+
+
+def processed(*processors: Callable[[list[int], Row], Row]) -> SamplingParams:
+    return SamplingParams(max_tokens=40, logits_processors=processors)
 
 
 @contextmanager
 def no_more_steps(made: Generator, most: int) -> Iterator[None]:
     """Fail where more steps are run than there can be use for."""
-    batch: Any = made._scheduler
-    honest, left = batch._step, [most]
+    scheduler: Any = made._scheduler
+    honest, left = scheduler._step, [most]
 
     def counted() -> None:
         left[0] -= 1
         assert left[0] > 0, "it steps for ever"
         honest()
 
-    batch._step = counted
+    scheduler._step = counted
     yield
-    batch._step = honest
+    scheduler._step = honest
 
 
-def request_of(made: Generator, prompt: list[int]) -> Request:
-    held = [row.request for row in made._scheduler._slots if row.request is not None]
-    return next(r for r in held if r.tokens[: len(prompt)] == prompt)
+# Failures
+
+
+class Panic(BaseException):
+    """As the panics of libraries in Rust are, which is no Exception."""
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+def test_a_failing_row_harms_no_other(build: Build, tokenizer: Tokenizer) -> None:
+    made, one = rows(build, 3, tokenizer), alone(tokenizer)
+    short = processed(lambda tokens, row: row[:3] if len(tokens) > 9 else row)
+    banned = SamplingParams(max_tokens=40, allowed_token_ids=(5,), no_repeat_ngram_size=1)
+    panics = processed(raising(Panic()))
+    found = made.generate_many([[1, 2, 3]] * 5, [SOME, short, banned, panics, SOME])
+    (first,), (second,), (third,), (fourth,), (last,) = found
+    for failed, reason in (
+        (second, "returned shape [3]"),
+        (third, "no token is left"),
+        (fourth, "failed"),
+    ):
+        assert failed.finish_reason == "error"
+        assert reason in str(failed.error)
+    assert first.token_ids == last.token_ids == one.generate([1, 2, 3], SOME).token_ids
+    # Alone it is raised.
+    with pytest.raises(RequestError, match="returned shape"):
+        made.generate([1, 2, 3], short)
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
+    build: Build, tokenizer: Tokenizer
+) -> None:
+    made, one = rows(build, 2, tokenizer), alone(tokenizer)
+    streams = [made.stream([i, 2], SOME) for i in (1, 2)]
+    for stream in streams:
+        next(stream)
+    target: Any = made.models.target
+    where = target if build is padded else target.rows[1]
+    honest = where.forward
+
+    def broken(*_: Any) -> Any:
+        raise EngineError("the device is gone")
+
+    where.forward = broken
+    for stream in streams:
+        with pytest.raises(EngineError, match="the device is gone"):
+            stream.finish()
+    where.forward = honest
+    again = made.generate([1, 2], SOME)
+    assert again.token_ids == one.generate([1, 2], SOME).token_ids
+    assert again.cached_tokens == 0  # what such a pass wrote is unknown
+
+
+def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
+    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
+    bad = made.stream([1, 2, 3], SOME)
+    next(bad)
+    output: Any = request_of(made, [1, 2, 3]).output
+
+    def take(*_: Any) -> Any:
+        raise Panic
+
+    output.take = take
+    good = made.stream([5, 6], SOME)
+    assert good.finish().token_ids == one.generate([5, 6], SOME).token_ids
+    with pytest.raises(RequestError):
+        bad.finish()
 
 
 @pytest.mark.parametrize("failure", [EngineError("it did not draft"), KeyboardInterrupt()])
 def test_costs_that_could_not_be_measured_leave_nothing_trusted(
     tokenizer: Tokenizer, failure: BaseException
 ) -> None:
-    target, draft = toys(tokenizer.size)
-    engines = packed(target, 2), packed(draft, 2)
-
     def measure(models: Models) -> Costs:
-        for engine in engines:
+        for engine in (models.target, models.draft):
             for row in engine.rows:
                 row.buffer[:] = 255
         raise failure
 
-    made = Generator(Models(*engines, tuple(range(9)), 4, measure=measure), tokenizer)
-    one = alone(tokenizer)
+    made, one = (
+        Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer),
+        alone(tokenizer),
+    )
     made.generate(shared_prompt(40), SOME, gamma=2)
     running = made.stream([1, 2, 3], SOME, gamma=2)
     next(running)
@@ -74,30 +157,111 @@ def test_costs_that_could_not_be_measured_leave_nothing_trusted(
     assert again.token_ids == one.generate(shared_prompt(40), SOME).token_ids
 
 
-def test_nobody_waits_for_a_row_that_pauses_and_holds_nothing(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 3, tokenizer)
-    paused = made.stream(shared_prompt(60), SamplingParams(max_tokens=60), gamma=0)
-    next(paused)
-    other = made.stream([9], SamplingParams(max_tokens=60), gamma=0)
-    for _ in range(30):
-        next(other)
-    del other
-    made.generate([4, 5], SamplingParams(max_tokens=3), gamma="auto")  # which measures costs
-    with no_more_steps(made, 200):
-        made.generate(shared_prompt(60), SamplingParams(max_tokens=3), gamma=0)
-
-
-@pytest.mark.parametrize("dropped", [True, False])
-def test_what_runs_while_all_is_forgotten_is_forgotten_too(
-    tokenizer: Tokenizer, dropped: bool
-) -> None:
+def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
-    stream: Any = made.stream(shared_prompt(60), SOME)
+    drafters: Any = made._scheduler.drafters
+    honest = drafters.make
+
+    def failing(*_: Any) -> Any:
+        raise EngineError("no rounds")
+
+    drafters.make = failing
+    for _ in range(2):
+        with pytest.raises(EngineError, match="no rounds"):
+            made.generate([1], SOME)
+    drafters.make = honest
+    with no_more_steps(made, 200):
+        assert made.generate([1], SOME).finish_reason == "length"
+
+
+def test_a_request_that_is_over_does_not_fail(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    stream = made.stream([1, 2], SOME, gamma=0)
     next(stream)
-    if dropped:
-        del stream
-    made.forget()
-    assert made.generate(shared_prompt(60), SOME).cached_tokens == 0
+    request = request_of(made, [1, 2])
+    stream.finish()
+    request.fail(EngineError("too late"))
+    assert request.error is None
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_pass_that_was_interrupted_is_run_again(
+    tokenizer: Tokenizer, batch: int, at: int
+) -> None:
+    models, one = models_of(padded, batch, tokenizer), alone(tokenizer)
+    target: Any = models.target
+    honest = target.forward
+
+    def interrupted(*args: Any) -> Any:
+        if len(target.calls) == at:
+            target.forward = honest
+            raise KeyboardInterrupt
+        return honest(*args)
+
+    target.forward = interrupted
+    made = Generator(models, tokenizer)
+    streams = [made.stream([i, 2, 3], SOME, gamma=3) for i in range(batch)]
+    with pytest.raises(KeyboardInterrupt):
+        [stream.finish() for stream in streams]
+    assert made.generate([9], SOME).token_ids == one.generate([9], SOME).token_ids
+    for i, stream in enumerate(streams):
+        if stream.completion.finish_reason is None and next(stream, None) is None:
+            continue  # the one whose fetch raised is closed, as a generator that raised is
+        assert stream.finish().token_ids == one.generate([i, 2, 3], SOME).token_ids
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_interruption_within_a_processor_does_not_end_it_as_if_done(
+    tokenizer: Tokenizer, batch: int
+) -> None:
+    made, one = rows(padded, batch, tokenizer), alone(tokenizer)
+    other = made.stream([5, 6], SOME)
+    next(other)
+    stream = made.stream([1, 2, 3], processed(raising(KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        stream.finish()
+    assert stream.completion.finish_reason is None
+    assert other.finish().token_ids == one.generate([5, 6], SOME).token_ids
+
+
+@pytest.mark.parametrize("place", ["rounds", "delivery"])
+def test_an_interruption_elsewhere_leaves_no_gap_and_is_not_raised_twice(
+    tokenizer: Tokenizer, place: str
+) -> None:
+    left = [9]
+
+    def tick() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    def processor(tokens: list[int], row: Row) -> Row:
+        if place == "rounds":
+            tick()
+        return row
+
+    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
+    first, second = made.stream([1, 2, 3], processed(processor)), made.stream([5, 6], SOME)
+    next(second)
+    next(first)
+    if place == "delivery":
+        detokenizer: Any = request_of(made, [1, 2, 3]).output._detokenizer
+        honest = detokenizer.push
+        left[0] = 2
+        detokenizer.push = lambda tokens: (tick(), honest(tokens))[1]
+    with pytest.raises(KeyboardInterrupt):
+        second.finish()
+    try:
+        done = first.finish()
+    except KeyboardInterrupt:
+        pytest.fail("one Ctrl-C was raised twice")
+    except RequestError:
+        return  # said so
+    assert done.token_ids == one.generate([1, 2, 3], SOME).token_ids
 
 
 def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> None:
@@ -122,10 +286,25 @@ def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> Non
     assert made.generate([*second, 3], params).token_ids == expected
 
 
+# Waiting, and what is left behind
+
+
+def test_no_request_waits_for_a_row_that_pauses_and_holds_nothing(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 3, tokenizer)
+    paused = made.stream(shared_prompt(60), LONG, gamma=0)
+    next(paused)
+    other = made.stream([9], LONG, gamma=0)
+    for _ in range(30):
+        next(other)
+    del other
+    made.generate([4, 5], SamplingParams(max_tokens=3), gamma="auto")  # which measures costs
+    with no_more_steps(made, 200):
+        made.generate(shared_prompt(60), SamplingParams(max_tokens=3), gamma=0)
+
+
 def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
-    params = SamplingParams(max_tokens=30)
-    stream = made.stream([1, 2, 3], params, gamma=0)
+    stream = made.stream([1, 2, 3], SamplingParams(max_tokens=30), gamma=0)
     found = [*next(stream).token_ids]
     request = request_of(made, [1, 2, 3])
 
@@ -145,109 +324,21 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
     assert found == stream.completion.token_ids
 
 
-def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    batch: Any = made._scheduler
-    honest = batch.drafters.make
-
-    def failing(*_: Any) -> Any:
-        raise EngineError("no rounds")
-
-    batch.drafters.make = failing
-    for _ in range(2):
-        with pytest.raises(EngineError, match="no rounds"):
-            made.generate([1], SOME)
-    batch.drafters.make = honest
-    with no_more_steps(made, 200):
-        assert made.generate([1], SOME).finish_reason == "length"
-
-
-class Panic(BaseException):
-    """As the panics of libraries in Rust are, which is no Exception."""
-
-
-@pytest.mark.parametrize("where", ["tokenizer", "processor"])
-def test_a_panic_ends_the_row_it_came_from_alone(tokenizer: Tokenizer, where: str) -> None:
-    def panics(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        if where == "processor" and len(tokens) > 8:
-            raise Panic
-        return row
-
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    bad = made.stream([1, 2, 3], SamplingParams(max_tokens=40, logits_processors=(panics,)))
-    next(bad)
-    if where == "tokenizer":
-        reader: Any = request_of(made, [1, 2, 3]).output
-
-        def take(*_: Any) -> Any:
-            raise Panic
-
-        reader.take = take
-    good = made.stream([5, 6], SOME)
-    assert good.finish().token_ids == one.generate([5, 6], SOME).token_ids
-    with pytest.raises((Panic, RequestError)):
-        bad.finish()
-
-
-@pytest.mark.parametrize("place", ["rounds", "delivery"])
-def test_an_interruption_elsewhere_leaves_no_gap_and_is_not_raised_twice(
-    tokenizer: Tokenizer, place: str
-) -> None:
-    left = [9]
-
-    def tick() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-
-    def processor(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        if place == "rounds":
-            tick()
-        return row
-
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    first = made.stream([1, 2, 3], SamplingParams(max_tokens=40, logits_processors=(processor,)))
-    second = made.stream([5, 6], SOME)
-    next(second)
-    next(first)
-    if place == "delivery":
-        detokenizer: Any = request_of(made, [1, 2, 3]).output._detokenizer
-        honest = detokenizer.push
-
-        def push(tokens: list[int]) -> str:
-            tick()
-            return str(honest(tokens))
-
-        left[0] = 2
-        detokenizer.push = push
-    with pytest.raises(KeyboardInterrupt):
-        second.finish()
-    try:
-        done = first.finish()
-    except KeyboardInterrupt:
-        pytest.fail("one Ctrl-C was raised twice")
-    except RequestError:
-        return  # said so
-    assert done.token_ids == one.generate([1, 2, 3], SOME).token_ids
-
-
 def test_completions_that_are_over_give_their_memory_back(tokenizer: Tokenizer) -> None:
-    alive: list[int] = []
-    gc.collect()
-    others = {id(o) for o in gc.get_objects() if type(o) is LogitsProcessors}  # of tests before
+    def alive() -> set[int]:
+        return {id(o) for o in gc.get_objects() if type(o) is LogitsProcessors}
 
-    def counts(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        alive.append(
-            sum(type(o) is LogitsProcessors and id(o) not in others for o in gc.get_objects())
-        )
+    def counts(tokens: list[int], row: Row) -> Row:
+        if not found:
+            found.append(len(alive() - before))
         return row
 
-    made = rows(packed, 2, tokenizer)
-    penalty = SamplingParams(max_tokens=3, presence_penalty=1.0)
-    last = SamplingParams(max_tokens=1, logits_processors=(counts,))
-    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, last])
+    gc.collect()
+    before, found = alive(), list[int]()
+    made, penalty = rows(packed, 2, tokenizer), SamplingParams(max_tokens=3, presence_penalty=1.0)
+    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, processed(counts)])
     assert [c.error for (c,) in done] == [None] * 20
-    assert alive[-1] <= 4, "two rows run, and all others are over"
+    assert found[0] <= 4, "two rows run, and all others are over"
 
 
 def test_costs_are_measured_at_the_same_place_whatever_rows_an_engine_wants(
@@ -255,12 +346,10 @@ def test_costs_are_measured_at_the_same_place_whatever_rows_an_engine_wants(
 ) -> None:
     starts = []
     for build in (packed, padded):
-        target, draft = toys(tokenizer.size)
-        engines: tuple[Any, Any] = build(target, 2), build(draft, 2)
-        for engine in engines:
-            for own in getattr(engine, "rows", [engine]):
-                own.row = lambda seen: np.zeros(tokenizer.size, np.float32)
-        measure_costs(Models(*engines, tuple(range(5)), "auto"), tokenizer, budget_s=0.1)
-        calls = [c for own in getattr(engines[0], "rows", [engines[0]]) for c in own.calls]
-        starts.append(max(c.start for c in calls if c.width == 5))
+        models = models_of(build, 2, tokenizer)
+        engines = [getattr(e, "rows", [e]) for e in (models.target, models.draft)]
+        for own in [*engines[0], *engines[1]]:
+            own.row = lambda seen: np.zeros(tokenizer.size, np.float32)
+        measure_costs(models, tokenizer, budget_s=0.1)
+        starts.append(max(c.start for own in engines[0] for c in own.calls if c.width == 5))
     assert starts[0] - starts[1] <= 8

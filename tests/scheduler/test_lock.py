@@ -1,7 +1,8 @@
-"""Whose turn it is: nobody is kept waiting for ever, and signals find nothing half done."""
+"""The engine lock is fair, and signals find nothing half done: closing, interrupts, handlers."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from runtime.rows import packed
 from scheduler.support import LONG, Gate, alone, rows, target_of
-from specrt.errors import EngineError, RequestError
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import EngineLock
 from specrt.text import Tokenizer
+from support.rows import packed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "pthread_kill"), reason="signals are sent to a thread"
 )
+SHORT = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
 @pytest.fixture
@@ -28,27 +30,51 @@ def made(tokenizer: Tokenizer) -> Generator:
     return rows(packed, 2, tokenizer)
 
 
-def until_somebody_waits(turn: EngineLock) -> None:
-    while turn._next.acquire(blocking=False):
-        turn._next.release()
+def until_a_thread_waits(lock: EngineLock) -> None:
+    while lock._next.acquire(blocking=False):
+        lock._next.release()
         sleep(0.001)
 
 
-def signalled(turn: EngineLock, gate: Gate, number: int) -> threading.Thread:
-    """Send the main thread a signal once it waits for a turn, and then let the pass end."""
-    main = threading.main_thread().ident
-    assert main == threading.get_ident(), "signals reach the main thread only"
+class Reader:
+    """A thread that generates, held within a pass."""
 
-    def send() -> None:
-        until_somebody_waits(turn)
+    def __init__(self, made: Generator) -> None:
+        self.gate = Gate(target_of(made))
+        self.lock = made._scheduler.lock
+        self.ended: list[str] = []
+
+        def read() -> None:
+            try:
+                made.generate([1, 2], LONG, gamma=0)
+                self.ended.append("whole")
+            except RequestError as error:
+                self.ended.append(str(error))
+
+        self.thread = threading.Thread(target=read)
+        self.thread.start()
+        assert self.gate.inside.wait(30)
+
+    def signal(self, number: int) -> None:
+        """Send the main thread a signal once it waits, and then let the pass end."""
+        main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, number)
-        sleep(0.05)  # for what must not happen while the pass still runs
-        gate.go.set()
+        assert main == threading.get_ident(), "signals reach the main thread only"
 
-    sent = threading.Thread(target=send)
-    sent.start()
-    return sent
+        def send() -> None:
+            until_a_thread_waits(self.lock)
+            signal.pthread_kill(main, number)
+            sleep(0.05)  # for what must not happen while the pass still runs
+            self.gate.go.set()
+
+        self.sent = threading.Thread(target=send)
+        self.sent.start()
+
+    def end(self) -> list[str]:
+        """Return how the reading ended."""
+        self.sent.join()
+        self.thread.join(30)
+        return self.ended
 
 
 @pytest.fixture
@@ -63,124 +89,93 @@ def on_signal() -> Iterator[Callable[[Callable[[], object]], int]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def reading(made: Generator) -> tuple[Gate, threading.Thread, list[BaseException | None]]:
-    """Begin a stream in a thread, and hold it within a pass."""
-    gate = Gate(target_of(made))
-    ended: list[BaseException | None] = []
-
-    def read() -> None:
-        try:
-            made.generate([1, 2], LONG, gamma=0)
-            ended.append(None)
-        except RequestError as error:
-            ended.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert gate.inside.wait(30)
-    return gate, reader, ended
-
-
 def test_closing_that_is_interrupted_closes_no_engine_under_a_pass(made: Generator) -> None:
-    gate, reader, ended = reading(made)
+    reader = Reader(made)
     closed_within: list[bool] = []
     engine: Any = made.models.target
     honest = engine.close
 
     def close() -> None:
-        closed_within.append(reader.is_alive() and not gate.go.is_set())
+        closed_within.append(reader.thread.is_alive() and not reader.gate.go.is_set())
         honest()
 
     engine.close = close
-    sent = signalled(made._scheduler.lock, gate, signal.SIGINT)
+    reader.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         made.close()
-    sent.join()
-    reader.join(30)
+    assert reader.end() == ["whole"], "the generator is as open as it was"
     assert closed_within == []
-    assert ended == [None], "the generator is as open as it was"
     made.close()
     assert closed_within == [False]
 
 
-def test_who_is_interrupted_while_he_waits_keeps_no_turn(made: Generator) -> None:
-    gate, reader, ended = reading(made)
-    sent = signalled(made._scheduler.lock, gate, signal.SIGINT)
+def test_a_thread_that_is_interrupted_while_it_waits_keeps_no_lock(made: Generator) -> None:
+    reader = Reader(made)
+    reader.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         made.generate([5], LONG)
-    sent.join()
-    reader.join(30)
-    assert ended == [None]
-    assert made.generate([5], SamplingParams(max_tokens=3, ignore_eos=True)).finish_reason
+    assert reader.end() == ["whole"]
+    assert made.generate([5], SHORT).finish_reason == "length"
 
 
 def test_a_signals_handler_may_close_while_its_thread_waits_to(
     made: Generator, on_signal: Callable[[Callable[[], object]], int]
 ) -> None:
-    gate, reader, ended = reading(made)
-    sent = signalled(made._scheduler.lock, gate, on_signal(made.close))
+    reader = Reader(made)
+    reader.signal(on_signal(made.close))
     made.close()
-    sent.join()
-    reader.join(30)
-    assert [str(error) for error in ended] == ["this generator was closed; open the bundle again"]
+    assert reader.end() == ["this generator was closed; open the bundle again"]
 
 
 def test_a_signals_handler_may_generate_while_its_thread_waits(
     made: Generator, tokenizer: Tokenizer, on_signal: Callable[[Callable[[], object]], int]
 ) -> None:
     found: list[list[int]] = []
-    gate, reader, _ = reading(made)
-    short = SamplingParams(max_tokens=5, ignore_eos=True)
-    number = on_signal(lambda: found.append(made.generate([7], short).token_ids))
-    sent = signalled(made._scheduler.lock, gate, number)
-    found.append(made.generate([8], short).token_ids)
-    sent.join()
-    reader.join(30)
-    one = alone(tokenizer)
-    assert found == [one.generate([i], short).token_ids for i in (7, 8)]
+    reader, one = Reader(made), alone(tokenizer)
+    reader.signal(on_signal(lambda: found.append(made.generate([7], SHORT).token_ids)))
+    found.append(made.generate([8], SHORT).token_ids)
+    reader.end()
+    assert found == [one.generate([i], SHORT).token_ids for i in (7, 8)]
 
 
-def test_who_had_a_turn_is_behind_those_who_wait() -> None:
+def test_a_thread_that_wants_the_engines_again_is_behind_those_that_wait() -> None:
     for _ in range(30):
-        turn, inside, go = EngineLock(), threading.Event(), threading.Event()
-        taken: list[str] = []
+        lock, inside, go = EngineLock(), threading.Event(), threading.Event()
+        order: list[str] = []
 
-        def hold(inside: threading.Event = inside, go: threading.Event = go) -> None:
-            inside.set()
-            assert go.wait(30)
+        def again(
+            lock: EngineLock = lock, inside: Any = inside, go: Any = go, order: Any = order
+        ) -> None:
+            lock.run(lambda: (inside.set(), go.wait(30)))
+            lock.run(lambda: order.append("again"))
 
-        def again(turn: EngineLock = turn, taken: list[str] = taken) -> None:
-            turn.run(hold)
-            turn.run(lambda: taken.append("again"))
-
-        def waits(turn: EngineLock = turn, taken: list[str] = taken) -> None:
-            turn.run(lambda: taken.append("waited"))
+        def waits(lock: EngineLock = lock, order: Any = order) -> None:
+            lock.run(lambda: order.append("waited"))
 
         threads = [threading.Thread(target=again), threading.Thread(target=waits)]
         threads[0].start()
         assert inside.wait(30)
         threads[1].start()
-        until_somebody_waits(turn)
+        until_a_thread_waits(lock)
         go.set()
         for thread in threads:
             thread.join(30)
-        assert taken == ["waited", "again"]
+        assert order == ["waited", "again"]
 
 
-def test_time_stands_still_while_nobody_has_a_turn() -> None:
-    turn = EngineLock()
-    turn.run(lambda: None)
-    before = turn.now_ns()
+def test_time_stands_still_while_no_thread_has_the_engines() -> None:
+    lock = EngineLock()
+    lock.run(lambda: None)
+    before = lock.now_ns()
     sleep(0.002)
-    assert turn.now_ns() == before
-    assert turn.run(turn.now_ns) < before + 1_000_000
-    inside = turn.run(lambda: (turn.now_ns(), sleep(0.002), turn.now_ns()))
+    assert lock.now_ns() == before
+    inside = lock.run(lambda: (lock.now_ns(), sleep(0.002), lock.now_ns()))
     assert inside[2] >= inside[0] + 2_000_000
 
 
-def test_interrupts_leave_the_turn_free() -> None:
+def test_interrupts_leave_the_lock_free() -> None:
     """Ctrl-C at any time, a few hundred times."""
-    turn, interrupts = EngineLock(), 0
+    lock, interrupts = EngineLock(), 0
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -191,61 +186,46 @@ def test_interrupts_leave_the_turn_free() -> None:
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.00005 + interrupts * 1e-7)
                 while True:
-                    turn.run(int)
+                    lock.run(int)
             except KeyboardInterrupt:
                 interrupts += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     free: list[int] = []
-    other = threading.Thread(target=lambda: turn.run(lambda: free.append(1)), daemon=True)
+    other = threading.Thread(target=lambda: lock.run(lambda: free.append(1)), daemon=True)
     other.start()
     other.join(10)
     assert free == [1]
-    turn.run(lambda: None)  # nor is it taken for one that is within a turn
+    lock.run(lambda: None)  # nor is it taken for one within a pass
 
 
-def test_a_step_that_is_broken_off_ends_who_broke_it_alone(tokenizer: Tokenizer) -> None:
-    """In the thread that runs passes for asyncio, as elsewhere."""
-    import asyncio
+# The thread that runs passes for asyncio
 
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
 
+def test_a_step_that_is_broken_off_ends_the_request_that_broke_it_alone(
+    made: Generator, tokenizer: Tokenizer
+) -> None:
     def leaves(tokens: list[int], row: Any) -> Any:
         if len(tokens) > 8:
             raise SystemExit
         return row
 
     async def main() -> None:
-        broken = made.astream(
-            [1], SamplingParams(max_tokens=30, ignore_eos=True, logits_processors=(leaves,))
-        )
-        honest = made.astream([2], params)
+        broken = made.astream([1], SamplingParams(max_tokens=30, logits_processors=(leaves,)))
+        honest = made.astream([2], LONG)
         found = await asyncio.gather(broken.finish(), honest.finish(), return_exceptions=True)
         assert isinstance(found[0], RequestError)
         assert not isinstance(found[1], BaseException), found[1]
-        assert found[1].token_ids == one.generate([2], params).token_ids
+        assert found[1].token_ids == alone(tokenizer).generate([2], LONG).token_ids
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_closing_waits_for_the_thread_that_runs_passes(tokenizer: Tokenizer) -> None:
+def test_closing_waits_for_the_thread_that_runs_passes(made: Generator) -> None:
     """Also where it has nothing to do any more, and has not ended yet."""
-    import asyncio
-
-    made = rows(packed, 2, tokenizer)
-    asyncio.run(made.agenerate([1], SamplingParams(max_tokens=2)))
+    asyncio.run(made.agenerate([1], SHORT))
     thread = made._worker._last
     assert thread is not None
     made.close()
     assert not thread.is_alive()
-
-
-def test_a_request_that_is_over_does_not_fail(made: Generator) -> None:
-    stream = made.stream([1, 2], SamplingParams(max_tokens=3, ignore_eos=True), gamma=0)
-    next(stream)
-    request = next(row.request for row in made._scheduler._slots if row.request is not None)
-    stream.finish()
-    request.fail(EngineError("too late"))
-    assert request.error is None

@@ -1,23 +1,22 @@
-"""The round: what speculation emits is what plain decoding emits, and no pass is wasted."""
+"""The loop: every way a round can end leaves the target's own greedy text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime.toy import Call, TableEngine, generator, near, plain, run
 from specrt.completion import SpeculationStats
 from specrt.errors import CapacityError
 from specrt.params import SamplingParams
-from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round, run_alone
 from specrt.text import Tokenizer
+from speculation.support import PROMPT
+from support.toy import Call, TableEngine, generator, near, plain, run
 
 GAMMAS = range(9)
-PROMPT = [3, 1, 4, 1, 5]
 
 
 def pair(seed: int, closeness: float = 0.6, **options: object) -> tuple[TableEngine, TableEngine]:
@@ -31,128 +30,52 @@ def wrong_draft(target: TableEngine, positions: range | set[int]) -> TableEngine
     return draft
 
 
-# Same tokens
+# Same tokens, and the passes they take
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
-    kept: set[int] = set()
+    seen: set[int] = set()
     for seed in range(30):
         target, draft = pair(seed, closeness=0.18 * (1 + seed % 5))
-        prompt = [int(t) for t in np.random.default_rng(seed).integers(0, 29, 1 + seed)]
+        prompt = [int(t) for t in np.random.default_rng(seed).integers(0, 29, 1 + seed % 16)]
         done = run(target, draft, prompt, gamma=gamma, new=50)
         assert done.tokens == plain(target, prompt, 50)
-        kept |= {r.accepted for r in done.rounds if r.drafted == gamma}
-    # The seeds must have met every place a rejection can fall, or the test held nothing.
-    assert kept == set(range(gamma + 1))
-
-
-class Whim:
-    """A policy without reason: any gamma, and any weight for any token."""
-
-    def __init__(self, seed: int, weights: Sequence[DraftDecision]) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._weights = weights
-        self.seen: list[Round] = []
-
-    def choose(self) -> int:
-        return int(self._rng.integers(0, 9))
-
-    def decide(self, drafted: int, confidence: float) -> DraftDecision:
-        assert 0.0 < confidence <= 1.0
-        return self._weights[int(self._rng.integers(len(self._weights)))]
-
-    def observe(self, round_: Round) -> None:
-        self.seen.append(round_)
-
-
-@pytest.mark.parametrize("weights", [(DraftDecision.CONTINUE,), tuple(DraftDecision)], ids=len)
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
-def test_no_policy_changes_the_output(
-    weights: tuple[DraftDecision, ...], options: dict[str, float]
-) -> None:
-    drafted: set[int] = set()
-    for seed in range(10):
-        target, draft = pair(seed, closeness=0.7)
-        params, policy = SamplingParams(**options), Whim(seed, weights)  # type: ignore[arg-type]
-        done = run(target, draft, PROMPT, gamma=policy, new=100, params=params)
-        assert done.tokens == run(target, None, PROMPT, new=100, params=params).tokens
-        drafted |= {r.drafted for r in done.rounds}
-        # The policy learns of every round but the prefill, and the confidence of every token.
-        assert policy.seen == done.rounds[1:]
-        assert all(len(r.confidences) == r.drafted for r in policy.seen)
-        assert {r.source for r in policy.seen if r.drafted} == {"model"}
-    assert drafted >= {0, 1, 2, 3}
+        seen |= {r.accepted for r in done.rounds if r.drafted == gamma}
+        # A pass begins at the last committed token, and holds that and what was drafted.
+        tokens, calls = len(prompt), iter(target.calls)
+        for round_ in done.rounds:
+            start = tokens - 1 if round_ is not done.rounds[0] else 0
+            width = tokens + round_.drafted - start
+            assert next(calls) == Call(start, width, round_.drafted + 1)
+            tokens += len(round_.tokens)
+        assert next(calls, None) is None
+        assert all(call.width in (1, 2) for call in draft.calls[1:])
+    # The seeds must have met every place a rejection can fall, or the test showed nothing.
+    assert seen == set(range(gamma + 1))
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))
-def test_a_draft_that_is_always_right_is_always_kept(gamma: int) -> None:
-    target = TableEngine(3)
-    draft = wrong_draft(target, set())
+@pytest.mark.parametrize("wrong", ["nowhere", "everywhere", "first", "middle", "last"])
+def test_a_round_accepts_what_comes_before_the_first_wrong_token(gamma: int, wrong: str) -> None:
+    places = {"nowhere": None, "everywhere": 0, "first": 0, "middle": gamma // 2, "last": gamma - 1}
+    at, n, target = places[wrong], len(PROMPT), TableEngine(8)
+    positions = {n + 1 + at} if at is not None else set[int]()
+    draft = wrong_draft(target, range(1000) if wrong == "everywhere" else positions)
     done = run(target, draft, PROMPT, gamma=gamma, new=1 + 4 * (gamma + 1))
     assert done.tokens == plain(target, PROMPT, 1 + 4 * (gamma + 1))
-    assert [r.accepted for r in done.rounds] == [0, gamma, gamma, gamma, gamma]
-    # One prefill each, then the target scores gamma + 1 rows; the draft catches up by two.
-    n = len(PROMPT)
-    assert target.calls[0] == Call(0, n, 1)
-    assert target.calls[1:] == [Call(n + i * (gamma + 1), gamma + 1, gamma + 1) for i in range(4)]
-    widths = [call.width for call in draft.calls]
-    first = [n + 1] + [1] * (gamma - 1)
-    assert widths == first + ([2] + [1] * (gamma - 1)) * 3
-
-
-@pytest.mark.parametrize("gamma", range(1, 9))
-def test_a_draft_that_is_always_wrong_costs_rounds_only(gamma: int) -> None:
-    target = TableEngine(3)
-    draft = wrong_draft(target, range(1000))
-    done = run(target, draft, PROMPT, gamma=gamma, new=20)
-    assert done.tokens == plain(target, PROMPT, 20)
-    assert all(r.accepted == 0 and len(r.tokens) == 1 for r in done.rounds)
-    # Nothing was kept, so the draft lacks one token each round, never two.
-    assert {call.width for call in draft.calls[1:]} == {1}
-
-
-@pytest.mark.parametrize("gamma", range(1, 9))
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_rejection_keeps_what_came_before_it(gamma: int, place: str) -> None:
-    at = {"first": 0, "middle": gamma // 2, "last": gamma - 1}[place]
-    target = TableEngine(8)
-    draft = wrong_draft(target, {len(PROMPT) + 1 + at})
-    done = run(target, draft, PROMPT, gamma=gamma, new=40)
-    assert done.tokens == plain(target, PROMPT, 40)
-    second = done.rounds[1]
-    assert (second.drafted, second.accepted, second.evaluated) == (gamma, at, at + 1)
-    assert second.tokens == done.tokens[1 : at + 2]
-    # The target writes over the rejected tokens at once.
-    assert target.calls[2].start == len(PROMPT) + 1 + at
-    assert done.rounds[2].accepted == gamma
-
-
-# The caches
-
-
-@pytest.mark.parametrize("gamma", GAMMAS)
-def test_no_pass_starts_beyond_the_committed_tokens_less_one(gamma: int) -> None:
-    target, draft = pair(4)
-    tokens = len(PROMPT)
-    done = run(target, draft, PROMPT, gamma=gamma, new=60)
-    calls = iter(target.calls)
-    for round_ in done.rounds:
-        call = next(calls)
-        assert call.start == (tokens - 1 if round_ is not done.rounds[0] else 0)
-        assert call.start + call.width == tokens + round_.drafted
-        tokens += len(round_.tokens)
-    assert next(calls, None) is None
-    assert all(call.width in (1, 2) for call in draft.calls[1:])
-
-
-def test_stale_keys_are_overwritten_before_they_are_read() -> None:
-    target, draft = pair(6)
-    run(target, draft, [7, 7, 7, 7, 7, 7, 7], gamma=5, new=200)
-    again = run(target, draft, PROMPT, gamma=5, new=60)
-    fresh = run(*pair(6), PROMPT, gamma=5, new=60)
-    assert again.tokens == fresh.tokens
-    assert [r.accepted for r in again.rounds] == [r.accepted for r in fresh.rounds]
+    second, third = done.rounds[1:3]
+    accepted = gamma if at is None else at
+    assert (second.drafted, second.accepted) == (gamma, accepted)
+    assert second.evaluated == min(accepted + 1, gamma)
+    assert second.tokens == done.tokens[1 : accepted + 2]
+    # The target writes over the rejected tokens at once, and the draft lacks one token, or two.
+    assert target.calls[2].start == n + 1 + accepted
+    assert third.accepted == (0 if wrong == "everywhere" else gamma)
+    caught_up = [call.width for call in draft.calls[1:] if call.width > 1]
+    assert set(caught_up) <= {2}
+    if wrong in ("nowhere", "everywhere"):
+        assert len(caught_up) == (3 if wrong == "nowhere" else 0)
 
 
 WIDTH = 7
@@ -172,7 +95,7 @@ def test_a_long_prompt_goes_in_by_chunks(length: int, gamma: int) -> None:
 
 
 @pytest.mark.parametrize("rows", range(1, WIDTH + 1))
-def test_the_rows_asked_for_come_from_one_pass_however_the_rest_is_cut(rows: int) -> None:
+def test_all_scored_rows_come_from_one_pass(rows: int) -> None:
     for length in range(rows, 3 * WIDTH + 2):
         tokens = [int(t) for t in np.random.default_rng(length).integers(0, 29, length)]
         engine, wide = TableEngine(9, max_width=WIDTH), TableEngine(9, max_width=100)
@@ -188,27 +111,15 @@ def test_the_rows_asked_for_come_from_one_pass_however_the_rest_is_cut(rows: int
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 @pytest.mark.parametrize("new", range(1, 13))
-def test_gamma_shrinks_so_that_no_committed_token_is_thrown_away(gamma: int, new: int) -> None:
+def test_gamma_shrinks_so_that_no_committed_token_is_discarded(gamma: int, new: int) -> None:
     target = TableEngine(3)
-    draft = wrong_draft(target, set())
-    done = run(target, draft, PROMPT, gamma=gamma, new=new)
+    done = run(target, wrong_draft(target, set()), PROMPT, gamma=gamma, new=new)
     assert done.tokens == plain(target, PROMPT, new)
     left = new - 1
     for round_ in done.rounds[1:]:
+        assert round_.drafted == min(gamma, left - 1)
         left -= len(round_.tokens)
-        assert round_.drafted == min(gamma, left + len(round_.tokens) - 1)
-    assert sum(len(r.tokens) for r in done.rounds) == new
-
-
-@pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("room", [0, 1, 2, 5, 11])
-def test_the_context_is_filled_to_its_last_position(gamma: int, room: int) -> None:
-    target, draft = pair(1, closeness=1.0, max_length=24)
-    prompt = [int(t) for t in np.random.default_rng(room).integers(0, 29, 24 - room)]
-    done = run(target, draft, prompt, gamma=gamma, new=1000)
-    assert len(done.tokens) == room + 1
-    assert done.tokens == plain(target, prompt, 1000)
-    assert max(call.start + call.width for call in target.calls) == 24
+    assert left == 0
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
@@ -234,54 +145,29 @@ def spelled(
     return target, draft
 
 
-ENDS = range(12)
-
-
 @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
-@pytest.mark.parametrize("end", ENDS)
-def test_the_models_own_end_cuts_wherever_it_falls(
-    tokenizer: Tokenizer, gamma: int, end: int
-) -> None:
-    made = generator(*spelled(tokenizer), tokenizer, eos=[LETTERS[end]])
-    done = made.generate(PROMPT, gamma=gamma)
-    assert done.token_ids == LETTERS[: end + 1]
-    assert done.text == bytes(LETTERS[:end]).decode()
-    assert (done.finish_reason, done.stop_reason) == ("stop", None)
-    assert len(done.token_ids) == done.speculation.emitted + 1
+@pytest.mark.parametrize("kind", ["eos", "stop token", "stop string", "max_tokens"])
+def test_an_end_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, kind: str) -> None:
+    for end in range(12):
+        letter, stop = LETTERS[end], bytes(LETTERS[end : end + 3]).decode()
+        options: dict[str, Any] = {
+            "eos": {},
+            "stop token": {"stop_token_ids": (letter,)},
+            "stop string": {"stop": ("never", stop)},
+            "max_tokens": {"max_tokens": end + 1},
+        }[kind]
+        tokens = end + 3 if kind == "stop string" else end + 1
+        text = end + 1 if kind == "max_tokens" else end
+        made = generator(*spelled(tokenizer), tokenizer, eos=[letter] if kind == "eos" else ())
+        done = made.generate(PROMPT, SamplingParams(**options), gamma=gamma)
+        assert done.token_ids == LETTERS[:tokens]
+        assert done.text == bytes(LETTERS[:text]).decode()
+        assert done.finish_reason == ("length" if kind == "max_tokens" else "stop")
+        assert done.stop_reason == {"stop token": letter, "stop string": stop}.get(kind)
+        assert len(done.token_ids) == done.speculation.emitted + 1
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
-@pytest.mark.parametrize("end", ENDS)
-def test_a_stop_token_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, end: int) -> None:
-    params = SamplingParams(stop_token_ids=(LETTERS[end],))
-    done = generator(*spelled(tokenizer), tokenizer).generate(PROMPT, params, gamma=gamma)
-    assert done.token_ids == LETTERS[: end + 1]
-    assert done.text == bytes(LETTERS[:end]).decode()
-    assert (done.finish_reason, done.stop_reason) == ("stop", LETTERS[end])
-
-
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
-@pytest.mark.parametrize("end", ENDS)
-def test_a_stop_string_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, end: int) -> None:
-    stop = bytes(LETTERS[end : end + 3]).decode()
-    params = SamplingParams(stop=("never", stop))
-    done = generator(*spelled(tokenizer), tokenizer).generate(PROMPT, params, gamma=gamma)
-    assert done.token_ids == LETTERS[: end + 3]
-    assert done.text == bytes(LETTERS[:end]).decode()
-    assert (done.finish_reason, done.stop_reason) == ("stop", stop)
-
-
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
-@pytest.mark.parametrize("most", range(1, 13))
-def test_max_tokens_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, most: int) -> None:
-    params = SamplingParams(max_tokens=most)
-    done = generator(*spelled(tokenizer), tokenizer).generate(PROMPT, params, gamma=gamma)
-    assert done.token_ids == LETTERS[:most]
-    assert done.text == bytes(LETTERS[:most]).decode()
-    assert (done.finish_reason, done.stop_reason) == ("length", None)
-
-
-def test_the_models_own_end_can_be_passed_over(tokenizer: Tokenizer) -> None:
+def test_the_models_own_end_can_be_ignored(tokenizer: Tokenizer) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     made = generator(*spelled(tokenizer), tokenizer, eos=[LETTERS[5]])
     done = made.generate(PROMPT, params)
@@ -308,8 +194,7 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
     if not stop:
         assert counts.emitted == counts.accepted + counts.rounds
     if gamma == 0:
-        assert counts.rounds == counts.emitted
-        assert counts.drafted == 0
+        assert (counts.rounds, counts.drafted) == (counts.emitted, 0)
     elif gamma == 8 and not stop:
         # By hand: the round from token 1 is wrong at 4, that from 5 at 9, that from 10 at once,
         # that from 11 is whole, that from 20 is wrong at 21, that from 22 whole, that from 31.
@@ -317,18 +202,12 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
 
 
 def test_rates_follow_from_the_counts_and_are_zero_without_any() -> None:
-    none = SpeculationStats(4)
+    none, some = SpeculationStats(4), SpeculationStats(4)
     assert (none.acceptance_rate, none.draft_yield, none.tokens_per_round) == (0.0, 0.0, 0.0)
-    some = SpeculationStats(4)
     for drafted, accepted in ((4, 4), (4, 0), (4, 2)):
         some.add(Round([1] * (accepted + 1), drafted, accepted, 5, 7), accepted + 1)
-    assert (some.rounds, some.drafted, some.evaluated, some.accepted, some.emitted) == (
-        3,
-        12,
-        8,
-        6,
-        9,
-    )
+    assert (some.rounds, some.drafted, some.evaluated) == (3, 12, 8)
+    assert (some.accepted, some.emitted) == (6, 9)
     assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.5, 3.0)
     assert (some.evaluated_at, some.accepted_at) == ([3, 2, 2, 1], [2, 2, 1, 1])
 

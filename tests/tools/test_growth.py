@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from growth.axes import old_kv_heads, old_query_heads
 from growth.layout import KINDS
-from growth.shape import PRESETS, Shape, check_growth
+from growth.shape import Shape, check_growth
 from growth.shards import Entry, write_shards
 from growth.tensor import encode
 from inflate import main
@@ -84,41 +84,22 @@ def test_rounding_is_that_of_torch() -> None:
     assert np.array_equal(encode("w", values, "bfloat16"), expected)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_codelet_can_grow_to_every_preset(name: str) -> None:
-    check_growth(CODELET, PRESETS[name])
-    assert " ".join(str(PRESETS[name]).split()) in " ".join(run("--help")[1].split())
-
-
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
         ({}, [], "nothing grows"),
         ({}, ["--layers", 1], "layers 1 is below the checkpoint's 2"),
-        (
-            {},
-            ["--to", "200M", "--head-dim", 12],
-            "head_dim 12 is no multiple of the checkpoint's 8",
-        ),
+        ({}, ["--to", "200M", "--head-dim", 12], "head_dim 12 is no multiple"),
         ({}, ["--heads", 9], "9 heads are no multiple of 2 kv heads"),
-        ({}, ["--heads", 10], "hidden_size 48 is no multiple of 10 heads"),
         ({}, ["--heads", 6, "--kv-heads", 3], "then takes 4 kv heads"),
         ({}, ["--layers", 10**9, "--dtype", "float16"], "free; use a shorter"),
         ({"model_type": "gemma2"}, ["--layers", 3], "of model_type 'gemma2'; only llama"),
-        ({"hidden_size": "48"}, ["--layers", 3], "hidden_size is '48'"),
-        (
-            {"rope_parameters": [1]},
-            ["--head-dim", 16],
-            "rope_parameters is [1]; expected an object",
-        ),
-        ({"rope_scaling": "x"}, ["--layers", 3], "rope_scaling is 'x'; expected an object"),
+        ({"rope_parameters": [1]}, ["--head-dim", 16], "[1]; expected an object"),
         ({"layer_types": 5}, ["--layers", 3], "layer_types is 5; expected one word for each"),
         ({"num_hidden_layers": 1}, ["--layers", 3], "holds model.layers.1."),
-        ({"num_hidden_layers": 3}, ["--layers", 4], "holds no weight model.layers.2."),
         ({"intermediate_size": 81}, ["--layers", 3], "has shape [80, 48], config.json calls for"),
         ({"vocab_size": None}, ["--layers", 3], "vocab_size is None"),
         ({"quantization_config": {"bits": 4}}, ["--layers", 3], "is quantised"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, ["--head-dim", 16], "rope_type 'yarn'"),
         ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], "partial_rotary_factor 0.5"),
     ],
 )

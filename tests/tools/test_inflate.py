@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +32,7 @@ TOLERANCE = 1e-4
 PROMPT, GREEDY = 40, 64
 Weights = dict[str, torch.Tensor]
 
-GROWTHS = {
-    "layers": replace(SMALL, layers=11),
-    "hidden": replace(SMALL, hidden_size=672),
-    "larger groups": replace(SMALL, heads=12),
-    "smaller groups": replace(SMALL, heads=8, kv_heads=4),
-    "head_dim": replace(SMALL, head_dim=128),
-    "units": replace(SMALL, intermediate_size=1504),
-    "all": Shape(640, 10, 16, 8, 128, 1600),
-}
+GROWN = Shape(640, 10, 16, 8, 128, 1600)
 
 
 def load(folder: Path) -> Any:
@@ -87,17 +78,11 @@ def written() -> torch.Tensor:
     return torch.tensor([tokens])
 
 
-@pytest.mark.parametrize(
-    "growth",
-    ["all", *(pytest.param(g, marks=pytest.mark.nightly) for g in GROWTHS if g != "all")],
-)
-def test_codelet_keeps_its_logits_and_its_text(
-    growth: str, written: torch.Tensor, tmp_path: Path
-) -> None:
+def test_codelet_keeps_its_logits_and_its_text(written: torch.Tensor, tmp_path: Path) -> None:
     expected = logits(load(CODELET), written)
-    model = load(grown(CODELET, tmp_path / "grown", GROWTHS[growth]))
+    model = load(grown(CODELET, tmp_path / "grown", GROWN))
     found = logits(model, written)
-    assert Shape.of(model.config.to_dict()) == GROWTHS[growth]
+    assert Shape.of(model.config.to_dict()) == GROWN
     assert relative(found, expected) < TOLERANCE
     # Equal choices after each prefix of the small model's text: the same text, by induction.
     assert torch.equal(found[0, PROMPT - 1 : -1].argmax(-1), written[0, PROMPT:])
@@ -134,7 +119,6 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
     ("kind", "options"),
     [
         ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
-        ("Llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("Llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 6}),
         ("Mistral", {"sliding_window": 8}),
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
@@ -193,44 +177,6 @@ def test_the_comparison_sees_each_step_left_out(
     assert relative(logits(load(out), tokens), expected) > TOLERANCE
 
 
-def test_shards_hold_what_one_file_holds_and_little_is_in_memory(tmp_path: Path) -> None:
-    small = tiny(tmp_path / "small")
-    new = Shape(256, 24, 16, 8, 16, 1024)
-    largest = 256 * 1024 * 4
-    tracemalloc.start()
-    grown(small, tmp_path / "shards", new, "bfloat16", shard_bytes=1_500_000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 6 * largest < 24 * 3 * largest // 4
-    whole = load_file(grown(small, tmp_path / "one", new, "bfloat16") / "model.safetensors")
-    files = sorted((tmp_path / "shards").glob("*.safetensors"))
-    assert len(files) > 8
-    assert all(file.stat().st_size < 1_600_000 for file in files)
-    parts = {name: t for file in files for name, t in load_file(file).items()}
-    assert parts.keys() == whole.keys() == Checkpoint.open(tmp_path / "shards").weights.keys()
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
-    assert load(tmp_path / "shards").num_parameters() == sum(t.numel() for t in whole.values())
-
-
-def test_numbers_keep_their_bits_and_their_spread(tmp_path: Path) -> None:
-    new = replace(SMALL, hidden_size=480, layers=9)
-    out = load_file(grown(CODELET, tmp_path / "grown", new, "bfloat16") / "model.safetensors")
-    old = load_file(CODELET / "model.safetensors")
-    assert "lm_head.weight" not in out
-    for name, weight in old.items():
-        kept = out[name][tuple(slice(n) for n in weight.shape)]
-        assert kept.dtype == (torch.float32 if "norm" in name else torch.bfloat16)
-        factor = (384 / 480) ** 0.5 if "norm" in name else 1.0
-        assert torch.equal(kept, (weight.to(kept.dtype) * factor))
-    for kind in ("self_attn.q_proj", "mlp.up_proj"):
-        spread = [
-            t[f"model.layers.{n}.{kind}.weight"].float().std() for t, n in ((old, 0), (out, 8))
-        ]
-        assert 0.95 < spread[1] / spread[0] < 1.05
-    for kind in ("self_attn.o_proj", "mlp.down_proj"):
-        assert not out[f"model.layers.8.{kind}.weight"].any()
-
-
 def test_the_command_writes_a_checkpoint_and_says_what_it_is(tmp_path: Path) -> None:
     out = tmp_path / "new" / "grown"
     command = [sys.executable, str(TOOL), str(CODELET), "--out", str(out), "--layers", "9"]
@@ -243,5 +189,4 @@ def test_the_command_writes_a_checkpoint_and_says_what_it_is(tmp_path: Path) -> 
     assert config["specrt_inflated_from"].startswith("target: hidden_size 384, 8 layers")
     assert [path.name for path in out.parent.iterdir()] == ["grown"]
     again = CliRunner().invoke(main, [str(CODELET), "--out", str(out), "--layers", "10"])
-    assert again.exit_code == 1
-    assert f"{out} is there already" in again.output
+    assert (again.exit_code, f"{out} is there already" in again.output) == (1, True)

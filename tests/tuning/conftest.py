@@ -1,13 +1,26 @@
-"""The tokenizer of the toy engines."""
+"""A clock that stands still between the passes that move it."""
 
 from __future__ import annotations
 
 import pytest
 
-from runtime.toy import byte_level
-from specrt.text import Tokenizer
+
+class Clock:
+    """A clock that only stands where it was put."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def move(self, ns: int) -> None:
+        self.now += ns
 
 
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the rounds."""
+    made = Clock()
+    monkeypatch.setattr("specrt.speculation.round.perf_counter_ns", made)
+    return made

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.toy import TableEngine, near
 from specrt.completion import SpeculationStats
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -17,7 +16,7 @@ from specrt.params import AUTO
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning.sweep import (
+from specrt.tuning import (
     PLAIN,
     Candidate,
     SweepPlan,
@@ -27,50 +26,36 @@ from specrt.tuning.sweep import (
     spread,
     sweep,
 )
+from support.toy import TableEngine, near
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
 MODEL, FREE, FIXED = Candidate("model", AUTO), Candidate("cascade", AUTO), Candidate("model", 3)
+NAMES = {"plain": PLAIN, "model": MODEL, "free": FREE, "fixed": FIXED}
 
 
-def contest(**took: list[int]) -> SweepResult:
-    """Return a contest by name: what each prompt took, once."""
-    names = {"plain": PLAIN, "model": MODEL, "free": FREE, "fixed": FIXED}
-    made = SweepResult({names[name]: [[ns] for ns in times] for name, times in took.items()})
-    made.counts = {
-        candidate: SpeculationStats(candidate.gamma, candidate.drafter)
-        for candidate in made.decode_ns
-    }
-    return made
+@pytest.mark.parametrize(
+    ("took", "best"),
+    [
+        ({"plain": [90] * 4, "model": [50] * 4, "free": [40] * 4, "fixed": [39] * 4}, FREE),
+        ({"plain": [90] * 4, "free": [40] * 4, "fixed": [30, 30, 30, 41]}, FIXED),
+        ({"plain": [90] * 4, "free": [40] * 4, "fixed": [5, 5, 41, 41]}, FREE),
+        ({"plain": [30] * 4, "model": [40] * 4, "free": [35] * 4, "fixed": [60] * 4}, PLAIN),
+    ],
+)
+def test_the_best_leaves_gamma_open_unless_a_fixed_one_is_clearly_faster_on_most_prompts(
+    took: dict[str, list[int]], best: Candidate
+) -> None:
+    found = SweepResult({NAMES[name]: [[ns] for ns in times] for name, times in took.items()})
+    assert found.best() == best
 
 
-def test_the_fastest_that_leaves_gamma_open_is_the_best() -> None:
-    found = contest(plain=[90] * 4, model=[50] * 4, free=[40] * 4, fixed=[39] * 4)
-    assert found.best() == FREE
-
-
-def test_a_fixed_gamma_must_be_clearly_faster_and_on_most_prompts() -> None:
-    auto = [40, 40, 40, 40]
-    assert contest(plain=[90] * 4, free=auto, fixed=[30, 30, 30, 41]).best() == FIXED
-    assert contest(plain=[90] * 4, free=auto, fixed=[5, 5, 41, 41]).best() == FREE
-    assert contest(plain=[90] * 4, free=auto, fixed=[39] * 4).best() == FREE
-
-
-def test_plain_decoding_may_win() -> None:
-    assert contest(plain=[30] * 4, model=[40] * 4, free=[35] * 4, fixed=[60] * 4).best() == PLAIN
-
-
-def test_of_several_repeats_the_median_counts() -> None:
+def test_the_median_of_repeats_counts_and_settings_hold_what_was_counted() -> None:
     found = SweepResult({PLAIN: [[10, 900, 12]], FREE: [[11, 11, 800]]})
-    assert found.prompt_ns(PLAIN) == [12]
-    assert found.total_ns(FREE) == 11
-    assert found.best() == FREE
-
-
-def test_settings_hold_what_was_counted() -> None:
-    found = contest(plain=[4_000], free=[2_000])
+    assert (found.total_ns(PLAIN), found.total_ns(FREE), found.best()) == (12, 11, FREE)
+    found.counts = {each: SpeculationStats(each.gamma, each.drafter) for each in found.decode_ns}
     found.counts[FREE].emitted = 5
     plain, free = found.settings()
-    assert (plain.drafter, plain.gamma, plain.decode_ns) == ("none", 0, 4_000)
+    assert (plain.drafter, plain.gamma, plain.decode_ns) == ("none", 0, 12)
     assert (free.drafter, free.gamma, free.emitted) == ("cascade", AUTO, 5)
 
 
@@ -81,9 +66,9 @@ def models(gammas: tuple[int, ...] = tuple(range(9)), draft: bool = True) -> Mod
 
 def test_everything_is_tried_where_it_is_cheap() -> None:
     effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
-    assert effort.candidates[0] == PLAIN
     drafters = ("model", "ngram", "cascade")
     every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
+    assert effort.candidates[0] == PLAIN
     assert set(effort.candidates[1:]) == every
     assert effort.prompts == 16
     lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
@@ -107,22 +92,15 @@ def test_slow_models_get_shorter_sweeps_that_still_tell_something(
     assert slower.price_s(1.0) <= effort.price_s(1.0)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "reason"),
-    [
+def test_prompts_too_few_to_tune_on_are_refused() -> None:
+    for lengths, reason in (
         ([5, 5, 5], "3 prompts with room for 288 tokens"),
         ([210, 5, 210, 210, 255], "room for 239 tokens"),
         ([5, 5, 5, 257], "257 tokens does not fit the context of 256"),
         ([], "0 prompts"),
-    ],
-)
-def test_prompts_too_few_to_tune_on_are_refused(lengths: list[int], reason: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        check_prompts([[1] * n for n in lengths], 256)
-    assert reason in str(caught.value)
-
-
-def test_prompts_enough_to_tune_on_are_taken() -> None:
+    ):
+        with pytest.raises(RequestError, match=reason):
+            check_prompts([[1] * n for n in lengths], 256)
     check_prompts([[1] * 5] * 4, 256)
     check_prompts([[1] * 256] * 300, 256)
 
@@ -150,16 +128,13 @@ def test_candidates_take_turns_on_each_prompt(
     monkeypatch.setattr(Generator, "generate", noted)
     order = (PLAIN, Candidate("model", 2), Candidate("model", 5))
     prompts, seen = [[1, 7], [2, 7], [3, 7], [4, 7]], list[float]()
-    effort = SweepPlan(order, 4, 20, 2)
-    found = sweep(models(), tokenizer, prompts, effort, seen.append)
-    assert asked[:3] == [(1, candidate) for candidate in order]  # the warm-up
-    for at in range(3, len(asked), 3):
-        first, *_ = turn = asked[at : at + 3]
-        number = (at // 3 - 1) % 4
-        assert {candidate for _, candidate in turn} == set(order)
-        assert {prompt for prompt, _ in turn} == {number + 1}
-        assert first[1] == order[((at // 3 - 1) // 4 + number) % 3]
-    assert len(asked) == 3 + 3 * 4 * 2
+    found = sweep(models(), tokenizer, prompts, SweepPlan(order, 4, 20, 2), seen.append)
+    warm, timed = asked[:3], asked[3:]
+    assert warm == [(1, candidate) for candidate in order]
+    turns = [timed[at : at + 3] for at in range(0, len(timed), 3)]
+    assert [{prompt for prompt, _ in turn} for turn in turns] == [{n} for n in (1, 2, 3, 4)] * 2
+    assert all({candidate for _, candidate in turn} == set(order) for turn in turns)
+    assert {turn[0][1] for turn in turns} == set(order), "each begins now and then"
     assert seen == sorted(seen)
     assert seen[-1] == 1
     for candidate in order:
@@ -167,7 +142,6 @@ def test_candidates_take_turns_on_each_prompt(
         assert found.counts[candidate].emitted == 4 * 19
     assert found.counts[PLAIN].drafted == 0
     assert found.counts[order[2]].drafted > found.counts[order[1]].drafted > 0
-    assert all(row.tokens_per_second > 0 for row in found.settings())
 
 
 def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:

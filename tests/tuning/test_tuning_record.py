@@ -86,23 +86,11 @@ def test_what_was_written_is_read(bundle: Bundle, tuning: Tuning) -> None:
     assert replace(tuning, fixed_gamma=3).gamma == 3
 
 
-def test_rates_follow_from_counts() -> None:
-    assert ROW.gamma == AUTO
-    assert ROW.tokens_per_second == 80
-    assert ROW.tokens_per_round == 2
-    assert ROW.acceptance_rate == 200 / 300
-    nothing = replace(ROW, evaluated=0, accepted=0, rounds=0)
-    assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda t: replace(t, source="1" * 64), "built again"),
         (lambda t: replace(t, machine=replace(t.machine, cpu="Abacus")), "(cpu Abacus, not "),
-        (lambda t: replace(t, machine=replace(t.machine, cores=999)), "(cores 999, not "),
-        (lambda t: replace(t, machine=replace(t.machine, vector_units="x")), "(vector units x"),
-        (lambda t: replace(t, machine=replace(t.machine, accelerator="GPU")), "GPU, not none"),
         (lambda t: replace(t, machine=replace(t.machine, library="onnxruntime 0.1")), "0.1, not"),
     ],
 )  # fmt: skip
@@ -121,10 +109,7 @@ def test_a_tuning_for_other_threads_is_ignored(bundle: Bundle, tuning: Tuning) -
     write_tuning(bundle.path, replace(tuning, pools=2))
     assert "a thread pool for each engine" in ignored(bundle, pools=1)
 
-
-def test_pools_matter_only_to_two_engines_on_several_threads(
-    bundle: Bundle, tuning: Tuning
-) -> None:
+    # Pools matter only to two engines on several threads.
     single = replace(tuning, threads=1)
     write_tuning(bundle.path, single)
     assert read_tuning(bundle, 1, pools=2) == (single, None)
@@ -141,27 +126,19 @@ def edited(**changes: Any) -> Callable[[dict[str, Any]], object]:
     "change",
     [
         edited(format=FORMAT + 1),
-        edited(format=None),
         edited(verify_ns=[]),
         edited(verify_ns=[1] * 8),
-        edited(verify_ns=[0] * 9),
         edited(verify_ns=[1.5] * 9),
-        edited(verify_ns=["1"] * 9),
         edited(draft_ns=[1] * 9),
         edited(draft_ns=[0] * 9),
-        edited(draft_ns=[0, *[-1] * 8]),
-        edited(outside_ns=None),
         edited(outside_ns=10**400),
         edited(threads=0),
         edited(pools=3),
         edited(fixed_gamma=99),
         edited(drafter="oracle"),
         edited(settings=[{"drafter": "model"}]),
-        edited(settings={}),
-        edited(machine="here"),
         edited(source="line\nline"),
         lambda data: data["settings"][0].update(decode_ns=0),
-        lambda data: data["settings"][0].update(fixed_gamma=9),
         lambda data: data["settings"][0].update(drafter="\x1b[2J"),
         lambda data: data.pop("verify_ns"),
     ],
@@ -176,32 +153,23 @@ def test_a_damaged_record_is_ignored(
     assert "damaged" in ignored(bundle)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"format": 1' + b"1" * 5000 + b"}",
-     b'{"format": 1}', b" " * (1 << 21)],
-    ids=["empty", "cut", "list", "null", "not-utf8", "deep", "long-number", "bare", "huge"],
-)  # fmt: skip
-def test_a_file_that_is_no_record_is_ignored(bundle: Bundle, content: bytes) -> None:
-    (bundle.path / FILE_NAME).write_bytes(content)
-    assert "damaged" in ignored(bundle)
-
-
-def test_what_is_no_file_is_ignored_without_waiting(bundle: Bundle) -> None:
+def test_a_file_that_is_no_record_is_ignored_without_waiting(bundle: Bundle) -> None:
     place = bundle.path / FILE_NAME
+    number = b'{"format": 1' + b"1" * 5000 + b"}"
+    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, number, b" " * (1 << 21)):
+        place.write_bytes(content)
+        assert "damaged" in ignored(bundle)
+    place.unlink()
     os.mkfifo(place)
     assert "not a file" in ignored(bundle)
     place.unlink()
-    place.mkdir()
-    assert "not a file" in ignored(bundle)
-    place.rmdir()
     place.symlink_to(bundle.path / "gone")
     assert "not a file" in ignored(bundle)
 
 
 @given(data=st.data())
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.DataObject) -> None:
     record = json.loads(tuning.to_json())

@@ -155,8 +155,6 @@ def _headline(facts: Facts) -> str:
         return f"CUDA graphs captured: {captures['captured']} ({captures['expected']} expected)"
     if "unexplained" in facts:
         return f"{facts['tokens']} tokens, {len(facts['divergences'])} near-ties"
-    if "chosen" in facts:
-        return f"runs: {facts['chosen']}"
     if "0" in facts:
         speeds = {k: v for k, v in facts.items() if "tokens_per_second" in (v or ())}
         best = max(speeds, key=lambda gamma: speeds[gamma]["tokens_per_second"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from gpucheck.evidence import CheckError, Evidence
 from gpucheck.inventory import TENSORRT
 from gpucheck.settings import PROMPTS
-from gpucheck.workbench import Workbench, codelet_source
+from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
 from specrt.engine.protocol import Engine
+from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
-from specrt.engine.tensorrt.passes import KV_TYPES, cache_names
-from specrt.engine.tensorrt.plan import ITEM_BYTES
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
@@ -182,59 +180,28 @@ def check_replays(open_engine: Open, evidence: Evidence) -> None:
     check_equal(evidence, *runs, "replayed and launched passes")
 
 
-def check_captures(
-    engine: Any, counted: Callable[[], int] | None, expected: int, evidence: Evidence
-) -> None:
-    """Count the CUDA graphs that passes of several widths were captured into.
+def check_captures(engine: Engine, evidence: Evidence) -> None:
+    """Count the CUDA graphs that passes of several sizes were captured into.
 
-    `counted` counts them on the device, where captures go through it; an engine that counts
-    them itself is asked first. Without either the number is a fact that is not known.
-    Raises: CheckError where there are fewer than expected.
+    ONNX Runtime does not tell; for it the number is a fact that is not known.
+    Raises: CheckError where a pass that has a profile of its own has no graph.
     """
     run_shapes(engine)
-    statistics = getattr(engine, "statistics", None)
-    statistics = statistics() if callable(statistics) else statistics
-    captured = getattr(statistics, "captured", None)
-    if captured is None and counted is not None:
-        captured = counted()
-    evidence.add(captured=UNKNOWN if captured is None else captured, expected=expected)
-    if captured is not None and captured < expected:
-        raise CheckError(
-            f"{captured} CUDA graphs were captured and {expected} expected: passes are launched "
-            "kernel by kernel"
-        )
-
-
-def expected_captures(engine: Any) -> int:
-    """Return how many of the passes that are run have one size, and so a graph."""
-    record = getattr(getattr(engine, "model", None), "record", None)
-    if record is None:
-        return 1  # ort-cuda captures up to a width of its own; decode is always within it
-    fixed = {
-        (p.width.most, p.rows.most)
-        for p in record.profiles
-        if p.width.least == p.width.most and p.rows.least == p.rows.most
+    run_shapes(engine)  # the first run of a size may be what is captured
+    if not isinstance(engine, TensorRtEngine):
+        evidence.add(captured=UNKNOWN, expected=UNKNOWN)
+        return
+    profiles = engine.model.record.profiles
+    sizes = set(shapes_for(engine)) & {
+        (p.width.most, p.rows.most) for p in profiles if p.width.fixed and p.rows.fixed
     }
-    return len(fixed & set(shapes_for(engine)))
-
-
-@contextmanager
-def counted_captures(device: Any) -> Iterator[Callable[[], int]]:
-    """Count what is captured on a device."""
-    capture, count = device.capture, 0
-
-    @contextmanager
-    def counting() -> Iterator[Any]:
-        nonlocal count
-        with capture() as recording:
-            yield recording
-        count += 1
-
-    device.capture = counting
-    try:
-        yield lambda: count
-    finally:
-        del device.capture
+    captured = sum(engine.graph(*size) is not None for size in sizes)
+    evidence.add(captured=captured, expected=len(sizes))
+    if captured < len(sizes):
+        raise CheckError(
+            f"{captured} CUDA graphs were captured and {len(sizes)} expected: "
+            f"{'; '.join(engine.notices)}"
+        )
 
 
 def check_rollback(open_engine: Open, evidence: Evidence) -> None:
@@ -318,46 +285,6 @@ def check_memory(
         raise CheckError("an open engine took no memory, so nothing was checked")
 
 
-def check_in_place(engine: Any, evidence: Evidence) -> None:
-    """Check that a pass writes its positions of every KV buffer, in place, and no others.
-
-    Raises: CheckError.
-    """
-    model = engine.model
-    if model.record.form != NATIVE:
-        raise CheckError(f"the plan is {model.record.form}: its buffers are not updated in place")
-    names = cache_names(engine.geometry)
-    aliases = {name: model.plan.aliases(f"present_{name}") for name in names}
-    evidence.add(buffers=len(names), known_aliases=sum(map(bool, aliases.values())))
-    wrong = {name: alias for name, alias in aliases.items() if alias not in ("", name)}
-    if wrong:
-        raise CheckError(f"the plan writes other inputs than its own: {wrong}")
-    tokens = random_text(engine, 32, seed=2)
-    start, width = 12, 3
-    feed(engine, tokens[:, :start], 0, 1)
-    before = _buffers(engine, names)
-    feed(engine, tokens[:, start : start + width], start, 1)
-    after = _buffers(engine, names)
-    written = [*range(start, start + width)]
-    for name in names:
-        changed = np.flatnonzero((before[name] != after[name]).any((0, 1, 3))).tolist()
-        if not set(written) <= set(changed):
-            raise CheckError(f"{name} was not written in place at positions {written}")
-        if changed != written:
-            raise CheckError(f"a pass at {start} changed positions {changed} of {name}")
-
-
-def _buffers(engine: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Read KV buffers as bytes [1, heads, positions, bytes of a position]."""
-    model, g = engine.model, engine.geometry
-    item = ITEM_BYTES[KV_TYPES[model.record.compute]]
-    buffers = {}
-    for name in names:
-        buffers[name] = np.empty((1, g.kv_heads, engine.max_length, g.head_dim * item), np.uint8)
-        model.device.read(model.caches._places[0][name], buffers[name])
-    return buffers
-
-
 def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evidence) -> None:
     """Compare whole rounds with the same passes one by one, each twice: launched, then replayed.
 
@@ -409,24 +336,6 @@ def _draft_singly(
         confidences.append(1.0 if confidence is None else float(confidence.item()))
         pending = [tokens[-1]]
     return tokens, confidences
-
-
-def check_forms(native: Any, decomposed: Any, tolerance: float, evidence: Evidence) -> None:
-    """Compare the decomposed form of a plan with the native one, stale keys included.
-
-    Raises: CheckError above the tolerance.
-    """
-    kinds = [engine.model.record.form for engine in (native, decomposed)]
-    if kinds[0] == kinds[1]:
-        raise CheckError(f"both plans are {kinds[0]}")
-    runs: list[list[Pass]] = []
-    for engine in (native, decomposed):
-        feed(engine, random_text(engine, 9, seed=3), 0)  # to be overwritten
-        runs.append(run_shapes(engine))
-    worst = max(relative(d.logits, n.logits) for n, d in zip(*runs, strict=True))
-    evidence.add(passes=len(runs[0]), largest_relative_error=worst, tolerance=tolerance)
-    if not worst <= tolerance:
-        raise CheckError(f"the two forms are {worst:.1e} of the spread apart")
 
 
 def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evidence) -> None:
@@ -489,24 +398,15 @@ def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
             return run
 
-        def captures(engine: Any, part: Evidence) -> None:
-            expected = expected_captures(engine)
-            if device is None:
-                check_captures(engine, None, expected, part)
-            else:
-                with counted_captures(device) as count:
-                    check_captures(engine, count, expected, part)
-
         checks: dict[str, Callable[[Evidence], None]] = {
             "rollback": lambda part: check_rollback(opened, part),
-            "captures": on_one(captures),
+            "captures": on_one(check_captures),
             "replays": lambda part: check_replays(opened, part),
             "limit": on_one(
                 lambda engine, part: check_limit(engine, bench.reference("target"), tolerance, part)
             ),
         }
         if backend in TENSORRT:
-            checks["in place"] = on_one(check_in_place)
             checks["memory"] = lambda part: check_memory(
                 opened, lambda: int(device.available()[0]), MEMORY_SLACK, part
             )
@@ -519,17 +419,6 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
     models = [bench.codelet(backend, role) for role in ("target", "draft")]
     with bench.engines(*models) as (target, draft):
         check_rounds(target, draft, bench.settings.gammas, evidence)
-
-
-def forms(bench: Workbench, backend: str, evidence: Evidence) -> None:
-    """Build codelet's draft in the form for TensorRT before 10.15, and compare the two."""
-    bench.require(backend)
-    native = bench.codelet(backend, "draft")
-    out = bench.settings.work / f"decomposed-{backend}"
-    part = evidence.part("build")
-    decomposed = bench.build_plan(codelet_source("draft"), out, backend, part, DECOMPOSED, ())
-    with bench.engines(native, decomposed) as engines:
-        check_forms(engines[0], engines[1], TOLERANCES["fp16"], evidence)
 
 
 def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:

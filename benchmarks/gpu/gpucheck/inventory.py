@@ -20,15 +20,13 @@ from specrt.engine.tensorrt.library import (
     open_library,
 )
 from specrt.errors import SpecrtError
-from specrt.system import read_jetson
-from specrt.system.gpu import Survey, survey
+from specrt.system import Survey, read_jetson, survey
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",
     "cuda-bindings", "tensorrt", "tensorrt-rtx",
 )  # fmt: skip
 TENSORRT = tuple(FLAVOURS)
-RTX = "tensorrt-rtx"
 BACKENDS = ("ort-cuda", *TENSORRT)
 
 
@@ -89,7 +87,7 @@ def _lacks(backend: str, gpus: Survey) -> str:
         from specrt.engine.ort_cuda import missing, unloadable
 
         return missing() or unloadable() or ""
-    from specrt.engine.tensorrt.cuda import cuda_bindings
+    from specrt.engine.tensorrt.device import cuda_bindings
 
     this_device(open_library(backend), devices=gpus)
     cuda_bindings()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,6 @@ PROMPTS = ROOT / "benchmarks" / "prompts" / "code.jsonl"
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "engines" / "build" / "gpu-check"
 """Ignored by git; bundles and plans stay there from run to run."""
-PACKAGES = "site"
-"""Folder of `WORK` that holds unpacked wheels."""
 SIZES = ("1B", "8B")
 PRECISIONS = ("fp16", "int8", "fp8")
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -40,25 +37,11 @@ class RunSettings:
     """How often each candidate of an interleaved measurement runs."""
     copied_bytes: int = 2 << 30
     """How much is copied to measure the bandwidth of the GPU's memory."""
-    capability: str = ""
-    """What plans of TensorRT for RTX are built for: `8.9`, `CURRENT`, or the library's choice."""
 
     @property
     def weights_folder(self) -> Path:
         """Where weights lie that are needed only while a plan is built."""
         return self.scratch or self.work
-
-
-def add_packages(work: Path) -> None:
-    """Let wheels that `pack.py` unpacked be imported, here and in child processes, before others.
-
-    `onnxruntime` and `onnxruntime-gpu` are the same module: the first on the path is imported.
-    """
-    site = str(work.resolve() / PACKAGES)
-    if Path(site).is_dir() and site not in sys.path:
-        sys.path.insert(0, site)
-        known = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else site
 
 
 def add_source() -> None:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -23,20 +23,18 @@ import numpy as np
 import onnx
 
 from gpucheck.evidence import CheckError, Evidence, NotRunError
-from gpucheck.inventory import RTX, TENSORRT, Machine
+from gpucheck.inventory import TENSORRT, Machine
 from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, ROOT, SCRIPT, RunSettings
-from gpucheck.supervisor import Start, command
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
-from specrt.engine.tensorrt.cuda import CudaDevice, cuda_bindings
+from specrt.engine.tensorrt.device import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.fused_round import fused_rounds
 from specrt.engine.tensorrt.library import (
+    DECOMPOSED,
     NATIVE,
-    Library,
-    is_installed,
     lacks_to_build,
     open_library,
 )
@@ -44,6 +42,7 @@ from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator
 from specrt.loading import load
+from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
@@ -65,9 +64,6 @@ CANDIDATES = 64
 FP8_FROM = 8.9
 SPARE_DISK = 1.1
 """What has to be free, as a factor of what a build writes."""
-DEFAULT, CURRENT = "default", "CURRENT"
-"""What plans of TensorRT for RTX are built for when no number is named: what the library chooses,
-and its word for the GPU that it runs on."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +112,6 @@ class Workbench(Machine):
         """Raise NotRunError where a backend cannot run here."""
         if reason := self.lacks(backend):
             raise NotRunError(reason)
-
-    def library(self, backend: str) -> Library:
-        """Return the library of a backend.
-
-        Raises: NotRunError where it is not installed.
-        """
-        if not is_installed(backend):
-            raise NotRunError(f"{backend} is not installed")
-        return open_library(backend)
 
     def new_device(self) -> Any:
         """Open the GPU.
@@ -178,9 +165,13 @@ class Workbench(Machine):
         with self.engines(target, draft) as engines:
             models = Models(
                 *engines, (0, *self.settings.gammas), rounds=fused_rounds(*engines),
-                measure=lambda models: measure_costs(models, tokenizer),
+                measure=lambda models: self.costs(models, tokenizer),
             )  # fmt: skip
             yield Generator(models, tokenizer)
+
+    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
+        """Measure what rounds cost."""
+        return measure_costs(models, tokenizer)
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
@@ -193,14 +184,6 @@ class Workbench(Machine):
         """Return codelet's portable graph in fp32 on the CPU."""
         source = codelet_source(role)
         return GraphRun(source.graph, source.weights)
-
-    def start_way(self, backend: str, way: str, out: Path) -> Start:
-        """Return what starts one way of the probe in a process of its own."""
-        capability = [] if way == DEFAULT else ["--capability", way]
-        return command([
-            sys.executable, str(SCRIPT), "--work", str(self.settings.work), *capability,
-            "--step", f"probe@{backend}", "--way", way, "--out", str(out),
-        ])  # fmt: skip
 
     def run_tests(self, evidence: Evidence) -> None:
         """Run the tests that are marked `gpu`."""
@@ -217,9 +200,8 @@ class Workbench(Machine):
     # What is built, and where it is.
 
     def bundle_folder(self, pair: str, backend: str) -> Path:
-        """Return the folder of a bundle; one for each compute capability that was chosen."""
-        chosen = self.settings.capability if backend == RTX else ""
-        return self.settings.work / "-".join(filter(None, (pair, backend, chosen)))
+        """Return the folder of a bundle."""
+        return self.settings.work / f"{pair}-{backend}"
 
     def engine_folder(self, size: str, precision: str, backend: str) -> Path:
         """Return the folder of a grown target's engine."""
@@ -269,9 +251,6 @@ class Workbench(Machine):
         self._require_builder(backend)
         recipe = read_recipe(SCRIPT / f"{pair}.toml", backend=None if pair == "mixed" else backend)
         recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
-        if backend == RTX:
-            options = replace(recipe.tensorrt, capabilities=self._capabilities())
-            recipe = replace(recipe, tensorrt=options)
         out, began = self.bundle_folder(pair, backend), time.monotonic()
         evidence.add(reused=is_fresh(recipe, out))
         if not evidence.facts["reused"]:
@@ -309,7 +288,7 @@ class Workbench(Machine):
         try:
             from specrt_export.portable.exporter import export_graph
         except ImportError as error:
-            raise NotRunError(f"exporting needs {error.name}; pack.py brings the graph") from error
+            raise NotRunError(f"exporting needs {error.name}") from error
         config = json.loads((CODELET / "checkpoint" / "target" / "config.json").read_text("utf-8"))
         grown = grown_config(config, Shape.of(config), PRESETS[size], "float16", "gpu-check")
         folder = out.with_suffix("")
@@ -368,7 +347,7 @@ class Workbench(Machine):
         if not source.graph.is_file():
             raise NotRunError(f"{size} was not grown: the step {size}.grow comes first")
         version = open_library(backend).version if backend in TENSORRT else ""
-        origin = f"{precision} {backend} {version} {self.settings.gammas} {self._capabilities()}"
+        origin = f"{precision} {backend} {version} {self.settings.gammas}"
         digest = hashlib.sha256(origin.encode() + source.graph.read_bytes()).hexdigest()
         if (out / FACTS).is_file() and self.built(out).source == digest:
             evidence.add(reused=True)
@@ -396,27 +375,24 @@ class Workbench(Machine):
         model = compile_ort_cuda(source.graph, source.weights, out, MAX_LENGTH, captured=captured)
         return Built(out / ENGINE, "ort-cuda", model.geometry, (out / WEIGHTS).stat().st_size)
 
-    def build_plan(
-        self, source: Source, out: Path, backend: str, evidence: Evidence, form: str = NATIVE,
-        gammas: Sequence[int] | None = None,
-    ) -> Built:  # fmt: skip
+    def build_plan(self, source: Source, out: Path, backend: str, evidence: Evidence) -> Built:
         """Build a plan that the runtime opens; nothing is compared with a CPU here.
 
         Raises: NotRunError where the machine has too little memory; BuildError.
         """
-        gammas = self.settings.gammas if gammas is None else gammas
+        library = open_library(backend)
+        form = NATIVE if library.native else DECOMPOSED
         lowered, began = self.settings.weights_folder / f"{out.name}.lowered", time.monotonic()
         target = lower(source, lowered, form)
         evidence.add(lower_seconds=round(time.monotonic() - began, 1))
-        capabilities = self._capabilities() if backend == RTX else ()
-        options = PlanOptions(candidates=target.candidates, capabilities=capabilities)
+        options = PlanOptions(candidates=target.candidates)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         try:
             plan = build_plan(
-                lowered / ENGINE, out / PLAN, open_library(backend),
-                profiles(source.role, PREFILL, gammas), options, lambda stage, done: None,
-                form=form,
+                lowered / ENGINE, out / PLAN, library,
+                profiles(source.role, PREFILL, self.settings.gammas), options,
+                lambda stage, done: None, form=form,
             )  # fmt: skip
         except BuildError as error:
             if str(error).startswith("building this plan takes"):
@@ -429,7 +405,7 @@ class Workbench(Machine):
         evidence.add(
             build_seconds=round(plan.seconds, 1), plan_bytes=plan.record.plan_bytes,
             weight_bytes=plan.record.weight_bytes, library=plan.record.version,
-            capabilities=list(plan.record.capabilities), profiles=_profiles(plan.record),
+            profiles=_profiles(plan.record),
         )  # fmt: skip
         return built
 
@@ -450,25 +426,13 @@ class Workbench(Machine):
         if free < needed:
             raise NotRunError(f"{needed:.0f} GB of disk are needed, and {free:.0f} are free")
 
-    def _capabilities(self) -> tuple[str, ...]:
-        """Return the compute capability that a recipe may name, for the one that was chosen."""
-        chosen = self.settings.capability
-        if chosen != CURRENT:
-            return (chosen,) if chosen else ()
-        # Recipes name numbers only: the GPU's own number stands for CURRENT in this process.
-        gpus = self.survey().gpus
-        own = gpus[0].capability if gpus and gpus[0].capability else "0.0"
-        names = open_library(RTX).module.ComputeCapability
-        setattr(names, f"SM{own.replace('.', '')}", names.CURRENT)
-        return (own,)
-
 
 def codelet_source(role: str) -> Source:
     """Return codelet's portable graph and weights."""
     return Source(CODELET / "portable" / f"{role}.onnx", CODELET / "checkpoint" / role, role)
 
 
-def lower(source: Source, out: Path, form: str = NATIVE) -> TensorRtTarget:
+def lower(source: Source, out: Path, form: str) -> TensorRtTarget:
     """Write the graph that TensorRT parses, and its weights, into a new folder.
 
     TensorRT may take attention apart where it has no kernel for it.

@@ -354,8 +354,9 @@ def configure(config: Any, module: Any, options: PlanOptions) -> None:
         if getattr(options, name):
             flag = "STRIP_PLAN" if name == "stripped" else name.upper()
             config.set_flag(_named(module, "BuilderFlag", flag, name))
-    # A pass whose memory the library takes while it runs cannot be captured as a CUDA graph.
-    if hasattr(module.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+    # A pass whose memory the library takes while it runs cannot be captured as a CUDA graph; one
+    # that streams its weights takes memory anyway, and the library refuses both flags together.
+    if hasattr(module.BuilderFlag, "REQUIRE_USER_ALLOCATION") and not options.weight_streaming:
         config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
     names = capability_names(options.capabilities, module)
     if names:

@@ -20,8 +20,7 @@ from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Token
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError
-from specrt.system import available_bytes
-from specrt.system.gpu import survey
+from specrt.system import available_bytes, survey
 from specrt_export.compile import KV_BYTES, CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.network import check_options, profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan

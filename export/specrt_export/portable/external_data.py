@@ -204,8 +204,8 @@ class DataFile:
 
     def close(self) -> None:
         """Close the file; it ends with the last tensor."""
-        os.ftruncate(self._file.fileno(), self._end)
-        self._file.close()
+        with self._file:  # also where the disk is full
+            os.ftruncate(self._file.fileno(), self._end)
 
 
 class Region:

@@ -24,8 +24,7 @@ from specrt.loading import load
 from specrt.params import AUTO
 from specrt.system import this_machine
 from specrt.text import read_prompts
-from specrt.tuning import measure_costs
-from specrt.tuning.sweep import check_prompts, plan_effort, spread, sweep
+from specrt.tuning import check_prompts, measure_costs, plan_effort, spread, sweep
 from specrt.tuning.tuning_record import FORMAT, Tuning, check_writable, read_tuning, write_tuning
 
 _QUICK_S, _THOROUGH_S = 1.0, 8.0

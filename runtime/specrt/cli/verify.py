@@ -102,7 +102,8 @@ def _print_report(report: LosslessReport, gammas: list[Gamma]) -> None:
             f"prompt {d.prompt}, gamma {d.gamma}, token {d.position}: plain {d.plain_token}, "
             f"speculative {d.speculative_token}; the plain margin is {d.margin:.2e}: {verdict}"
         )
-    head = f"{report.tokens} tokens of {report.prompts} prompts at gamma {_listed(gammas)}: "
+    prompts = "1 prompt" if report.prompts == 1 else f"{report.prompts} prompts"
+    head = f"{report.tokens} tokens of {prompts} at gamma {_listed(gammas)}: "
     if not report.divergences:
         print(head + "identical to plain decoding")
     else:

@@ -12,7 +12,15 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Candidates, Confidence, Logits, Tokens, check_bounds
+from specrt.engine.protocol import (
+    CLOSED,
+    Candidates,
+    Confidence,
+    Logits,
+    Tokens,
+    check_bounds,
+    pass_size,
+)
 from specrt.errors import EngineError
 
 MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
@@ -95,7 +103,7 @@ class OrtEngine:
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
         """Run one pass; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        width = batch.shape[1]
+        width, scored = pass_size(self, batch, rows)
         starts = self._start
         starts[:] = start
         if self.batch == 1:
@@ -103,7 +111,7 @@ class OrtEngine:
         else:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
-        key = (width, rows or width, self.pad_to_even)
+        key = (width, scored, self.pad_to_even)
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:, :width] = batch
         run_bound(self._session, bound.binding, width)
@@ -111,6 +119,8 @@ class OrtEngine:
 
     def _bind(self, width: int, rows: int, pad_to_even: bool) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
+        if self._session is None:
+            raise EngineError(CLOSED)
         binding = self._session.io_binding()
         batch, vocab = self.batch, self.geometry.vocab_size
         last = [*range(width - rows, width)]

@@ -17,9 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import shared_pool
-from specrt.engine.protocol import Candidates, Confidence, Logits, Tokens, check_bounds
+from specrt.engine.protocol import (
+    CLOSED,
+    Candidates,
+    Confidence,
+    Logits,
+    Tokens,
+    check_bounds,
+    pass_size,
+)
 from specrt.errors import EngineError
-from specrt.system.gpu import find_devices
+from specrt.system import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
 
@@ -266,11 +274,11 @@ class OrtCudaEngine:
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
         """Run one pass; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        width = batch.shape[1]
+        width, scored = pass_size(self, batch, rows)
         starts = self._start
         starts[:] = start
         check_bounds(self, width, int(starts.min()), int(starts.max()))
-        bound = self._passes.get((width, rows or width)) or self._bind(width, rows or width)
+        bound = self._passes.get((width, scored)) or self._bind(width, scored)
         feed = bound.feed
         feed.tokens[:] = batch
         feed.start[:] = starts
@@ -288,6 +296,8 @@ class OrtCudaEngine:
 
     def _bind(self, width: int, rows: int) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
+        if self._session is None:
+            raise EngineError(CLOSED)
         binding, feed = self._session.io_binding(), self._feed(width)
         shapes = {
             "input_ids": (self.batch, width),

@@ -23,6 +23,7 @@ from specrt.engine.ort import (
     run_bound,
 )
 from specrt.engine.protocol import (
+    CLOSED,
     Candidates,
     Confidence,
     Engine,
@@ -30,6 +31,7 @@ from specrt.engine.protocol import (
     Logits,
     Tokens,
     check_bounds,
+    pass_size,
 )
 from specrt.errors import EngineError
 
@@ -208,13 +210,8 @@ class OrtPackedEngine:
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Scores:
         """Run one pass of every row; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        if batch.ndim != 2 or len(batch) != self.batch:
-            raise EngineError(
-                f"tokens of shape {list(batch.shape)} were fed to an engine of {self.batch} rows; "
-                f"expected [{self.batch}, width], or feed some rows with `forward_rows`"
-            )
+        _, scored = pass_size(self, batch, rows)
         starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
-        scored = rows or batch.shape[1]
         fed = enumerate(zip(batch, starts, strict=True))
         self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
         return self._scored(0, self.batch, scored)
@@ -237,6 +234,8 @@ class OrtPackedEngine:
 
     def _prepare(self, parts: tuple[RowSlice, ...]) -> _Pass:
         """Lay out a pass, once for all that have the same parts."""
+        if self._session is None:
+            raise EngineError(CLOSED)
         check_parts(self, parts)
         packing = pack(
             self.batch, parts, places=1 + self.pad_single_token, pad_to_even=self.pad_to_even

@@ -72,11 +72,12 @@ class Engine(Protocol):
 
         Shapes: tokens [B, S] int; start [B] int; rows asks for the last so many of the S
             positions, all of them when None.
-        Raises: EngineError when the pass is wider than built, or would write past the buffers.
+        Raises: EngineError when the pass is wider than built, would write past the buffers, or has
+            another shape; nothing is written then.
         """
 
     def close(self) -> None:
-        """Give the memory back; the engine must not be used again."""
+        """Give the memory back; a second time is nothing, and every pass is refused from now on."""
 
 
 class Feed(NamedTuple):
@@ -103,6 +104,29 @@ class PackedEngine(Engine, Protocol):
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row's KV buffers to another row's."""
+
+
+CLOSED = "the engine was closed; open the bundle again"
+
+
+def pass_size(engine: Engine, tokens: Tokens, rows: int | None) -> tuple[int, int]:
+    """Return the width of a pass and how many of its rows are scored.
+
+    Raises: EngineError for tokens that are not [batch, width], or fewer than the rows asked for.
+    """
+    if tokens.ndim != 2 or len(tokens) != engine.batch:
+        raise EngineError(
+            f"tokens of shape {list(tokens.shape)} were fed to an engine of {engine.batch} rows; "
+            f"expected [{engine.batch}, width]"
+        )
+    width = tokens.shape[1]
+    scored = rows or width
+    if not 0 <= scored <= width:
+        raise EngineError(
+            f"{scored} positions were to be scored in a pass of {width} tokens; expected 1 to "
+            f"{width}"
+        )
+    return width, scored
 
 
 def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:

@@ -15,9 +15,6 @@ from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose
 
-MARGIN = 1e-4
-"""By how much the mass of candidates must exceed top-p; sums in f32 are good to 1e-6."""
-
 COLDEST = 1e-25
 """Below this all tokens but the likeliest weigh nothing anyway."""
 
@@ -40,7 +37,7 @@ def weigh(logits: NDArray[np.float32], peak: float, temperature: float) -> Weigh
 
 def nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:
     """Mark the fewest largest weights that sum to `mass`; at least one."""
-    return _largest_first(weights, _count(np.sort(weights)[::-1], mass))
+    return _largest_first(weights, _count(_before(weights), mass))
 
 
 def nucleus_of(
@@ -48,15 +45,20 @@ def nucleus_of(
 ) -> tuple[Ids, Weights]:
     """Return the nucleus of a whole vocabulary, ids ascending, and the weight of each token.
 
-    One pass in f32 over the vocabulary finds the mass of all tokens and the few that matter, which
-    are weighed again in f64.
+    One pass in f32 leaves out tokens that hold less than 1 - top_p together; the others are weighed
+    in f64 and sorted. Where rounding of what the tokens left out weigh could change the nucleus,
+    all are weighed in f64.
     Shapes: logits [V] f32, the largest being `peak` -> [K], [K].
     """
     rough = _rough(logits, peak, temperature)
-    total = float(rough.sum())
-    ids, mass = _nucleus_candidates(rough, total, top_p)
+    total = float(rough.sum(dtype=np.float64))
+    ids = np.flatnonzero(rough >= np.float32(0.999 * (1.0 - top_p) / len(rough) * total))
+    rest = total - float(rough[ids].sum(dtype=np.float64))
     weights = weigh(logits[ids], peak, temperature)
-    mask = nucleus(weights, top_p * (float(weights.sum()) + max(0.0, total - mass)))
+    before, mass = _before(weights), top_p * (float(weights.sum()) + rest)
+    if len(ids) < len(logits) and np.abs(before - mass).min() < 1e-4 * rest + 1e-12 * total:
+        mass = top_p * float(weigh(logits, peak, temperature).sum())
+    mask = _largest_first(weights, _count(before, mass))
     return ids[mask], weights[mask]
 
 
@@ -68,28 +70,15 @@ def _rough(logits: NDArray[np.float32], peak: float, temperature: float) -> NDAr
     return rough
 
 
-def _nucleus_candidates(
-    rough: NDArray[np.float32], total: float, top_p: float
-) -> tuple[Ids, float]:
-    """Return tokens that the nucleus is among, and what they weigh together.
-
-    Tokens below (1 - top_p) / V hold less than 1 - top_p together, so that the others always
-    suffice; mostly far fewer do.
-    """
-    least = (1.0 - top_p) / len(rough) * 0.999
-    share = (1.0 - top_p) / 256
-    while True:
-        share = max(share, least)
-        ids = np.flatnonzero(rough >= np.float32(share * total))
-        mass = float(rough[ids].sum(dtype=np.float64))
-        if share == least or mass >= (top_p + MARGIN) * total:
-            return ids, mass
-        share /= 16
+def _before(weights: Weights) -> Weights:
+    """Return the mass of the weights before each, the largest first."""
+    falling = np.sort(weights)[::-1]
+    before: Weights = np.cumsum(falling) - falling
+    return before
 
 
-def _count(falling: Weights, mass: float) -> int:
-    """Return how many of the weights, the largest first, it takes to reach a mass."""
-    before = np.cumsum(falling) - falling
+def _count(before: Weights, mass: float) -> int:
+    """Return how many tokens it takes to reach a mass, by the mass before each."""
     return max(1, int(np.count_nonzero(before < mass)))
 
 
@@ -162,7 +151,7 @@ def _nearby(probs: Numbers, away: Numbers, mass: float) -> float | None:
 class Distribution:
     """The tokens that may come next, and how likely each is.
 
-    Shapes: ids [K] int64, ascending; probs [K] f64, positive, summing to 1.
+    Shapes: ids [K] int64, ascending; probs [K] f64, summing to 1, none negative.
     """
 
     ids: NDArray[np.int64]
@@ -181,7 +170,10 @@ class Distribution:
         Source: Gumbel 1954; Daliri et al. 2024, arXiv:2408.07978 (shared noise in drafting).
         """
         waits = noise.exponential(purpose, position, self.ids)
-        waits /= self.probs
+        with np.errstate(
+            over="ignore", divide="ignore"
+        ):  # what is next to impossible waits for ever
+            waits /= self.probs
         return int(self.ids[waits.argmin()])
 
 
@@ -224,20 +216,19 @@ def distribution_of(
         if vocabulary is not None:
             known = ids < vocabulary
             scores, ids = scores[known], ids[known]
-        if len(ids) and (reach < inf or _tell_all(scores, params)):
+        if len(ids) and (reach < inf or _suffice(scores, params)):
             order = ids.argsort()
             known = process(scores[order], params, reach)
             return Distribution(ids[order][known.ids], known.probs)
     return process(output.logits[0, row, :vocabulary], params, reach)
 
 
-def _tell_all(falling: NDArray[np.float32], params: SamplingParams) -> bool:
-    """Tell whether every token that `process` would keep is among the best, and ends up the same.
+def _suffice(falling: NDArray[np.float32], params: SamplingParams) -> bool:
+    """Tell whether the best scores of a row give the distribution of the whole row.
 
-    So it is where the k-th best is above the last one: all that top-k keeps is there, ties
-    included, and what comes after looks at those alone. So it is, too, where the last one weighs
-    less than min-p allows, or nothing: no token behind it weighs more. Only top-p without top-k
-    adds up the whole row.
+    They do where the k-th best is above the last one: all that top-k keeps is there, ties included,
+    and later filters look at those alone. They also do where the last one weighs less than min-p
+    allows, or nothing: no token behind it weighs more. Only top-p without top-k sums the whole row.
     """
     last, k = float(falling[-1]), params.top_k
     if 0 < k < len(falling) and last < falling[k - 1]:

@@ -47,7 +47,7 @@ class EngineLock:
 
         Raises: RequestError from within a pass, and after closing unless `when_closed`.
         """
-        self.require_apart()
+        self.require_outside()
         try:
             with self._next:
                 self._lock.acquire()
@@ -73,14 +73,14 @@ class EngineLock:
         released, idle = self._clock
         return (perf_counter_ns() if released is None else released) - idle
 
-    def require_apart(self) -> None:
+    def require_outside(self) -> None:
         """Refuse calls from within a pass, which would wait for themselves."""
         if self._thread == threading.get_ident():
             raise RequestError("a logits processor cannot use the generator that runs it")
 
     def require_open(self) -> None:
         """Refuse calls after closing, and from within a pass."""
-        self.require_apart()
+        self.require_outside()
         if self.closed:
             raise _closed()
 
@@ -199,7 +199,7 @@ class Scheduler:
 
         `join` waits for threads that run passes; they cannot have the engines any more.
         """
-        self.lock.require_apart()
+        self.lock.require_outside()
         with self._closing:
             try:
                 self.lock.close(self._clear)
@@ -244,7 +244,7 @@ class Scheduler:
         for request in list(self._waiting):
             if request.cancelled:
                 self._release(request)
-            elif request.paused or self._slots.expected(request):
+            elif request.paused or self._slots.should_wait(request):
                 continue
             else:
                 try:

@@ -40,7 +40,8 @@ class Slot:
         if source is not self:
             for cache, length in zip(self.caches, lengths, strict=True):
                 cache.length = 0  # even if the copy fails
-                copy_row(cache.engine, source.index, self.index, length)
+                assert isinstance(cache.engine, PackedEngine), "other engines copy no rows"
+                cache.engine.copy_row(source.index, self.index, length)
         for cache, length in zip(request.caches, lengths, strict=True):
             cache.length = length
         self.tokens = request.tokens
@@ -81,18 +82,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     return low
 
 
-def copies(engine: Engine) -> bool:
-    """Tell whether rows of an engine can be copied."""
-    return isinstance(engine, PackedEngine)
-
-
-def copy_row(engine: Engine, source: int, to: int, length: int) -> None:
-    """Copy what a row of an engine holds to another."""
-    assert isinstance(engine, PackedEngine), "rows are copied where engines can"
-    engine.copy_row(source, to, length)
-
-
-WORTH = 16
+WORTHWHILE = 16
 """Fewest saved tokens for which a slot is copied, or a request waits until one holds them."""
 
 
@@ -101,7 +91,7 @@ class SlotTable:
 
     def __init__(self, engines: Sequence[Engine], *, prompt_cache: bool) -> None:
         self._prompt_cache = prompt_cache
-        self._copies = all(map(copies, engines))
+        self._copies = all(isinstance(engine, PackedEngine) for engine in engines)
         self._slots = [Slot(i, engines) for i in range(engines[0].batch)]
         self._taken = 0
 
@@ -118,17 +108,18 @@ class SlotTable:
 
         def worth(slot: Slot) -> tuple[int, int]:
             shared = slot.shared(request.tokens)
-            return (shared if shared >= WORTH else 0, -slot.used)
+            return (shared if shared >= WORTHWHILE else 0, -slot.used)
 
         return max((s for s in self._slots if s.request is None), key=worth, default=None)
 
-    def expected(self, request: Request) -> bool:
+    def should_wait(self, request: Request) -> bool:
         """Tell whether a slot that runs will soon hold much more of a text than any does now."""
         if not self._copies or request.fresh or not self._prompt_cache:
             return False
         have = max(slot.shared(request.tokens) for slot in self._slots)
-        reading = [s for s in self._slots if s.request and not (s.request.paused or s.forgotten)]
-        return max((common(s.tokens, request.tokens) for s in reading), default=0) >= have + WORTH
+        running = [s for s in self._slots if s.request and not (s.request.paused or s.forgotten)]
+        soon = max((common(s.tokens, request.tokens) for s in running), default=0)
+        return soon >= have + WORTHWHILE
 
     def take(self, slot: Slot, request: Request) -> None:
         """Give a request a slot, with what this or another one holds of its text."""
@@ -137,7 +128,7 @@ class SlotTable:
             slot.forget()
         elif self._copies:
             best = max(self._slots, key=lambda s: s.shared(request.tokens))
-            if best.shared(request.tokens) >= slot.shared(request.tokens) + WORTH:
+            if best.shared(request.tokens) >= slot.shared(request.tokens) + WORTHWHILE:
                 source = best
         self._taken += 1
         slot.take(request, source, self._taken)

@@ -9,6 +9,11 @@ from itertools import pairwise
 
 from specrt.errors import BundleError
 
+TRUST = 8.0
+"""Timed passes that the tuned cost weighs as much as."""
+RECENT = 1 / 16
+"""Share of a running factor that the latest pass makes up."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -87,6 +92,53 @@ class Costs:
             table += [before + slope * i for i in range(1, high - low)]
             table.append(after)
         return tuple(_along(table, g) for g in range(most + 1))
+
+
+class CostTracker:
+    """What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
+
+    Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
+    One in less than half the time shows at once that a tuned cost was wrong, and twice in a row
+    that a cost found here is; one that takes more than twice as long counts only if four in a row
+    do. Where no pass was timed yet, the cost is believed to be no higher than that of the next
+    shorter draft that was: a width that tuning found too dear is so tried once.
+
+    Units: nanoseconds.
+    """
+
+    def __init__(self, tuned: Sequence[float]) -> None:
+        self._own = list(tuned)
+        self._common = 1.0
+        self._passes = [0] * len(tuned)
+        self._fast = [1] * len(tuned)
+        self._slow = [0] * len(tuned)
+
+    def record(self, drafted: int, ns: float) -> None:
+        """Take note of what a pass took."""
+        expected = self._own[drafted] * self._common
+        if ns <= 0 or expected <= 0:
+            return
+        ratio = ns / expected
+        self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
+        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
+        if self._fast[drafted] == 2 or self._slow[drafted] == 4:
+            self._own[drafted] *= ratio
+            self._fast[drafted] = self._slow[drafted] = 0
+        elif 0.5 <= ratio <= 2.0:
+            surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
+            self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
+            self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
+        self._passes[drafted] += 1
+
+    def costs(self) -> list[float]:
+        """Return the cost for each number of drafted tokens."""
+        costs = [self._common * ns for ns in self._own]
+        timed = next((ns for ns, passes in zip(costs, self._passes, strict=True) if passes), None)
+        if timed is not None:
+            for drafted, passes in enumerate(self._passes):
+                timed = costs[drafted] if passes else timed
+                costs[drafted] = min(costs[drafted], timed)
+        return costs
 
 
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
-from math import exp, log, log1p, sqrt
+from itertools import pairwise
+from math import exp, log, log1p
 from operator import mul
 from typing import NamedTuple, Protocol
 
-from specrt.speculation.costs import Costs
+from specrt.speculation.costs import Costs, CostTracker
 from specrt.speculation.round import Round
 
 TURN = 0.01
@@ -25,10 +26,6 @@ DEAREST = 8.0
 """The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
 CHECK = 200
 """Rounds in a row that draft, before a plain step shows what one costs now."""
-PLANNED = 16
-"""Rounds that a plan is good for; of the first so many rounds, one."""
-SPARED = 32
-"""Of so many tokens that are to be left out, one is verified, to learn whether that was right."""
 SILENT = 256
 """Tokens without drafting, probes aside, before that is called a fallback."""
 LEVELS = tuple(range(-4, 5))
@@ -109,21 +106,6 @@ class BuiltGamma:
         self._policy.observe(round_)
 
 
-class LoadAwareGamma:
-    """Tells a policy how many rows share the passes before it chooses."""
-
-    def __init__(self, policy: AutoGamma, load: Callable[[], int]) -> None:
-        self._policy = policy
-        self._load = load
-        self.decide = policy.decide
-        self.observe = policy.observe
-
-    def choose(self) -> int:
-        """See `GammaPolicy`."""
-        self._policy.set_load(max(1, self._load()))
-        return self._policy.choose()
-
-
 def _chance(odds: float) -> float:
     """Return a chance by its log odds, never 0 or 1."""
     return 1.0 / (1.0 + exp(-max(-12.0, min(12.0, odds))))
@@ -150,26 +132,17 @@ class Acceptance:
         self._weights = [SURER, SURER, 0.0]
         self._seen = [TRUST, TRUST, 4 * TRUST]
         """How much was seen of each weight's feature; weights move the less, the more that is."""
-        self._mean = self._variance = 0.0
+        self._mean, self.telling = 0.0, False
+        """Mean log odds of the drafter's confidence, and whether it ever told any."""
         self._tokens: list[tuple[float, float, float]] = []
-        self._eases = [0.0] * (most + 1)
+        self._eases = [0.0] * max(1, most)
         """Log odds at each place, given that the tokens before it are kept: the text is then
         likelier an easy one."""
         self.turn(0.0)
 
-    @property
-    def spread(self) -> float:
-        """How much easier tokens are whose confidence is a standard deviation above its mean."""
-        return self._weights[0] * sqrt(self._variance)
-
     def begin(self) -> None:
         """Expect a new draft."""
         self._tokens.clear()
-
-    @property
-    def ease(self) -> float:
-        """Log odds of a first token of usual confidence."""
-        return self._eases[0]
 
     def chance(self, place: int) -> float:
         """Return the chance of a token of usual confidence; places count from 0."""
@@ -183,8 +156,7 @@ class Acceptance:
         surer = 0.0
         if 0.0 < confidence < 1.0:
             surer = log(confidence / (1.0 - confidence)) - self._mean
-            self._mean += RECENT * surer
-            self._variance += RECENT * (surer * surer - self._variance)
+            self._mean, self.telling = self._mean + RECENT * surer, True
         features = (max(0.0, surer), min(0.0, surer), log1p(place))
         self._tokens.append(features)
         return _chance(self._eases[place] + sum(map(mul, self._weights, features)))
@@ -213,63 +185,18 @@ class Acceptance:
     def turn(self, chance: float) -> None:
         """Allow for a text that has become easier or harder with some chance."""
         self._belief = belief = _mixed(self._belief, self._usual, chance)
-        left = 1.0
+        usual, left = CHANCES[8 * FINE : (8 + len(LEVELS)) * FINE : FINE], 1.0
         for place in range(len(self._eases)):
-            belief = list(map(mul, belief, CHANCES[8 * FINE : (8 + len(LEVELS)) * FINE : FINE]))
+            belief = list(map(mul, belief, usual))
             left, before = sum(belief), left
             self._eases[place] = log(left / (before - left))
-
-
-class CostTracker:
-    """What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
-
-    Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
-    One in less than half the time shows at once that a tuned cost was wrong, and twice in a row
-    that a cost found here is; one that takes more than twice as long counts only if four in a row
-    do. Where no pass was timed yet, the cost is believed to be no higher than that of the next
-    shorter draft that was: a width that tuning found too dear is so tried once.
-    """
-
-    def __init__(self, tuned: Sequence[float]) -> None:
-        self._own = list(tuned)
-        self._common = 1.0
-        self._passes = [0] * len(tuned)
-        self._fast = [1] * len(tuned)
-        self._slow = [0] * len(tuned)
-
-    def record(self, drafted: int, ns: float) -> None:
-        """Take note of what a pass took."""
-        expected = self._own[drafted] * self._common
-        if ns <= 0 or expected <= 0:
-            return
-        ratio = ns / expected
-        self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
-        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
-        if self._fast[drafted] == 2 or self._slow[drafted] == 4:
-            self._own[drafted] *= ratio
-            self._fast[drafted] = self._slow[drafted] = 0
-        elif 0.5 <= ratio <= 2.0:
-            surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
-            self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
-            self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
-        self._passes[drafted] += 1
-
-    def costs(self) -> list[float]:
-        """Return the cost for each number of drafted tokens."""
-        costs = [self._common * ns for ns in self._own]
-        timed = next((ns for ns, passes in zip(costs, self._passes, strict=True) if passes), None)
-        if timed is not None:
-            for drafted, passes in enumerate(self._passes):
-                timed = costs[drafted] if passes else timed
-                costs[drafted] = min(costs[drafted], timed)
-        return costs
 
 
 class DraftPlan(NamedTuple):
     """What a round should do; the chance of some tokens is that all of them are kept."""
 
     gamma: int
-    """The best number of tokens to draft where all look alike."""
+    """The best number of tokens to draft where all are of usual confidence."""
     rate: float
     """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
     floor: float
@@ -278,50 +205,65 @@ class DraftPlan(NamedTuple):
     """Tokens that a probe is expected to lose."""
     total: list[float]
     """What rounds cost, by their number of drafted tokens."""
-    keep: list[float]
-    """At index k, the chance of k tokens that the k-th needs to be verified."""
-    more: list[float]
-    """At index k, the chance of k tokens that drafting another needs; the last one is never had."""
+    verify: list[float]
+    """At index k, the least chance of k tokens at which the k-th is verified."""
+    draft: list[float]
+    """At index k, the least chance of k tokens at which another is drafted; 2, which none has, at
+    the last."""
 
 
 class AutoGamma:
     """Drafts as many tokens as pay, none included, from costs and a running estimate.
 
-    It drafts while another token, or the best number of tokens more, is worth its time; a token is
-    worth the time in which the best round emits one. `rival` is the policy of the drafter that is
-    asked where this one proposes nothing; without one that is a plain step. What was learned stays
-    for the completions that follow.
+    It drafts while the next token, or those up to the best gamma, are worth their time; a token is
+    worth the time in which the best round emits one. `rival` is the policy of the drafter that
+    follows where this one proposes nothing; without one that is a plain step. `load` tells how
+    many rows share the passes. What was learned stays for the completions that follow.
 
     While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
     that probes cost 1.5 % of the time. Each is charged what it really took, draft passes that
     caught up included.
     """
 
-    def __init__(self, costs: Costs, most: int, rival: AutoGamma | None = None) -> None:
-        self._most = most
-        self._rival = rival
-        self._costs = costs
+    def __init__(
+        self,
+        costs: Costs,
+        most: int,
+        rival: AutoGamma | None = None,
+        load: Callable[[], int] | None = None,
+    ) -> None:
+        self._costs, self._most, self._rival, self._rows = costs, most, rival, load
         self._acceptance = Acceptance(most)
         self._trackers: dict[int, tuple[CostTracker, CostTracker, float]] = {}
         """By load: of the target's passes, of the draft's, and what is outside of both."""
         self._load = 0
         self.verify_tracker: CostTracker
-        self._plans: dict[tuple[int, int, int], DraftPlan] = {}
-        """By load, by how easy the text is, and by how fast the rival."""
-        self._rounds, self._plain = 0, 1.0
-        self._reach = 1.0
-        self._steps = 0
+        self._reach, self._steps = 1.0, 0
         self._asked = self._probing = False
-        self._run = self._idle = self._silent = self._discarded = 0
+        self._drafting = self._idle = 0
+        """Rounds in a row that drafted, and that did not."""
         self._lost = 0.0
         self.set_load(1)
-        self.fallback = self._unpayable()
-        """Why nothing is drafted but for probes; None again as soon as drafting pays."""
+        plain, *others = self._plan.total
+        may_pay = any(tokens * plain > ns for tokens, ns in enumerate(others, 2))
+        self._silent = 0 if may_pay or not most else SILENT
+        """Tokens since a round, other than a probe, that drafted."""
 
     @property
     def rate(self) -> float:
         """Tokens per nanosecond expected of the coming rounds."""
         return self._plan.rate
+
+    @property
+    def fallback(self) -> str | None:
+        """Why nothing is drafted but for probes; None as long as drafting pays."""
+        if self._silent < SILENT:
+            return None
+        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chance(0)
+        return (
+            f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
+            f"and {tokens:.2f} tokens are expected of it"
+        )
 
     def set_load(self, load: int) -> None:
         """Go by what passes cost while so many rows share them."""
@@ -335,19 +277,20 @@ class AutoGamma:
             verify = CostTracker(shared.verify_ns) if rival is None else rival.verify_tracker
             self._trackers[load] = verify, CostTracker(shared.draft_ns), shared.outside_ns
         self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
-        self._plan = self._planned()
+        self._plan = self._make_plan()
 
     def choose(self) -> int:
-        """Return the most tokens worth drafting now: none, one to probe, or more."""
+        """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
+        if self._rows is not None:
+            self.set_load(max(1, self._rows()))
         self._asked, self._probing = True, False
         self._reach, self._steps = 1.0, 0
         self._acceptance.begin()
-        self._plan = plan = self._planned()
-        if plan.gamma or plan.more[0] <= 1.0:
+        self._plan = plan = self._make_plan()
+        # How sure the drafter is of a first token is worth a look before it is given up.
+        if plan.gamma or (self._acceptance.telling and plan.draft[0] <= 1.0):
             self._lost = 0.0
-            if self._run >= CHECK and self._rival is None:
-                return 0
-            return self._most if self._acceptance.spread else plan.gamma
+            return 0 if self._drafting >= CHECK and self._rival is None else self._most
         self._probing = self._idle * PROBING >= max(self._lost, plan.loss)
         return min(self._most, int(self._probing))
 
@@ -355,12 +298,10 @@ class AutoGamma:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._reach *= self._acceptance.expect(drafted - 1, confidence)
-        if self._probing or self._reach >= self._plan.more[drafted]:
+        if self._probing or self._reach >= self._plan.draft[drafted]:
             return DraftDecision.CONTINUE
-        if self._reach >= self._plan.keep[drafted]:
-            return DraftDecision.STOP
-        self._discarded += 1
-        return DraftDecision.DISCARD if self._discarded % SPARED else DraftDecision.STOP
+        verified = self._reach >= self._plan.verify[drafted]
+        return DraftDecision.STOP if verified else DraftDecision.DISCARD
 
     def observe(self, round_: Round) -> None:
         """Learn from the tokens that were judged, and from what passes took.
@@ -369,17 +310,14 @@ class AutoGamma:
         probe nearer.
         """
         asked, self._asked = self._asked, False
-        self._rounds += 1
         if round_.drafted:
             self._judge(round_)
             return
         self._idle += 1
         self._silent += len(round_.tokens)
         if asked and self._rival is None:
-            self._run = 0
+            self._drafting = 0
             self.verify_tracker.record(0, round_.verify_ns)
-        if self._silent >= SILENT and not self.fallback and not self._plan.gamma:
-            self.fallback = self._unprofitable()
 
     def _judge(self, round_: Round) -> None:
         """Learn from a round that this policy drafted in."""
@@ -389,65 +327,36 @@ class AutoGamma:
         self.verify_tracker.record(round_.drafted, round_.verify_ns)
         if not round_.caught_up:
             self._draft_tracker.record(self._steps or round_.drafted, round_.draft_ns)
-        self._run += 1
+        self._drafting += 1
         self._idle = 0
         if self._probing:
             spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
             self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chance(0))
         else:
             self._silent = 0
-            if round_.accepted:
-                self.fallback = None
 
-    def _planned(self) -> DraftPlan:
-        """Return the plan for how easy the text is now, a new one every few rounds."""
-        if self._rounds <= PLANNED or self._rounds % PLANNED == 0:
-            self._plans.clear()
-        rival = 0.0 if self._rival is None else self._rival.rate
-        key = self._load, round(FINE * self._acceptance.ease), round(rival * self._plain * FINE)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(rival)
-        return self._plans[key]
-
-    def _make_plan(self, rival: float) -> DraftPlan:
+    def _make_plan(self) -> DraftPlan:
+        """Return the plan for how easy the text is, and what passes cost, now."""
         verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
         total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
         chances = [self._acceptance.chance(place) for place in range(self._most)]
-        self._plain = total[0]
-        floor = rate = max(rival, 1.0 / total[0])
+        floor = rate = max(1.0 / total[0], 0.0 if self._rival is None else self._rival.rate)
         gamma, tokens, reach = 0, 1.0, 1.0
         for k, chance in enumerate(chances, 1):
             reach *= chance
             tokens += reach
             if tokens > rate * total[k]:
                 gamma, rate = k, tokens / total[k]
-        keep, more = [0.0], []
-        for k, chance in enumerate(chances):
-            wider, step = verify[k + 1] - verify[k], draft[k + 1] - draft[k]
-            # Drafted, and verified if it is one of the surer half.
-            surer = _chance(log(chance / (1.0 - chance)) + self._acceptance.spread)
-            enough, tokens, reach = (wider + 2 * step) / surer, 0.0, 1.0
-            for further, cost in zip(chances[k:], total[k + 1 :], strict=True):
-                reach *= further
-                tokens += reach
-                enough = min(enough, (cost - total[k]) / tokens)
-            keep.append(rate * wider)
-            more.append(rate * enough)
+        further, tokens = [2.0], 0.0
+        for k in reversed(range(self._most)):
+            ns = (total[k + 1] - total[k]) / chances[k]
+            if k < gamma:
+                tokens = chances[k] * (1.0 + tokens)
+                ns = min(ns, (total[gamma] - total[k]) / tokens)
+            further.append(rate * ns)
         loss = total[min(1, self._most)] * floor - 1.0 - self._acceptance.chance(0)
-        return DraftPlan(gamma, rate, floor, loss, total, keep, [*more, 2.0])
-
-    def _unpayable(self) -> str | None:
-        """Say so where costs are such that not even perfect drafts would pay."""
-        total = self._plan.total
-        pays = ((g + 1) * total[0] > total[g] for g in range(1, self._most + 1))
-        return None if not self._most or any(pays) else self._unprofitable()
-
-    def _unprofitable(self) -> str:
-        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chance(0)
-        return (
-            f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
-            f"and {tokens:.2f} tokens are expected of it"
-        )
+        wider = [0.0, *(rate * (after - before) for before, after in pairwise(verify))]
+        return DraftPlan(gamma, rate, floor, loss, total, wider, further[::-1])
 
 
 def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:

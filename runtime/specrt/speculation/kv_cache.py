@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from specrt.engine.protocol import Engine, Output
 from specrt.speculation.round import Pass, Passes
 
-SCORED = 64
+PROMPT_ROWS = 64
 """Most tokens of a prompt that are scored in one pass: a row of scores is a whole vocabulary."""
+
+
+def scorable_rows(engine: Engine) -> int:
+    """Return how many positions one pass of an engine can score."""
+    rows: int = getattr(engine, "max_rows", engine.max_width)
+    return min(engine.max_width, rows)
 
 
 class KVCache:
@@ -37,19 +43,19 @@ class KVCache:
         self.length = length + len(tokens)
         return output
 
-    def read(self, text: Sequence[int], look: Callable[[Output, int, int], None]) -> Passes[None]:
+    def read(self, text: Sequence[int], take: Callable[[Output, int, int], None]) -> Passes[None]:
         """Feed a text from its beginning and score every token of it.
 
-        `look` receives the output of each pass, the position of its first row, and how many of
-        its rows it has received before. All passes have one width, a power of two, and the last
-        begins earlier where the text is no multiple of it: engines keep memory for each width and
-        number of rows.
+        `take` is called with the output of each pass, the position of its first row, and how many
+        of its first rows an earlier pass scored. All passes have one width, a power of two, because
+        engines keep memory for each width; where the text is no multiple of it the last pass begins
+        earlier.
         """
         engine, self.length = self.engine, 0
-        most = min(SCORED, len(text), engine.max_width, getattr(engine, "max_rows", SCORED))
+        most = min(PROMPT_ROWS, len(text), scorable_rows(engine))
         width = 1 << most.bit_length() >> 1
         while self.length < len(text):
             start = min(self.length, len(text) - width)
             output = yield Pass(engine, text[start : start + width], start, width)
-            look(output, start, self.length - start)
+            take(output, start, self.length - start)
             self.length = start + width

@@ -20,7 +20,7 @@ from specrt.speculation.drafters import (
     NoDrafter,
     available_drafters,
 )
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, FixedGamma, GammaPolicy, LoadAwareGamma
+from specrt.speculation.gamma import AutoGamma, BuiltGamma, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter
 
@@ -110,11 +110,8 @@ class GammaPolicies:
         if gamma != AUTO:
             return FixedGamma(gamma)
         adaptive, gammas = self.adaptive(drafter, source, mode), self._models.gammas
-        policy: GammaPolicy = adaptive
-        if self._load is not None:
-            policy = LoadAwareGamma(adaptive, self._load)
         complete = len(gammas) == max(gammas) + 1
-        return policy if complete else BuiltGamma(policy, gammas)
+        return adaptive if complete else BuiltGamma(adaptive, gammas)
 
     def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AutoGamma:
         """Return the policy behind gamma `auto`.
@@ -131,7 +128,7 @@ class GammaPolicies:
             sources = DRAFTERS[drafter].sources
             following = sources[sources.index(source) + 1 :]
             rival = self.adaptive(drafter, following[0], mode) if following else None
-            self._adaptive[key] = AutoGamma(costs, most, rival)
+            self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
         return self._adaptive[key]
 
     def fallback(self, drafter: str, gamma: Gamma, mode: DecodingMode) -> str | None:

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import NamedTuple, Protocol, TypeVar
 
 from specrt.engine.protocol import Engine, Output
+from specrt.errors import RequestError
 from specrt.sampling.distribution import Distribution, Ranked
 
 T = TypeVar("T")
@@ -102,6 +103,9 @@ class Drafter(Protocol):
 class Target(Protocol):
     """The model whose output this is. Logits never cross this seam, so it may be anywhere."""
 
+    widest: int
+    """Most drafted tokens that it verifies at once."""
+
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Score what was proposed to follow the committed tokens, and apply the rule."""
 
@@ -117,13 +121,16 @@ def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -
     never includes the last token. Near the limit the drafter has less room, so that no committed
     token is discarded. The first round is the prefill's token: nothing is drafted for it, and no
     drafter learns from it.
+    Raises: RequestError for a proposal of more tokens than there is room for.
     Source: Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
     """
     prefilled = False
     while len(tokens) < limit:
         began = perf_counter_ns()
-        room = limit - len(tokens) - 1
+        room = min(limit - len(tokens) - 1, target.widest)
         proposal = (yield from drafter.propose(tokens, room)) if prefilled else NOTHING
+        if len(proposal.tokens) > room:
+            raise _too_many(proposal, room)
         # A launch that drafts and verifies is one time: all of it counts as verifying.
         drafted = began if proposal.scored else perf_counter_ns()
         verdict = yield from target.verify(tokens, proposal)
@@ -146,6 +153,13 @@ def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -
             drafter.observe(tokens, round_)
         prefilled = True
         yield round_
+
+
+def _too_many(proposal: Proposal, room: int) -> RequestError:
+    return RequestError(
+        f"the drafter {proposal.source!r} proposed {len(proposal.tokens)} tokens; expected up to "
+        f"{room}, the `room` that it was called with"
+    )
 
 
 def run_alone(passes: Passes[T]) -> T:

@@ -20,7 +20,7 @@ from specrt.sampling.distribution import (
 )
 from specrt.sampling.noise import Noise, Purpose
 from specrt.sampling.processors import LogitsProcessors, likeliest
-from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.kv_cache import KVCache, scorable_rows
 from specrt.speculation.round import Passes, Proposal, Verdict
 
 
@@ -125,6 +125,7 @@ class EngineTarget:
     ) -> None:
         self._processors = processors
         self._cache = cache
+        self.widest = scorable_rows(cache.engine) - 1
         self._params = params
         self._noise = noise
         self._accept = VERIFIERS[params.verifier].accept
@@ -152,12 +153,12 @@ class EngineTarget:
         parts: list[Ranked] = []
         k = self._params.prompt_logprobs or 0
 
-        def look(output: Output, first: int, seen: int) -> None:
-            rows = output.logits[0, seen:]
-            following = first + seen + 1
+        def take(output: Output, first: int, known: int) -> None:
+            rows = output.logits[0, known:]
+            following = first + known + 1
             parts.append(ranked(rows, prompt[following : following + len(rows)], k))
 
-        yield from self._cache.read(prompt[:-1], look)
+        yield from self._cache.read(prompt[:-1], take)
         self._prompt_pending = False
         return joined(parts)
 

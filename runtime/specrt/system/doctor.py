@@ -12,8 +12,7 @@ from pathlib import Path
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
 from specrt.engine.tensorrt.library import form_of
-from specrt.system import Jetson, read_jetson, vector_units
-from specrt.system.gpu import Survey, survey
+from specrt.system import Jetson, Survey, read_jetson, survey, vector_units
 
 
 @dataclass(frozen=True)

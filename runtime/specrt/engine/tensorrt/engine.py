@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Engine, Tokens, check_bounds
-from specrt.engine.tensorrt.cuda import CudaDevice
-from specrt.engine.tensorrt.device import Block, Device, Memory
+from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
+from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
@@ -38,7 +37,7 @@ from specrt.engine.tensorrt.passes import (
     check_plan,
     scratch_bytes,
 )
-from specrt.engine.tensorrt.plan import Plan, TrtPlan, open_plan
+from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import EngineError
 
 
@@ -62,8 +61,8 @@ class TensorRtEngine:
 
     Passes that have a profile of their own are captured as CUDA graphs on their first run; others
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
-    engine from here on, the device and `scratch` do not. Without `scratch`, working memory is
-    taken here: as much as the largest profile needs, for all of them.
+    engine from here on, the device does not. Working memory is as much as the largest profile
+    needs, for all of them.
     A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
@@ -71,9 +70,8 @@ class TensorRtEngine:
     """
 
     def __init__(
-        self, plan: Plan, device: Device, record: EngineRecord, geometry: Geometry, *,
-        batch: int, max_length: int, max_width: int, scratch: Block | None = None,
-        capture: bool = True,
+        self, plan: TrtPlan, device: CudaDevice, record: EngineRecord, geometry: Geometry, *,
+        batch: int, max_length: int, max_width: int, capture: bool = True,
     ) -> None:  # fmt: skip
         self.geometry = geometry
         self.batch = batch
@@ -91,7 +89,7 @@ class TensorRtEngine:
         self._memory = Memory(device)
         self._plan = plan
         try:
-            self.model = self._open(plan, record, scratch)
+            self.model = self._open(plan, record)
         except BaseException:
             self.close()
             raise
@@ -101,19 +99,14 @@ class TensorRtEngine:
         """Most rows that a pass scores."""
         return max(profile.rows.most for profile in self.model.record.profiles)
 
-    def _open(self, plan: Plan, record: EngineRecord, scratch: Block | None) -> Model:
+    def _open(self, plan: TrtPlan, record: EngineRecord) -> Model:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
         needed = scratch_bytes(plan, record)
-        if scratch is not None and scratch.size < needed:
-            raise EngineError(
-                f"the plan needs {needed} bytes of working memory and was given {scratch.size}"
-            )
-        if scratch is None:
-            scratch = Block(memory.take(needed, "working memory") if needed else 0, needed)
+        scratch = memory.take(needed, "working memory") if needed else 0
         return Model(
-            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch.address
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch
         )
 
     @property
@@ -132,14 +125,19 @@ class TensorRtEngine:
             if refusal
         ] + rounds
 
+    def graph(self, width: int, rows: int) -> CudaGraph | None:
+        """Return the captured graph of passes of one size; None where none was captured yet."""
+        bound = self._passes.get((width, rows))
+        return bound.graph if isinstance(bound, FixedPass) else None
+
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        width = batch.shape[1]
+        width, scored = pass_size(self, batch, rows)
         starts = self._starts
         starts[:] = start
         if self._finished is not None:
-            done = self._recall(batch, rows or width)
+            done = self._recall(batch, scored)
             if done is not None:
                 return done
         first = last = starts.item(0)
@@ -147,7 +145,7 @@ class TensorRtEngine:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
         self.require_sound()
-        key = width, rows or width
+        key = width, scored
         bound = self._passes.get(key) or self._bind(*key)
         bound.tokens[:] = batch
         bound.start[:] = starts
@@ -236,7 +234,7 @@ class TensorRtEngine:
             return
         self._closed = True
         self.forget()
-        self._fault = "the engine was closed; open the bundle again"
+        self._fault = CLOSED
         self._memory.settle()
         while self._dependents:
             self._dependents.pop().close()
@@ -251,7 +249,7 @@ class TensorRtEngine:
 class Lease:
     """A device that is closed with the last engine on it."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self._holders = set[int]()
 
@@ -271,7 +269,7 @@ class OpenedEngine(TensorRtEngine):
     """An engine that holds its device open."""
 
     def __init__(
-        self, lease: Lease, plan: Plan, record: EngineRecord, geometry: Geometry, *, batch: int,
+        self, lease: Lease, plan: TrtPlan, record: EngineRecord, geometry: Geometry, *, batch: int,
         max_length: int, max_width: int,
     ) -> None:  # fmt: skip
         self.lease = lease
@@ -313,7 +311,7 @@ def open_tensorrt(
     )
 
 
-def _plan(path: Path, record: EngineRecord, library: Library, device: Any) -> TrtPlan:
+def _plan(path: Path, record: EngineRecord, library: Library, device: CudaDevice) -> TrtPlan:
     """Open a plan that has the profiles of its record."""
     plan = open_plan(path, library, device, record.wants)
     try:

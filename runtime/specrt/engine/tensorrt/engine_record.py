@@ -14,7 +14,7 @@ from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library,
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
 from specrt.records import Count, Interval, read
-from specrt.system.gpu import Survey, survey
+from specrt.system import Survey, survey
 
 FORMAT = 1
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from specrt.engine.protocol import Confidence, Drafted, Engine, Tokens
-from specrt.engine.tensorrt.device import ALIGNMENT, Field, Layout, Memory
+from specrt.engine.tensorrt.device import ALIGNMENT, CudaGraph, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import (
     fixed,
@@ -17,7 +17,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.engine.tensorrt.passes import CANDIDATES, Launcher, Scores, result_fields
-from specrt.engine.tensorrt.plan import Context
+from specrt.engine.tensorrt.plan import TrtContext
 from specrt.errors import EngineError
 
 
@@ -153,8 +153,8 @@ class CapturedRounds:
         fed = draft.model.record
         self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
         self._buffers: RoundBuffers | None = None
-        self._steps: dict[tuple[int, int], Context] = {}
-        self._verify: dict[int, tuple[Context, Scores]] = {}
+        self._steps: dict[tuple[int, int], TrtContext] = {}
+        self._verify: dict[int, tuple[TrtContext, Scores]] = {}
         self._rounds: dict[tuple[int, int], _Round] = {}
         self._device = target.model.device
         self._closed = False
@@ -187,6 +187,11 @@ class CapturedRounds:
             for (gamma, _), round_ in self._rounds.items()
             if round_.launcher.refusal
         ]
+
+    def graph(self, gamma: int, pending: int) -> CudaGraph | None:
+        """Return the captured graph of rounds of one size; None where none was captured yet."""
+        round_ = self._rounds.get((gamma, pending))
+        return round_.launcher.graph if round_ else None
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
         """Tell whether a round can be run; if not, its passes can be, one by one."""
@@ -255,7 +260,7 @@ class CapturedRounds:
             raise
         return round_.scores
 
-    def _put(self, steps: Sequence[Context], verify: Context) -> None:
+    def _put(self, steps: Sequence[TrtContext], verify: TrtContext) -> None:
         buffers = self._buffers
         assert buffers is not None
         buffers.feed.send()
@@ -275,7 +280,7 @@ class CapturedRounds:
         round_ = self._rounds[gamma, count] = _Round(launcher, scores)
         return round_
 
-    def _step(self, step: int, width: int) -> Context:
+    def _step(self, step: int, width: int) -> TrtContext:
         """Return the context of one pass of the draft, the same for every gamma."""
         if (step, width) not in self._steps:
             buffers, model = self._buffers, self._draft.model
@@ -286,7 +291,7 @@ class CapturedRounds:
             self._steps[step, width] = model.context(profile, width, 1, addresses)
         return self._steps[step, width]
 
-    def _verified(self, gamma: int) -> tuple[Context, Scores]:
+    def _verified(self, gamma: int) -> tuple[TrtContext, Scores]:
         """Return the context of a verify pass; its logits go where the engine's own go."""
         if gamma not in self._verify:
             buffers, model, width = self._buffers, self._target.model, gamma + 1

@@ -13,10 +13,18 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Confidence, Logits, Tokens
-from specrt.engine.tensorrt.device import Device, Field, Graph, Layout, Memory, Staging, aligned
+from specrt.engine.tensorrt.device import (
+    CudaDevice,
+    CudaGraph,
+    CudaStaging,
+    Field,
+    Layout,
+    Memory,
+    aligned,
+)
 from specrt.engine.tensorrt.engine_record import EngineRecord, kv_sets
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
-from specrt.engine.tensorrt.plan import ITEM_BYTES, Context, Plan, Tensor
+from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor, TrtContext, TrtPlan
 from specrt.errors import EngineError
 
 KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -56,7 +64,7 @@ def expected(
 
 
 def check_plan(
-    plan: Plan, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
+    plan: TrtPlan, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
 ) -> None:
     """Refuse a plan that is not what its record and the manifest say.
 
@@ -79,7 +87,7 @@ def check_plan(
         _check_aliases(plan, geometry)
 
 
-def _check_aliases(plan: Plan, geometry: Geometry) -> None:
+def _check_aliases(plan: TrtPlan, geometry: Geometry) -> None:
     for name in cache_names(geometry):
         alias = plan.aliases(f"present_{name}")
         if alias not in ("", name):
@@ -130,7 +138,7 @@ class Caches:
             for s in range(self.sets)
         ]
 
-    def bind(self, context: Context, parity: int) -> None:
+    def bind(self, context: TrtContext, parity: int) -> None:
         """Let a context read one set and write the other, or the same where there is one."""
         written = self._places[(parity + 1) % self.sets]
         for name, place in self._places[parity].items():
@@ -146,8 +154,8 @@ class Caches:
 class Model:
     """One plan over one set of KV buffers."""
 
-    plan: Plan
-    device: Device
+    plan: TrtPlan
+    device: CudaDevice
     record: EngineRecord
     geometry: Geometry
     batch: int
@@ -158,7 +166,7 @@ class Model:
 
     def context(
         self, profile: int, width: int, rows: int, addresses: Mapping[str, int], parity: int = 0
-    ) -> Context:
+    ) -> TrtContext:
         """Return a context with all its shapes and addresses set."""
         context = self.plan.context(profile, self.scratch)
         self.shape(context, width, rows)
@@ -167,7 +175,7 @@ class Model:
         self.caches.bind(context, parity)
         return context
 
-    def shape(self, context: Context, width: int, rows: int) -> None:
+    def shape(self, context: TrtContext, width: int, rows: int) -> None:
         """Tell a context the sizes of a pass, of the inputs that may have several."""
         shapes = {"input_ids": (self.batch, width), "rows": (rows,)}
         for name, shape in shapes.items():
@@ -175,7 +183,7 @@ class Model:
                 context.set_shape(name, shape)
 
 
-def scratch_bytes(plan: Plan, record: EngineRecord) -> int:
+def scratch_bytes(plan: TrtPlan, record: EngineRecord) -> int:
     """Return the working memory that is enough for every profile of a plan."""
     return max((plan.scratch_bytes(i) for i in range(len(record.profiles))), default=0)
 
@@ -231,7 +239,9 @@ class Scores:
     confidence: Confidence | None
     candidates: Candidates | None
 
-    def __init__(self, layout: Layout, staging: Staging, scores: PassRows, batch: int, rows: int):
+    def __init__(
+        self, layout: Layout, staging: CudaStaging, scores: PassRows, batch: int, rows: int
+    ):
         def view(name: str, *more: int) -> Any:
             return layout.view(staging, name, (batch, rows, *more))
 
@@ -315,21 +325,22 @@ class Launcher:
 
     def __init__(
         self,
-        device: Device,
-        contexts: Sequence[Context],
+        device: CudaDevice,
+        contexts: Sequence[TrtContext],
         put: Callable[[], None],
         *,
         captures: bool,
     ) -> None:
         self._device, self._contexts, self._put = device, contexts, put
         self._captures = captures
-        self._graph: Graph | None = None
+        self.graph: CudaGraph | None = None
+        """What was captured; None before that, and where it cannot be."""
         self.refusal = ""
 
     def run(self) -> None:
         """Run the work and wait for it."""
-        if self._graph is not None:
-            self._graph.launch()
+        if self.graph is not None:
+            self.graph.launch()
             self._device.wait()
             return
         self._put()
@@ -352,13 +363,13 @@ class Launcher:
                 raise error from None
             self.refusal = str(error)
         else:
-            self._graph = recording.graph
+            self.graph = recording.graph
 
     def close(self) -> None:
         """Give the graph back."""
-        if self._graph is not None:
-            self._graph.free()
-            self._graph = None
+        if self.graph is not None:
+            self.graph.free()
+            self.graph = None
 
 
 class FixedPass:
@@ -383,6 +394,11 @@ class FixedPass:
         ]
 
     @property
+    def graph(self) -> CudaGraph | None:
+        """What was captured, of the first set of KV buffers."""
+        return self._launchers[0].graph
+
+    @property
     def refusal(self) -> str:
         """Why the pass is not captured; empty where it is, or was not run yet."""
         return next(filter(None, (launcher.refusal for launcher in self._launchers)), "")
@@ -392,7 +408,7 @@ class FixedPass:
         self.scores.forget()
         self._launchers[parity].run()
 
-    def _put(self, context: Context) -> None:
+    def _put(self, context: TrtContext) -> None:
         self._ports.feed.send()
         context.enqueue()
         self._ports.results.fetch()
@@ -415,7 +431,9 @@ class WideProfile:
         self._model = model
         self._sizes = (width, rows)
         self._parity = 0
-        self._context: Context | None = model.context(profile, width, rows, self.ports.addresses())
+        self._context: TrtContext | None = model.context(
+            profile, width, rows, self.ports.addresses()
+        )
 
     def run(self, width: int, rows: int, parity: int) -> None:
         """Enqueue one pass, and wait for its results."""

@@ -6,9 +6,9 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from specrt.engine.tensorrt.cuda import CudaDevice, lost, size
+from specrt.engine.tensorrt.device import CudaDevice, lost, size
 from specrt.engine.tensorrt.library import FLAVOURS, KernelCache, Library
 from specrt.errors import EngineError
 
@@ -25,48 +25,6 @@ class Tensor:
     type: str
     """A key of `ITEM_BYTES`."""
     is_input: bool
-
-
-class Context(Protocol):
-    """One way to run a plan, in one profile; shapes and addresses stay until they are set again.
-
-    Raises: EngineError from every method, saying what was being done.
-    """
-
-    def set_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Give the shape of an input."""
-
-    def set_address(self, name: str, address: int) -> None:
-        """Say where an input or output lies on the device."""
-
-    def capturable(self) -> bool:
-        """Tell whether the next run may be captured into a graph."""
-
-    def enqueue(self) -> None:
-        """Put one run on the device's stream."""
-
-
-class Plan(Protocol):
-    """A deserialized plan."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Inputs and outputs by name."""
-
-    def scratch_bytes(self, profile: int) -> int:
-        """Return the bytes of working memory that a context of a profile needs."""
-
-    def aliases(self, output: str) -> str:
-        """Return the input that an output is written into, as the plan says; empty for none."""
-
-    def context(self, profile: int, scratch: int) -> Context:
-        """Return a context of one profile with working memory at an address.
-
-        Contexts that never run at once may share working memory.
-        """
-
-    def close(self) -> None:
-        """Give the plan back, after its contexts; never raises."""
 
 
 GRAPH = "engine.onnx"
@@ -224,7 +182,10 @@ def _invalidity(library: Library, runtime: Any, data: Any) -> str:
 
 
 class TrtContext:
-    """One way to run a plan, in one profile."""
+    """One way to run a plan, in one profile; shapes and addresses stay until they are set again.
+
+    Raises: EngineError from every method, saying what was being done and what TensorRT reports.
+    """
 
     def __init__(
         self,
@@ -314,7 +275,10 @@ class TrtPlan:
         return self._engine.get_aliased_input_tensor(output) or ""
 
     def context(self, profile: int, scratch: int) -> TrtContext:
-        """Return a context of one profile with working memory at an address."""
+        """Return a context of one profile with working memory at an address.
+
+        Contexts that never run at once may share working memory.
+        """
         name = f"profile {profile} of {self._path}"
         if not 0 <= profile < self.profiles:
             raise EngineError(f"{name} is not there; it has {self.profiles}: build it again")

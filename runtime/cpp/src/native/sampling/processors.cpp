@@ -329,7 +329,7 @@ std::vector<Token> stops(const Params& params, const std::vector<Token>& ends,
   return known;
 }
 
-// A structure would come last; see specrt.request_factory.
+// A structure would come last; see specrt.generator.
 void refuse_structures(const Params& params) {
   const char* constraint = params.json_schema       ? "json_schema"
                            : params.regex           ? "regex"

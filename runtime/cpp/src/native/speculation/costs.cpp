@@ -67,4 +67,43 @@ std::vector<double> costs_between(const std::vector<std::pair<int, double>>& mea
   return costs;
 }
 
+// Timed passes that the tuned cost weighs as much as, and the share of the latest pass; Python's.
+constexpr double kTrust = 8.0;
+constexpr double kRecent = 1.0 / 16;
+
+CostTracker::CostTracker(std::vector<double> tuned) {
+  for (const double ns : tuned) widths_.push_back({ns});
+}
+
+void CostTracker::record(std::size_t drafted, double ns) {
+  Width& width = widths_.at(drafted);
+  const double expected = width.ns * common_;
+  if (ns <= 0 || expected <= 0) return;
+  const double ratio = ns / expected;
+  width.fast = ratio < 0.5 ? width.fast + 1 : 0;
+  width.slow = ratio > 2.0 ? width.slow + 1 : 0;
+  if (width.fast == 2 || width.slow == 4) {
+    width.ns *= ratio;
+    width.fast = width.slow = 0;
+  } else if (ratio >= 0.5 && ratio <= 2.0) {
+    const double surprise = std::min(0.5, ratio - 1.0);
+    common_ *= 1.0 + surprise * std::max(1.0 / (1.0 + passes_), kRecent);
+    width.ns *= 1.0 + surprise / (2 * kTrust + std::min<double>(width.passes, 8 * kTrust));
+  }
+  ++width.passes;
+  ++passes_;
+}
+
+std::vector<double> CostTracker::costs() const {
+  std::vector<double> costs;
+  const auto timed = std::find_if(widths_.begin(), widths_.end(),
+                                  [](const Width& width) { return width.passes > 0; });
+  double most = timed == widths_.end() ? INFINITY : timed->ns;
+  for (const Width& width : widths_) {
+    if (width.passes > 0) most = width.ns;
+    costs.push_back(common_ * std::min(width.ns, most));
+  }
+  return costs;
+}
+
 }  // namespace specrt::native

@@ -1,6 +1,7 @@
 // What target and draft passes cost on one machine.
 #pragma once
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,23 @@ struct Costs {
   // What verifying or drafting `gamma` tokens costs, measured or on the line through.
   double verify(int gamma) const;
   double draft(int gamma) const;
+};
+
+// What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
+class CostTracker {
+ public:
+  explicit CostTracker(std::vector<double> tuned);
+  void record(std::size_t drafted, double ns);
+  std::vector<double> costs() const;
+
+ private:
+  struct Width {
+    double ns;
+    int passes = 0, fast = 1, slow = 0;
+  };
+  std::vector<Width> widths_;
+  double common_ = 1;
+  double passes_ = 0;
 };
 
 // A cost for each gamma from 0 to `most`, on lines through those measured: (gamma, ns) in rising

@@ -15,7 +15,6 @@ constexpr double kRecent = 1.0 / 16;
 constexpr double kProbing = 0.015;
 constexpr double kDearest = 8.0;
 constexpr std::int64_t kCheck = 200;
-constexpr std::int64_t kSpared = 32;
 constexpr std::size_t kSilent = 256;
 
 BuiltGamma::BuiltGamma(std::shared_ptr<GammaPolicy> policy, std::vector<int> gammas)
@@ -43,7 +42,9 @@ static double chance_of(double odds) {
 static double level(std::size_t index) { return static_cast<double>(index) - 4.0; }
 
 Acceptance::Acceptance(std::size_t most)
-    : weights_{kSurer, kSurer, 0.0}, seen_{kTrust, kTrust, 4 * kTrust}, eases_(most + 1) {
+    : weights_{kSurer, kSurer, 0.0},
+      seen_{kTrust, kTrust, 4 * kTrust},
+      eases_(std::max<std::size_t>(1, most)) {
   belief_.fill(1.0 / kLevels);
   usual_ = belief_;
   turn(0);
@@ -52,8 +53,6 @@ Acceptance::Acceptance(std::size_t most)
 double Acceptance::offset(const Features& features) const {
   return weights_[0] * features[0] + weights_[1] * features[1] + weights_[2] * features[2];
 }
-
-double Acceptance::spread() const { return weights_[0] * std::sqrt(variance_); }
 
 double Acceptance::chance(std::size_t place) const {
   return chance_of(eases_[place] + weights_[2] * std::log1p(static_cast<double>(place)));
@@ -64,7 +63,7 @@ double Acceptance::expect(std::size_t place, double confidence) {
   if (confidence > 0 && confidence < 1) {
     surer = std::log(confidence / (1 - confidence)) - mean_;
     mean_ += kRecent * surer;
-    variance_ += kRecent * (surer * surer - variance_);
+    telling_ = true;
   }
   const double depth = std::log1p(static_cast<double>(place));
   tokens_.push_back({std::max(0.0, surer), std::min(0.0, surer), depth});
@@ -110,41 +109,6 @@ void Acceptance::turn(double chance) {
   }
 }
 
-CostTracker::CostTracker(std::vector<double> tuned) {
-  for (const double ns : tuned) widths_.push_back({ns});
-}
-
-void CostTracker::record(std::size_t drafted, double ns) {
-  Width& width = widths_.at(drafted);
-  const double expected = width.ns * common_;
-  if (ns <= 0 || expected <= 0) return;
-  const double ratio = ns / expected;
-  width.fast = ratio < 0.5 ? width.fast + 1 : 0;
-  width.slow = ratio > 2.0 ? width.slow + 1 : 0;
-  if (width.fast == 2 || width.slow == 4) {
-    width.ns *= ratio;
-    width.fast = width.slow = 0;
-  } else if (ratio >= 0.5 && ratio <= 2.0) {
-    const double surprise = std::min(0.5, ratio - 1.0);
-    common_ *= 1.0 + surprise * std::max(1.0 / (1.0 + passes_), kRecent);
-    width.ns *= 1.0 + surprise / (2 * kTrust + std::min<double>(width.passes, 8 * kTrust));
-  }
-  ++width.passes;
-  ++passes_;
-}
-
-std::vector<double> CostTracker::costs() const {
-  std::vector<double> costs;
-  const auto timed = std::find_if(widths_.begin(), widths_.end(),
-                                  [](const Width& width) { return width.passes > 0; });
-  double most = timed == widths_.end() ? INFINITY : timed->ns;
-  for (const Width& width : widths_) {
-    if (width.passes > 0) most = width.ns;
-    costs.push_back(common_ * std::min(width.ns, most));
-  }
-  return costs;
-}
-
 static std::vector<double> table(int most, const Costs& costs, double (Costs::*cost)(int) const) {
   std::vector<double> values;
   for (int gamma = 0; gamma <= most; ++gamma) values.push_back((costs.*cost)(gamma));
@@ -164,7 +128,7 @@ AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGam
   for (std::size_t g = 1; g <= most_; ++g) {
     pays = pays || static_cast<double>(g + 1) * total_[0] > total_[g];
   }
-  if (!pays) fallback_ = unprofitable();
+  if (!pays) silent_ = kSilent;
 }
 
 int AutoGamma::choose() {
@@ -174,10 +138,11 @@ int AutoGamma::choose() {
   steps_ = 0;
   acceptance_.begin();
   plan();
-  if (gamma_ > 0 || more_[0] <= 1) {
+  // How sure the drafter is of a first token is worth a look before it is given up.
+  if (gamma_ > 0 || (acceptance_.telling() && drafted_[0] <= 1)) {
     lost_ = 0;
     if (run_ >= kCheck && !rival_) return 0;
-    return static_cast<int>(acceptance_.spread() > 0 ? most_ : gamma_);
+    return static_cast<int>(most_);
   }
   probing_ = static_cast<double>(idle_) * kProbing >= std::max(lost_, loss());
   return probing_ && most_ > 0 ? 1 : 0;
@@ -186,9 +151,8 @@ int AutoGamma::choose() {
 DraftDecision AutoGamma::decide(int drafted, double confidence) {
   steps_ = static_cast<std::size_t>(drafted);
   reach_ *= acceptance_.expect(steps_ - 1, confidence);
-  if (probing_ || reach_ >= more_[steps_]) return DraftDecision::kContinue;
-  if (reach_ >= keep_[steps_]) return DraftDecision::kStop;
-  return ++discarded_ % kSpared == 0 ? DraftDecision::kStop : DraftDecision::kDiscard;
+  if (probing_ || reach_ >= drafted_[steps_]) return DraftDecision::kContinue;
+  return reach_ >= verified_[steps_] ? DraftDecision::kStop : DraftDecision::kDiscard;
 }
 
 void AutoGamma::observe(const Round& round) {
@@ -200,7 +164,6 @@ void AutoGamma::observe(const Round& round) {
     run_ = 0;
     verify_->record(0, static_cast<double>(round.verify_ns));
   }
-  if (silent_ >= kSilent && !fallback_ && gamma_ == 0) fallback_ = unprofitable();
 }
 
 // Learn from a round that this policy drafted in.
@@ -218,10 +181,9 @@ void AutoGamma::judge(const Round& round) {
   if (probing_) {
     const double spent = static_cast<double>(round.draft_ns + round.verify_ns) * floor_;
     lost_ = std::min(kDearest, spent - 1 - acceptance_.chance(0));
-    return;
+  } else {
+    silent_ = 0;
   }
-  silent_ = 0;
-  if (round.accepted > 0) fallback_.reset();
 }
 
 // Find out how far to draft: how likely the tokens so far must be kept for another one, and how
@@ -247,24 +209,18 @@ void AutoGamma::plan() {
       rate_ = tokens / total_[g];
     }
   }
-  keep_ = {0};
-  more_.clear();
-  for (std::size_t k = 0; k < most_; ++k) {
-    const double wider = verify[k + 1] - verify[k], step = draft[k + 1] - draft[k];
-    // Drafted, and verified if it is one of the surer half.
-    const double odds = std::log(chances[k] / (1 - chances[k])) + acceptance_.spread();
-    double enough = (wider + 2 * step) / chance_of(odds);
-    tokens = 0;
-    reach = 1;
-    for (std::size_t end = k; end < most_; ++end) {
-      reach *= chances[end];
-      tokens += reach;
-      enough = std::min(enough, (total_[end + 1] - total_[k]) / tokens);
+  verified_.assign(most_ + 1, 0);
+  drafted_.assign(most_ + 1, 2);  // a chance that no token has
+  tokens = 0;
+  for (std::size_t k = most_; k-- > 0;) {
+    double ns = (total_[k + 1] - total_[k]) / chances[k];
+    if (k < gamma_) {
+      tokens = chances[k] * (1 + tokens);
+      ns = std::min(ns, (total_[gamma_] - total_[k]) / tokens);
     }
-    keep_.push_back(rate_ * wider);
-    more_.push_back(rate_ * enough);
+    drafted_[k] = rate_ * ns;
+    verified_[k + 1] = rate_ * (verify[k + 1] - verify[k]);
   }
-  more_.push_back(2);  // a chance that no token has
 }
 
 // The tokens that a probe is expected to lose.
@@ -272,13 +228,14 @@ double AutoGamma::loss() const {
   return total_[most_ > 0 ? 1 : 0] * floor_ - 1 - acceptance_.chance(0);
 }
 
-std::string AutoGamma::unprofitable() const {
+std::optional<std::string> AutoGamma::fallback() const {
+  if (silent_ < kSilent) return std::nullopt;
   char text[160];
   std::snprintf(text, sizeof text,
                 "a round that drafts one token takes %.2f times as long as a token without it, "
                 "and %.2f tokens are expected of it",
                 total_[1] * floor_, 1 + acceptance_.chance(0));
-  return text;
+  return std::string(text);
 }
 
 }  // namespace specrt::native

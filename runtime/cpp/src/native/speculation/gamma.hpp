@@ -66,8 +66,8 @@ class Acceptance {
   double chance(std::size_t place) const;                   // of a token of usual confidence
   double expect(std::size_t place, double confidence);      // of the next drafted token
   void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
-  void turn(double chance);  // the text may have become easier or harder
-  double spread() const;     // how much easier tokens of one standard deviation more confidence are
+  void turn(double chance);                  // the text may have become easier or harder
+  bool telling() const { return telling_; }  // whether the drafter ever told how sure it is
 
  private:
   static constexpr std::size_t kLevels = 9;  // log odds of a drafted token, from -4 to 4
@@ -80,24 +80,8 @@ class Acceptance {
   std::vector<Features> tokens_;
   // Log odds at each place, given that the tokens before it are kept.
   std::vector<double> eases_;
-  double mean_ = 0, variance_ = 0;
-};
-
-// What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
-class CostTracker {
- public:
-  explicit CostTracker(std::vector<double> tuned);
-  void record(std::size_t drafted, double ns);
-  std::vector<double> costs() const;
-
- private:
-  struct Width {
-    double ns;
-    int passes = 0, fast = 1, slow = 0;
-  };
-  std::vector<Width> widths_;
-  double common_ = 1;
-  double passes_ = 0;
+  double mean_ = 0;
+  bool telling_ = false;
 };
 
 // Drafts as many tokens as pay, none included, from costs and a running estimate. `rival` is the
@@ -114,14 +98,13 @@ class AutoGamma : public GammaPolicy {
 
   // Tokens per nanosecond expected of the coming rounds.
   double rate() const { return rate_; }
-  // Why nothing is drafted but for probes; none again as soon as drafting pays.
-  const std::optional<std::string>& fallback() const { return fallback_; }
+  // Why nothing is drafted but for probes; none as long as drafting pays.
+  std::optional<std::string> fallback() const;
 
  private:
   void plan();
   void judge(const Round& round);
   double loss() const;
-  std::string unprofitable() const;
 
   std::size_t most_;
   std::shared_ptr<const AutoGamma> rival_;
@@ -129,13 +112,14 @@ class AutoGamma : public GammaPolicy {
   std::shared_ptr<CostTracker> verify_;
   CostTracker draft_;
   double outside_;
-  std::vector<double> total_, keep_, more_;
+  // What rounds cost; at index k the least chance of k tokens at which the k-th is verified, and
+  // at which another is drafted.
+  std::vector<double> total_, verified_, drafted_;
   std::size_t gamma_ = 0;
   double floor_ = 0, rate_ = 0, reach_ = 1, lost_ = 0;
   std::size_t steps_ = 0, silent_ = 0;
-  std::int64_t run_ = 0, idle_ = 0, discarded_ = 0;
+  std::int64_t run_ = 0, idle_ = 0;
   bool asked_ = false, probing_ = false;
-  std::optional<std::string> fallback_;
 };
 
 }  // namespace specrt::native

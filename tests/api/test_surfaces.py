@@ -1,0 +1,294 @@
+"""One contract for every way to complete a prompt: method, stream, task, session, LLM, C host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from scheduler.support import LONG, alone, target_of
+from specrt import c_host
+from specrt.completion import Stream
+from specrt.errors import BundleError, CapacityError, EngineError, RequestError, SpecrtError
+from specrt.generator import Generator
+from specrt.loading import LLM
+from specrt.params import SamplingParams
+from specrt.session import Session
+from specrt.text import Tokenizer
+
+PROMPT = "the thing"
+LETTERS = tuple(b"then ig")
+RAISED: dict[int, type[SpecrtError]] = {
+    1: RequestError, 4: BundleError, 5: EngineError, 6: CapacityError,
+}  # fmt: skip
+Options = dict[str, Any]
+Surface = Callable[[Generator, str, Options, int], Options]
+
+
+def checked(stream: Stream) -> Options:
+    """Read a stream to its end, and hold its chunks to the completion."""
+    text, ids = "", []
+    for chunk in stream:
+        text, ids = text + chunk.text, ids + chunk.token_ids
+        assert stream.completion.token_ids == ids
+        assert 0 <= chunk.accepted <= len(chunk.token_ids)
+    assert (stream.completion.text, stream.completion.token_ids) == (text, ids)
+    assert next(stream, None) is None
+    return stream.completion.to_json()
+
+
+def by_stream(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    return checked(made.stream(prompt, SamplingParams.of(**options), gamma=gamma))
+
+
+def by_many(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    ((done,),) = made.generate_many([prompt], SamplingParams.of(**options), gamma=gamma)
+    return {**done.to_json(), "error": done.error}
+
+
+def by_task(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    task = made.agenerate(prompt, SamplingParams.of(**options), gamma=gamma)
+    return asyncio.run(task).to_json()
+
+
+def by_astream(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    stream = made.astream(prompt, SamplingParams.of(**options), gamma=gamma)
+
+    async def read() -> Options:
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.text for chunk in chunks) == stream.completion.text
+        assert [t for c in chunks for t in c.token_ids] == stream.completion.token_ids
+        return stream.completion.to_json()
+
+    return asyncio.run(read())
+
+
+def by_session(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    session = Session(made, params=SamplingParams.of(**options), gamma=gamma)
+    found = checked(session.stream(prompt))
+    assert [m["content"] for m in session.messages] == [prompt, found["text"]]
+    return found
+
+
+def by_llm(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specrt.loading.load", lambda *_, **__: made)
+        llm = LLM("bundle", num_speculative_tokens=gamma)
+    (output,) = llm.generate(prompt, SamplingParams.of(**options))
+    (one,) = output.outputs
+    assert (one.text, one.token_ids) == (output.completion.text, output.completion.token_ids)
+    assert (one.finish_reason, one.stop_reason) == (
+        output.completion.finish_reason, output.completion.stop_reason,
+    )  # fmt: skip
+    return {**output.completion.to_json(), "error": one.error}
+
+
+def hosted(made: Generator) -> c_host.Host:
+    """Return a generator as the C interface holds it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(c_host, "load", lambda *_, **__: made)
+        patch.setattr(c_host, "read_manifest", lambda _: None)
+        return sure(c_host.open_bundle(b"bundle", b"", 0, 0, 0, 1))[0]  # type: ignore[no-any-return]
+
+
+def sure(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what a call of the C host gives back, and raise the error that it names instead."""
+    if result[0]:
+        raise RAISED[result[0]](result[1].decode())
+    return result[1:]
+
+
+def begun(made: Generator, prompt: str, options: Options, gamma: int) -> c_host.Run:
+    asked = json.dumps({"params": options, "gamma": gamma}).encode()
+    text = prompt.encode(errors="surrogateescape")
+    return sure(hosted(made).begin(text, 1, asked))[0]  # type: ignore[no-any-return]
+
+
+def by_host(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
+    run, text, ids = begun(made, prompt, options, gamma), b"", array("q")
+    while chunk := sure(run.next()):
+        text, accepted = text + chunk[0], chunk[2]
+        assert 0 <= accepted <= len(chunk[1]) // 8
+        ids.frombytes(chunk[1])
+    found: Options = json.loads(sure(run.json())[0])
+    assert (text.decode(), list(ids)) == (found["text"], found["token_ids"])
+    counts, stats = found["speculation"], sure(run.stats())
+    assert stats[0] == found["prompt_tokens"]
+    assert stats[2:7] == tuple(
+        counts[n] for n in ("rounds", "drafted", "evaluated", "accepted", "emitted")
+    )
+    assert stats[10:13] == (found["seed"], counts["gamma"], counts["drafter"].encode())
+    assert stats[13] == found["finish_reason"].encode()
+    return found
+
+
+SURFACES = [by_stream, by_many, by_task, by_astream, by_session, by_llm, by_host]
+every_surface = pytest.mark.parametrize("surface", SURFACES, ids=lambda s: s.__name__[3:])
+
+CASES: list[Options] = [
+    {},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 3},
+    {"temperature": 1.0, "seed": 3, "verifier": "rejection"},
+    {"allowed_token_ids": LETTERS, "stop": ["ht", "e"]},
+    {"allowed_token_ids": LETTERS, "stop_token_ids": [ord("i")]},
+    {"logprobs": 2, "prompt_logprobs": 1, "repetition_penalty": 1.2},
+]
+
+
+def steady(found: Options) -> Options:
+    """Leave out what a clock decides, and the seed that nobody named."""
+    wanted = ("text", "token_ids", "prompt_tokens", "finish_reason", "stop_reason", "logprobs",
+              "prompt_logprobs", "speculation")  # fmt: skip
+    return json.loads(json.dumps({k: found[k] for k in wanted if k in found}))  # type: ignore[no-any-return]
+
+
+@every_surface
+@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(o) or "greedy")
+def test_every_surface_gives_the_same_completion(
+    made: Generator, tokenizer: Tokenizer, surface: Surface, options: Options
+) -> None:
+    options = {"max_tokens": 40, **options}
+    for gamma in (0, 3):
+        params = SamplingParams.of(**options)
+        expected = alone(tokenizer).generate(PROMPT, params, gamma=gamma).to_json()
+        found = surface(made, PROMPT, options, gamma)
+        assert steady(found) == steady(expected)
+        if params.verifier == "match":
+            plain = alone(tokenizer).generate(PROMPT, params, gamma=0)
+            assert (found["token_ids"], found["text"]) == (plain.token_ids, plain.text)
+    if "stop" in options or "stop_token_ids" in options:
+        assert found["stop_reason"] in (
+            *options.get("stop", ()),
+            *options.get("stop_token_ids", ()),
+        )
+    assert len(found["token_ids"]) == 40 or found["finish_reason"] == "stop"
+
+
+@every_surface
+@pytest.mark.parametrize(
+    ("prompt", "options", "gamma", "error", "told"),
+    [
+        ("a", {}, 99, RequestError, "gamma 99 is not among those this bundle was built for: 0, 1"),
+        ("a", {"n": 3}, 2, RequestError, "n is 3"),
+        ("a", {"temperature": -1}, 2, RequestError, "temperature is -1; expected a number of 0"),
+        ("a", {"temprature": 1}, 2, RequestError, "did you mean 'temperature'"),
+        ("a", {"verifier": "typical"}, 2, RequestError, "verifier is 'typical'"),
+        ("a", {"logit_bias": {"9999": 1}}, 2, RequestError, "logit_bias holds 9999"),
+        ("", {}, 2, RequestError, "the prompt is empty and this model has no BOS token"),
+        ("ab\udcff", {}, 2, RequestError, "not (valid Unicode at character|UTF-8 at byte) 2"),
+        ("x" * 300, {}, 2, CapacityError, "300 tokens, and the context of this bundle is 128"),
+    ],
+    ids=range(9),
+)
+def test_every_surface_refuses_before_any_pass(
+    made: Generator, surface: Surface, prompt: str, options: Options, gamma: int,
+    error: type[SpecrtError], told: str,
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=told) as refused:
+        surface(made, prompt, options, gamma)
+    assert type(refused.value) is error
+    assert "\n" not in str(refused.value)
+    assert target_of(made).calls == []
+
+
+@every_surface
+def test_every_surface_refuses_after_closing(made: Generator, surface: Surface) -> None:
+    made.close()
+    made.close()
+    with pytest.raises(RequestError, match="this generator was closed; open the bundle again"):
+        surface(made, PROMPT, {}, 2)
+
+
+@contextmanager
+def failing(engine: Any, at: int, error: BaseException) -> Iterator[None]:
+    """Let an engine fail at one of its coming passes."""
+    honest, left = engine.forward, [at]
+
+    def forward(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        return honest(*args)
+
+    engine.forward = forward
+    yield
+    engine.forward = honest
+
+
+@every_surface
+@pytest.mark.parametrize("at", [1, 5])
+def test_every_surface_tells_of_a_pass_that_failed_and_goes_on(
+    made: Generator, tokenizer: Tokenizer, surface: Surface, at: int
+) -> None:
+    options = {"max_tokens": 30, "ignore_eos": True}
+    with failing(target_of(made), at, EngineError("the device is gone")):
+        if surface in (by_many, by_llm):  # which harm no other prompt
+            found = surface(made, PROMPT, options, 0)
+            assert (found["finish_reason"], found["error"]) == ("error", "the device is gone")
+        else:
+            with pytest.raises(EngineError, match="the device is gone"):
+                surface(made, PROMPT, options, 0)
+    expected = alone(tokenizer).generate(PROMPT, SamplingParams.of(**options))
+    assert surface(made, PROMPT, options, 3)["token_ids"] == expected.token_ids
+
+
+# Each with what reads a chunk, what cancels, and the completion.
+Running = tuple[Callable[[], Any], Callable[[], Any], Callable[[], Options]]
+
+
+def running_stream(made: Generator) -> Running:
+    stream = made.stream(PROMPT, LONG)
+    return lambda: next(stream, None), stream.cancel, stream.completion.to_json
+
+
+def running_session(made: Generator) -> Running:
+    stream = Session(made, params=LONG).stream(PROMPT)
+    return lambda: next(stream, None), stream.cancel, stream.completion.to_json
+
+
+def running_task(made: Generator) -> Running:
+    stream = made.astream(PROMPT, LONG)
+
+    async def read() -> Any:
+        return await anext(stream, None)
+
+    return lambda: asyncio.run(read()), stream.cancel, stream.completion.to_json
+
+
+def running_host(made: Generator) -> Running:
+    run = begun(made, PROMPT, {"max_tokens": 100, "ignore_eos": True}, 4)
+    return lambda: sure(run.next()), run.cancel, lambda: json.loads(sure(run.json())[0])
+
+
+@pytest.mark.parametrize(
+    "run", [running_stream, running_session, running_task, running_host],
+    ids=["stream", "session", "astream", "host"],
+)  # fmt: skip
+@pytest.mark.parametrize("read", [0, 2])
+def test_cancelling_ends_every_surface_and_frees_its_row(
+    made: Generator, tokenizer: Tokenizer, run: Callable[[Generator], Running], read: int
+) -> None:
+    chunk, cancel, completion = run(made)
+    assert all(chunk() for _ in range(read))
+    cancel()
+    cancel()
+    assert not chunk()
+    assert not chunk()
+    found, one = completion(), alone(tokenizer)
+    assert found["finish_reason"] == "cancelled"
+    assert (len(found["token_ids"]) > 0) == (read > 0)
+    whole = one.generate(PROMPT, LONG)
+    assert found["token_ids"] == whole.token_ids[: len(found["token_ids"])]
+    assert whole.text.startswith(found["text"])
+    target = target_of(made)
+    assert (target.calls == []) == (read == 0)
+    short = SamplingParams(max_tokens=5, ignore_eos=True)
+    after = made.generate_many(["b", "c"], short, gamma=0)
+    assert [done.token_ids for (done,) in after] == [
+        one.generate(text, short).token_ids for text in "bc"
+    ]

@@ -1,0 +1,191 @@
+"""Progress, cancelling and Ctrl-C, and what is read out of the messages; without TensorRT."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrt.engine.tensorrt.engine_record import writes_weight
+from specrt.engine.tensorrt.library import Message
+from specrt_export.compile.monitor import (
+    CancelledError,
+    Watch,
+    compiled,
+    highlights,
+    interruptible,
+    read_header,
+)
+from specrt_export.compile.network import profiles
+
+
+def nothing(stage: str, done: float) -> None:
+    pass
+
+
+STEPS = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_size=4))
+
+
+def walk(watch: Watch, name: str, inside: Any) -> None:
+    watch.start(name, max(1, len(inside)))
+    for number, each in enumerate(inside or [[]]):
+        if each:
+            walk(watch, f"{name}.{number}", each)
+        watch.step(name, number)
+    watch.finish(name)
+
+
+@given(STEPS, st.booleans())
+def test_progress_never_falls_whatever_phases_come(inside: Any, known: bool) -> None:
+    told: list[float] = []
+    watch = Watch(lambda stage, done: told.append(done), ("prefill", "decode"))
+    if known:
+        watch.start("Building engine", 6)
+    walk(watch, "Computing profile costs" if known else "Other", inside)
+    if known:
+        watch.step("Building engine", 4)
+    assert told == sorted(told)
+    assert 0 <= told[0] <= told[-1] <= 1
+
+
+def test_steps_name_the_profile_they_belong_to() -> None:
+    told: dict[str, float] = {}
+    watch = Watch(told.__setitem__, ("prefill", "decode", "verify 4"))
+    watch.start("Building engine", 6)
+    watch.start("Computing profile costs", 15)
+    for number in range(15):
+        watch.step("Computing profile costs", number)
+    assert list(told) == [
+        "building engine",
+        "profile prefill (1 of 3)",
+        "profile decode (2 of 3)",
+        "profile verify 4 (3 of 3)",
+    ]
+    assert told["profile decode (2 of 3)"] < told["profile verify 4 (3 of 3)"]
+
+
+def test_a_step_says_to_stop_once_it_is_asked() -> None:
+    asked = iter([False, True])
+    watch = Watch(nothing, ("decode",), cancelled=lambda: next(asked))
+    watch.start("phase", 9)
+    assert watch.step("phase", 0)
+    assert not watch.step("phase", 1)
+    assert not watch.step("phase", 2)
+    with pytest.raises(CancelledError):
+        watch.check()
+
+
+def test_an_error_of_the_caller_waits_until_the_library_is_done() -> None:
+    def progress(stage: str, done: float) -> None:
+        raise KeyError("from the progress bar")
+
+    watch = Watch(progress, ("decode",))
+    watch.start("phase", 2)
+    assert not watch.step("phase", 0)
+    with pytest.raises(KeyError, match="from the progress bar"):
+        watch.check()
+
+
+@pytest.fixture
+def mine() -> Iterator[list[int]]:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_handler_of_before_comes_back(mine: list[int]) -> None:
+    ours = signal.getsignal(signal.SIGINT)
+    watch = Watch(nothing, ("decode",))
+    with interruptible(watch):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert watch.interrupted
+    assert mine == []
+    assert signal.getsignal(signal.SIGINT) is ours
+    os.kill(os.getpid(), signal.SIGINT)
+    assert mine == [signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt):
+        watch.check()
+
+
+def test_a_second_ctrl_c_would_end_the_process_at_once(mine: list[int]) -> None:
+    with interruptible(Watch(nothing, ("decode",))):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+def listing(*kernels: tuple[str, int, str, str]) -> Message:
+    lines = [
+        f"Name: {name}_myl{profile}_{at}, LayerType: {kind}, Inputs: [ {{ Name: a }}], "
+        f"Constants: [], Outputs: [], TacticName: {tactic}, StreamId: 0, Metadata: "
+        for at, (name, profile, kind, tactic) in enumerate(kernels)
+    ]
+    return Message("verbose", "\n".join(["Engine Layer Information:", *lines]))
+
+
+LISTED = [
+    Message("verbose", "Constructing optimization profile number 0 [1/2]."),
+    Message("info", "Total Activation Memory: 100 bytes"),
+    Message("verbose", "Constructing optimization profile number 1 [2/2]."),
+    Message("info", "Total Activation Memory: 7 bytes"),
+    listing(
+        ("__mye1_0", 0, "shape_call", ""),
+        ("__mye9", 0, "signal", ""),
+        ("0.q_U3+0.k_U4", 0, "gemm", "__myelin_CASK_STUB"),
+        ("1.q_U8+1.k_U9", 0, "gemm", "__myelin_CASK_STUB"),
+        ("_gemm_mha_v2", 0, "kgen", "_gemm_mha_v2_0xab12"),
+        ("__myl_CastMulCastFc", 0, "runtime_fusion", ""),
+        ("_gemv_mha_v1", 1, "kgen", "_gemv_mha_v1_0xed73"),
+        ("__myl_CastMulCast", 1, "kgen", "__myl_CastMulCast_0x1003"),
+        ("__myl_ReplCastMulCast", 1, "kgen", "__myl_ReplCastMulCast_0x1"),
+    ),
+]
+
+
+def test_kernels_are_read_out_of_the_messages() -> None:
+    wide, narrow = compiled(LISTED, profiles("target", 8, ()))
+    assert [(k.name, k.kind, k.count) for k in wide.kernels] == [
+        ("#.q+#.k", "gemm", 2),
+        ("_gemm_mha_v2", "kgen", 1),
+        ("__myl_CastMulCastFc", "runtime_fusion", 1),
+    ]
+    assert (wide.launches, wide.attention, wide.dequantising) == (4, "gemm", 0)
+    assert (narrow.launches, narrow.attention, narrow.dequantising) == (3, "gemv", 2)
+    assert (wide.activation_bytes, narrow.activation_bytes) == (100, 7)
+    silent = compiled([], profiles("target", 8, ()))
+    assert [(one.launches, one.attention) for one in silent] == [(0, "none"), (0, "none")]
+
+
+def test_kernels_that_only_write_out_a_weight() -> None:
+    only = ("CastMulCast", "ReplCastMulCast", "ReplReshCastMulCastTran")
+    more = ("CastMulCastFc", "CastMulCastMulSumAdd", "CastMulMean", "MulReshCast", "CastReshCast")
+    assert all(writes_weight(f"__myl_{name}") for name in only)
+    assert not any(writes_weight(f"__myl_{name}") for name in more)
+    assert not writes_weight("_gemv_mha_v1")
+
+
+def test_the_head_of_a_plan() -> None:
+    head = bytearray(64)
+    head[:4], head[32] = b"vtrt", 0x7E
+    assert read_header(bytes(head)).capabilities == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    head[:4] = b"ptrt"
+    assert read_header(bytes(head)).capabilities == ()
+    assert read_header(b"").magic == b""
+
+
+def test_warnings_are_kept_once_and_fit_a_record() -> None:
+    said = [
+        Message("warning", "ModelImporter: Make sure input rows has Int64 binding."),
+        Message("warning", "slow\x00 path " + "x" * 400),
+        Message("warning", "slow\x00 path " + "x" * 400),
+        Message("info", "nothing"),
+    ]
+    kept = highlights(said)
+    assert len(kept) == 1
+    assert kept[0].isprintable()
+    assert len(kept[0]) <= 255

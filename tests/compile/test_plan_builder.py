@@ -1,0 +1,341 @@
+"""Plans are really built, by tensorrt-rtx, which needs no GPU for it; or nothing is left."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compile.plans import PROFILES, nothing, plan
+from lower.lowering import Case
+from specrt.engine.tensorrt.engine_record import BuildSetting, read_engine_record, summary
+from specrt.engine.tensorrt.library import FLAVOURS, Library
+from specrt.errors import BuildError
+from specrt_export.compile.monitor import CancelledError
+from specrt_export.compile.network import profiles
+from specrt_export.compile.plan_builder import (
+    PlanReport,
+    Room,
+    TimingCache,
+    Weights,
+    build_plan,
+    memory_warning,
+    need,
+)
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.recipe import PlanOptions
+
+RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
+MIB = 1 << 20
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "draft")
+
+
+def build(case: Case, library: Library, out: Path, **more: Any) -> PlanReport:
+    """Build every profile of a draft."""
+    options = PlanOptions(candidates=16)
+    graph = case.lowered.folder / ENGINE
+    return build_plan(graph, out, library, PROFILES, options, more.pop("progress", nothing), **more)
+
+
+def test_a_plan_is_what_the_record_says(draft: Case, library: Library, tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    out = tmp_path / "model.plan"
+    report = build(draft, library, out, progress=lambda *said: told.append(said))
+    plan, record = out.read_bytes(), report.record
+    assert plan.startswith(b"vtrt")
+    assert (record.plan_bytes, record.sha256) == (len(plan), hashlib.sha256(plan).hexdigest())
+    assert record.capabilities == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    assert (record.compute, record.form, record.candidates) == ("fp16", "native", 16)
+    assert record.weight_bytes > 1 << 20
+    assert left(tmp_path) == ["model.plan"]
+    assert "times kernels on the device" in report.timing_cache
+    activation = {one.profile: one.activation_bytes for one in record.compiled}
+    assert activation["prefill"] > activation["decode"]
+    (tmp_path / "engine.json").write_text(record.to_json())
+    assert read_engine_record(tmp_path / "engine.json") == record
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert told[-1] == ("plan built", 1.0)
+    stages = {stage for stage, _ in told}
+    assert {f"profile {p.name} ({at + 1} of 3)" for at, p in enumerate(PROFILES)} <= stages
+
+
+def test_options_reach_the_plan(draft: Case, library: Library, tmp_path: Path) -> None:
+    plain = plan(draft, library, tmp_path / "plain").record
+    made = plan(
+        draft, library, tmp_path / "few", aux_streams=0, weight_streaming=True,
+        capabilities=("8.9", "12.0", "8.9"),
+    ).record  # fmt: skip
+    assert set(made.settings) - set(plain.settings) == {
+        BuildSetting("aux_streams", "0"),
+        BuildSetting("weight_streaming", "True"),
+        BuildSetting("capabilities", "8.9, 12.0, 8.9"),
+    }
+    assert ("weight_streaming", "True") in summary(made)
+    assert made.capabilities == ("8.9", "12.0") != plain.capabilities
+    assert (tmp_path / "few").read_bytes()[32] == 0x18
+
+
+Edit = Callable[[onnx.ModelProto], None]
+
+
+def first(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type == kind)
+
+
+def drop_mask(model: onnx.ModelProto) -> None:
+    del first(model, "Attention").input[3:]
+
+
+def counted_lengths(model: onnx.ModelProto) -> None:
+    """The form that TensorRT's parser takes and forgets."""
+    drop_mask(model)
+    first(model, "Attention").input.extend(["", "", "", "start"])
+
+
+def cast_before_cache(model: onnx.ModelProto) -> None:
+    node = first(model, "TensorScatter")
+    twice = helper.make_node("Mul", [node.input[0], "one.half"], ["scaled"], name="scaled")
+    model.graph.initializer.append(numpy_helper.from_array(np.float16(1), "one.half"))
+    node.input[0] = "scaled"
+    model.graph.node.insert(list(model.graph.node).index(node), twice)
+
+
+def no_place_to_write(model: onnx.ModelProto) -> None:
+    del first(model, "TensorScatter").input[2:]
+
+
+def crossed_caches(model: onnx.ModelProto) -> None:
+    one, other = [n for n in model.graph.node if n.op_type == "TensorScatter"][:2]
+    one.input[0], other.input[0] = other.input[0], one.input[0]
+
+
+def written_elsewhere(model: onnx.ModelProto) -> None:
+    """A cache that is copied instead of updated: the runtime binds one buffer to both names."""
+    node = first(model, "TensorScatter")
+    node.CopyFrom(helper.make_node("Identity", [node.input[0]], list(node.output), name=node.name))
+
+
+def circular(model: onnx.ModelProto) -> None:
+    node = first(model, "TensorScatter")
+    for attribute in [a for a in node.attribute if a.name == "mode"]:
+        node.attribute.remove(attribute)
+    node.attribute.append(helper.make_attribute("mode", "circular"))
+
+
+def unknown_operator(model: onnx.ModelProto) -> None:
+    first(model, "Attention").op_type = "Gobble"
+
+
+def no_argmax(model: onnx.ModelProto) -> None:
+    del model.graph.output[[o.name for o in model.graph.output].index("argmax")]
+
+
+def surplus_output(model: onnx.ModelProto) -> None:
+    mask = first(model, "Attention").input[3]
+    model.graph.output.append(helper.make_tensor_value_info(mask, TensorProto.FLOAT16, None))
+
+
+def fewer_candidates(model: onnx.ModelProto) -> None:
+    kept = [o for o in model.graph.output if not o.name.startswith("candidates")]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+
+
+TAMPERED = [
+    (drop_mask, "lost its mask"),
+    (counted_lengths, "lost its mask"),
+    (cast_before_cache, "reads 'scaled', which is no input"),
+    (no_place_to_write, "'key.0' has no place to write at"),
+    (crossed_caches, "KV update of '(key|value).0' gives 'present_(value|key).0'"),
+    (written_elsewhere, "'key.0' has 0 KV updates"),
+    (circular, r"node '.*' \(TensorScatter\): .*linear mode"),
+    (unknown_operator, r"node '.*' \(Gobble\): .*Plugin not found"),
+    (no_argmax, "has no output 'argmax'"),
+    (surplus_output, "has an output '.*' that the runtime does not know"),
+    (fewer_candidates, "cuts out 0 candidates a row; the recipe says 16"),
+]
+
+
+@pytest.mark.parametrize(("edit", "words"), TAMPERED, ids=[edit.__name__ for edit, _ in TAMPERED])
+def test_graphs_that_are_refused_or_silently_changed_are_caught(
+    edit: Edit, words: str, draft: Case, library: Library, tmp_path: Path
+) -> None:
+    model = draft.model
+    edit(model)
+    draft.save(model)
+    with pytest.raises(BuildError, match=words):
+        plan(draft, library, tmp_path / "plan")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        (ENGINE, b"junk" * 99, r"engine\.onnx is not an ONNX graph"),
+        (ENGINE, None, r"engine\.onnx is not an ONNX graph"),
+        (WEIGHTS, b"short", r"cannot parse .*engine\.data"),
+        (WEIGHTS, None, r"cannot parse .*engine\.data"),
+    ],
+)
+def test_files_that_are_damaged_or_missing_are_named(
+    draft: Case, library: Library, tmp_path: Path, file: str, content: bytes | None, words: str
+) -> None:
+    path = draft.lowered.folder / file
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BuildError, match=words):
+        plan(draft, library, tmp_path / "plan")
+    assert left(tmp_path) == []
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(
+    draft: Case, library: Library, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.plan"
+    out.write_bytes(b"earlier")
+    with files_up_to(1 << 20), pytest.raises(BuildError, match="could not be written, with"):
+        plan(draft, library, out)
+    assert left(tmp_path) == ["model.plan"]
+    assert out.read_bytes() == b"earlier"
+
+
+def test_a_cancelled_build_ends_in_any_thread(
+    draft: Case, library: Library, tmp_path: Path
+) -> None:
+    asked, found = [], []
+
+    def cancelled() -> bool:
+        asked.append(True)
+        return len(asked) > 40
+
+    def work() -> None:
+        try:
+            build(draft, library, tmp_path / "p", cancelled=cancelled)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [type(error) for error in found] == [CancelledError]
+    assert left(tmp_path) == []
+
+
+class Timings:
+    """A library that times kernels: what it was given, and what it knows after."""
+
+    def __init__(self, takes: bool) -> None:
+        self.given: list[bytes] = []
+        self._takes = takes
+
+    def create_timing_cache(self, data: bytes) -> bytes:
+        self.given.append(data)
+        return data
+
+    def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        return self._takes or not cache
+
+    def get_timing_cache(self) -> Any:
+        return SimpleNamespace(serialize=lambda: self.given[-1] + b"+")
+
+
+def test_timings_are_kept_beside_the_plan(tmp_path: Path) -> None:
+    def backend(name: str) -> Any:
+        return SimpleNamespace(backend=name, module=None, flavour=FLAVOURS[name])
+
+    path = tmp_path / "model.timing"
+    for takes, expected, note in (
+        (True, b"+", "begun"),
+        (True, b"++", "read and kept"),
+        (False, b"+", "begun anew, because model.timing is of another version or GPU"),
+    ):
+        cache, config = TimingCache(backend(ENTERPRISE), path), Timings(takes)
+        cache.attach(config)
+        cache.keep(config)
+        assert (path.read_bytes(), cache.note) == (expected, note)
+    path.unlink()
+    none = TimingCache(backend(RTX), path)
+    none.attach(None)
+    none.keep(None)
+    assert none.note.startswith("none: tensorrt-rtx times kernels on the device")
+    assert not path.exists()
+
+
+MEASURED = [  # MiB: floats, codes, int4, gammas (None: prefill alone), peak
+    (88, 0, 0, None, 478),
+    (88, 0, 0, (4,), 572),
+    (424, 0, 0, None, 1286),
+    (424, 0, 0, (4,), 1779),
+    (641, 0, 0, None, 1875),
+    (641, 0, 0, (4,), 2563),
+    (0, 48, 0, (4,), 395),
+    (0, 228, 0, (1, 4, 8), 859),
+    (0, 0, 30, (4,), 354),
+    (0, 0, 142, (1, 4, 8), 896),
+    (30, 0, 0, (1, 2, 4), 460),
+    (0, 15, 0, (1, 2, 4), 378),
+    (1, 3, 6, (1, 2, 4), 389),
+    (2, 0, 0, (), 275),
+]
+
+
+@pytest.mark.parametrize(("floats", "codes", "halves", "gammas", "peak"), MEASURED)
+def test_the_estimate_of_memory_is_above_what_was_measured_and_near(
+    floats: int, codes: int, halves: int, gammas: tuple[int, ...] | None, peak: int
+) -> None:
+    made = profiles("target", 128, gammas or ())
+    if gammas is None:
+        made = made[:1]
+    weights = Weights(floats * MIB, codes * MIB, halves * MIB)
+    needed = need(weights, made, PlanOptions(), RTX)
+    taken = peak * MIB - weights.stored  # mapped weights can be dropped
+    assert taken <= needed.host_bytes <= 1.4 * taken + 140 * MIB
+    assert needed.device_bytes == 0
+    assert need(weights, made, PlanOptions(workspace_mib=5), ENTERPRISE).device_bytes > 0
+
+
+def test_too_little_memory_is_a_warning_with_a_remedy(
+    draft: Case, library: Library, tmp_path: Path
+) -> None:
+    weights, made = Weights(1 << 30, 0, 0), profiles("target", 128, ())
+    needed = need(weights, made, PlanOptions(), ENTERPRISE)
+    both = needed.host_bytes + needed.device_bytes
+    text = memory_warning(needed, Room(1 << 20), RTX)
+    assert "GiB of memory, and 1 MiB is free" in text
+    assert "tensorrt-rtx needs no GPU to build" in text
+    alone = memory_warning(needed, Room(None, 512 * MIB), ENTERPRISE)
+    assert "of GPU memory, and 512 MiB is free" in alone
+    for room in (Room(both), Room(None), Room(both, both, shared=True)):
+        assert memory_warning(needed, room, ENTERPRISE) == ""
+    assert "of memory, and" in memory_warning(needed, Room(both - 1, both, shared=True), ENTERPRISE)
+    stages: list[str] = []
+    build(draft, library, tmp_path / "p", progress=lambda *said: stages.append(said[0]),
+          room=Room(64 << 20))  # fmt: skip
+    assert "warning: building this plan may take" in stages[0]
+    assert (tmp_path / "p").is_file(), "all the same"

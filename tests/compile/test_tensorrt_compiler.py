@@ -1,0 +1,198 @@
+"""Plans of real models: what TensorRT made of them, layer by layer and kernel by kernel."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile.plans import CANDIDATES, GAMMAS, Planned, layers, make, parsed
+from lower.lowering import MAX_LENGTH, OLD, Lowering, lowered
+from portable.zoo import MODELS
+from specrt.bundle import Geometry
+from specrt.engine.tensorrt.library import Library
+from specrt.errors import BuildError
+from specrt_export.compile import tensorrt_compiler
+from specrt_export.lower import tensorrt_lowering
+from specrt_export.lower.lazy_tensor import WEIGHTS
+from specrt_export.lower.view import GraphView
+from specrt_export.portable.graph import geometry_of, read_graph
+
+Plans = Callable[..., Planned]
+Source = Callable[[str], tuple[Path, Path]]
+
+ALWAYS = ["draft-fp16", "draft-int8", "draft-int4", "llama3-fp16"]
+"""Heads of 8, as the zoo's are, have no kernel for several tokens."""
+OTHERS = [
+    "target-fp16", "target-int8", "target-int4", "draft-fp8", "llama3-int8", "llama3-int4",
+    *(f"{name}-{kind}" for name in ("qwen3", "gemma3") for kind in ("fp16", "int8", "int4")),
+]  # fmt: skip
+
+
+def cases(always: list[str], others: list[str]) -> list[Any]:
+    """Mark those that need an export, and those that are built nightly."""
+    return [
+        pytest.param(
+            case,
+            marks=[pytest.mark.export] * (case.partition("-")[0] in MODELS)
+            + [pytest.mark.nightly] * (case in others),
+        )
+        for case in always + others
+    ]
+
+
+native = pytest.mark.parametrize("case", cases(ALWAYS, OTHERS))
+
+
+def origin(network: Any, tensor: Any) -> str:
+    """Return the name of what a tensor is a cast or a copy of."""
+    makers = {
+        layer.get_output(0).name: layer
+        for layer in layers(network, "CAST") + layers(network, "IDENTITY")
+    }
+    while tensor.name in makers:
+        tensor = makers[tensor.name].get_input(0)
+    return str(tensor.name)
+
+
+def caches(geometry: Geometry) -> list[str]:
+    return sorted(f"{kind}.{at}" for at in range(geometry.layers) for kind in ("key", "value"))
+
+
+@native
+def test_caches_lie_where_they_are_and_attention_has_its_mask(
+    plans: Plans, source: Source, library: Library, case: str
+) -> None:
+    """Two updates a layer, each straight from an input of the graph, at `start`."""
+    name, precision = case.split("-")
+    made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
+    with parsed(library, made.graph) as network:
+        updates = layers(network, "KV_CACHE_UPDATE")
+        assert all(update.get_input(0).is_network_input for update in updates)
+        assert sorted(update.get_input(0).name for update in updates) == caches(geometry)
+        assert {origin(network, update.get_input(2)) for update in updates} == {"start"}
+        for update in updates:
+            written = update.get_output(0)
+            assert written.is_network_output
+            assert written.name == f"present_{update.get_input(0).name}"
+            assert tuple(written.shape) == tuple(update.get_input(0).shape)
+        masks = [layer.get_input(3) for layer in layers(network, "ATTENTION_INPUT")]
+        assert len(masks) == geometry.layers
+        assert all(mask is not None for mask in masks)
+        # The last axis is the whole buffer, and layers that see as far as each other share a mask.
+        assert {tuple(mask.shape)[::3] for mask in masks} == {(1, MAX_LENGTH)}
+        seen = Counter(mask.name for mask in masks)
+    windows = geometry.windows or (0,) * geometry.layers
+    assert sorted(seen.values()) == sorted(Counter(windows).values())
+
+
+@native
+def test_a_record_says_what_was_made(plans: Plans, source: Source, case: str) -> None:
+    """Attention is one kernel a layer: of a vector where there is one token, else of a matrix.
+
+    Fewer than 4 query heads have no kernel for a vector, and heads of 8 none for a matrix.
+    """
+    name, precision = case.split("-")
+    made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
+    record, target = made.record, made.role == "target"
+    verify = [(f"verify {gamma}", gamma + 1, gamma + 1) for gamma in GAMMAS]
+    expected = [("prefill", 32, max(GAMMAS) + 1 if target else 1), ("decode", 1, 1)]
+    expected += verify if target else [("catch-up", 2, 1)]
+    assert [(p.name, p.width.most, p.rows.most) for p in record.profiles] == expected
+    assert [one.profile for one in record.compiled] == [name for name, _, _ in expected]
+    assert record.sha256 == hashlib.sha256(made.plan.read_bytes()).hexdigest()
+    assert (record.form, record.confidence) == ("native", not target)
+    assert (record.candidates, record.messages) == (CANDIDATES, ())
+    one = "gemv" if geometry.heads >= 4 else "gemm"
+    many = "gemm" if geometry.head_dim >= 16 else "none"
+    for compiled in record.compiled:
+        assert compiled.launches
+        assert compiled.activation_bytes
+        wanted = one if compiled.profile == "decode" else many
+        assert compiled.attention == wanted, compiled.profile
+        fused = [kernel for kernel in compiled.kernels if "_mha" in kernel.name]
+        assert sum(kernel.count for kernel in fused) == geometry.layers * (wanted != "none")
+        # The int4 product behind an attention that is taken apart may need its weight written out.
+        apart = precision == "int4" and wanted == "none"
+        assert compiled.dequantising <= apart * geometry.layers, compiled
+    # Whatever layouts the profiles want; the constants of TensorRT's own take the rest.
+    if name == "target":
+        assert record.weight_bytes < 1.02 * made.graph.with_name(WEIGHTS).stat().st_size
+
+
+@pytest.mark.parametrize("case", cases(["draft-int8"], ["draft-fp16", "draft-int4"]))
+def test_older_versions_get_new_buffers(
+    plans: Plans, source: Source, library: Library, case: str
+) -> None:
+    """In simpler operators: each cache is read once, as an input, by what writes it anew."""
+    made = plans(*case.split("-"), version=OLD)
+    with parsed(library, made.graph) as network:
+        assert not layers(network, "KV_CACHE_UPDATE") + layers(network, "ATTENTION_INPUT")
+        written = {
+            layer.get_input(0).name: layer.get_output(0).name
+            for layer in layers(network, "SCATTER")
+        }
+        assert all(layer.get_input(0).is_network_input for layer in layers(network, "SCATTER"))
+    geometry = geometry_of(read_graph(source("draft")[0]))
+    assert written == {name: f"present_{name}" for name in caches(geometry)}
+    assert made.record.form == "decomposed"
+    assert [one.attention for one in made.record.compiled] == ["none"] * 3
+    assert [one.dequantising for one in made.record.compiled] == [0] * 3
+
+
+def test_plans_are_alike_from_build_to_build(
+    plans: Plans, source: Source, library: Library, tmp_path: Path
+) -> None:
+    """All but names that the library orders by chance."""
+    first = plans("draft", "int8").record
+    again = make(source("draft"), "draft", "int8", tmp_path / "again", library).record
+    assert again.compiled == first.compiled
+    assert again.weight_bytes == first.weight_bytes
+    assert again.plan_bytes == pytest.approx(first.plan_bytes, rel=1e-3)
+
+
+class Unpadded:
+    """Products without a row more."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+
+    def of(self, name: str) -> str:
+        return name
+
+    def drop(self, made: str, name: str) -> None:
+        self._view.add("Identity", [made], outputs=[name])
+
+
+def test_without_a_row_more_decode_writes_weights_out(
+    source: Source, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the row is for; should this fail, later versions may not need it."""
+    monkeypatch.setattr(tensorrt_lowering, "PadRows", Unpadded)
+    made = make(source("draft"), "draft", "int8", tmp_path / "made", library)
+    found = {one.profile: one.dequantising for one in made.record.compiled}
+    assert found["decode"] > found["catch-up"]
+
+
+def test_what_tensorrt_would_not_take_is_not_compiled(
+    source: Source, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few heads need leave to be taken apart, and a mask that is lost is found."""
+    monkeypatch.setattr(tensorrt_compiler, "mark_decomposable", lambda graph: None)
+    with pytest.raises(BuildError, match=r"2 query heads.* TRT_decomposable"):
+        make(source("draft"), "draft", "fp16", tmp_path / "linted", library)
+    assert not (tmp_path / "linted" / "engine.plan").exists()
+    monkeypatch.undo()
+    how = Lowering("tensorrt", "fp16")
+    case = lowered(*source("draft"), tmp_path / "unmasked", how)
+    model = case.model
+    for node in (n for n in model.graph.node if n.op_type == "Attention"):
+        node.input[3] = ""
+    case.save(model)
+    with pytest.raises(BuildError, match="mask"):
+        how.compiler(library).compile(case.lowered, tmp_path / "p", tmp_path, lambda *_: None)
+    assert not (tmp_path / "p" / "engine.plan").exists()

@@ -1,0 +1,355 @@
+"""docs/embedding.md, held to the code: its tables and examples, and a runtime written from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import types
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from shared import REPOSITORY
+from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
+from specrt.engine.ort_packed import RowSlice, pack
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
+from specrt.engine.tensorrt.passes import KV_TYPES, expected
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.sampling.noise import Noise, Purpose
+from specrt.system import Machine
+from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
+from specrt.tuning.tuning_record import TunedSetting, Tuning
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+
+DOCUMENT = REPOSITORY / "docs" / "embedding.md"
+HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
+RECORDS = (
+    Manifest, ModelRecord, Geometry, FileRecord, Quality, Tuning, Machine, TunedSetting,
+    EngineRecord, Profile,
+)  # fmt: skip
+_COUNT = (1, 10**9)
+_WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}
+_TYPES = {"tensor(float)": "float", "tensor(int64)": "int64"}
+
+Row = list[str]
+
+
+def _cells(line: str) -> Row:
+    cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+    return [cell.strip() for cell in cells]
+
+
+def _table(text: str, head: str) -> list[Row]:
+    """Return the rows of the one table whose first column has this title."""
+    lines = text.splitlines()
+    found = [i for i, line in enumerate(lines) if line.startswith(f"| {head} |")]
+    assert len(found) == 1, f"{len(found)} tables begin with {head}"
+    rows = []
+    for line in lines[found[0] + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(_cells(line))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def document() -> str:
+    """The text of the specification."""
+    return DOCUMENT.read_text(encoding="utf-8")
+
+
+def _said(kind: Any) -> str:
+    """Return a type in the notation of the document."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        span = inner[1].first, inner[1].last
+        last = "2^63-1" if span[1] == 2**63 - 1 else span[1]
+        return "count" if span == _COUNT else f"integer {span[0]} to {last}"
+    if origin in (Union, types.UnionType):
+        return f"{_said(inner[0])}?"
+    if origin is tuple:
+        return f"[{_said(inner[0])}]"
+    if origin is dict:
+        return f"{{{_said(inner[1])}}}"
+    return _WORDS.get(kind) or str(kind.__name__)
+
+
+def _absent(default: Any) -> str:
+    return "no" if default is MISSING else f"`{json.dumps(default)}`"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_a_record_has_the_fields_of_its_table(document: str, record: Any) -> None:
+    hints = get_type_hints(record, include_extras=True)
+    told = [row[:3] for row in _table(document, f"`{record.__name__}`")]
+    assert told == [
+        [f"`{f.name}`", _said(hints[f.name]), _absent(f.default)] for f in fields(record)
+    ]
+
+
+def test_formats_are_those_that_are_read(document: str) -> None:
+    (row,) = (r for r in _table(document, "`Tuning`") if r[0] == "`format`")
+    assert row[3].startswith(f"{TUNING_FORMAT};")
+
+
+def _named(rows: list[Row], sizes: dict[str, int]) -> dict[tuple[str, str], list[str]]:
+    """Return side, type and shape of each value that a table names, for each layer and row."""
+    found = {}
+    for name, side, kind, shape, *_ in rows:
+        plain = name.strip("`")
+        parts = shape.strip("[]").split(", ")
+        told = [kind, *(str(sizes.get(part, part)) for part in parts)]
+        for layer in range(sizes["L"]):
+            for row in range(sizes.get("rows", 1)):
+                own = plain.replace("{i}", str(layer)).replace("{b}", str(row))
+                found[side.split(" ")[0].rstrip(","), own] = told
+    return found
+
+
+def _engine(path: Path) -> dict[tuple[str, str], list[str]]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    sides = {"input": session.get_inputs(), "output": session.get_outputs()}
+    return {
+        (side, value.name): [_TYPES[value.type], *map(str, value.shape)]
+        for side, values in sides.items()
+        for value in values
+    }
+
+
+def _sizes(geometry: Geometry, length: int) -> dict[str, int]:
+    g = geometry
+    return {"L": g.layers, "Hkv": g.kv_heads, "M": length, "D": g.head_dim, "V": g.vocab_size}
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_an_engine_has_the_inputs_and_outputs_of_its_table(
+    document: str, codelet: Path, role: str
+) -> None:
+    bundle = Bundle.open(codelet)
+    model: ModelRecord = getattr(bundle.manifest, role)
+    sizes = _sizes(model.geometry, bundle.manifest.max_length)
+    told = _named(_table(document, "`engine.onnx`, batch 1"), sizes)
+    if role == "target":
+        del told["output", "confidence"]
+    assert _engine(bundle.file(model.engine)) == told
+
+
+def test_an_engine_of_several_rows_has_those_of_its_table(
+    document: str, engines: Path, tmp_path: Path
+) -> None:
+    pair, length, rows = engines / "codelet", 64, 3
+    made = compile_ort_cpu(
+        pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft", tmp_path, length,
+        batch=rows, confidence=True,
+    )  # fmt: skip
+    sizes = {**_sizes(made.geometry, length), "B": rows, "rows": rows}
+    told = _named(_table(document, "`engine.onnx`, batch B"), sizes)
+    found = _engine(tmp_path / "engine.onnx")
+    found["input", "input_ids"][-1] = "T"  # what a graph calls a free size means nothing
+    if ("input", "positions") not in found:  # only attention asks for them here
+        del told["input", "positions"]
+    assert found == told
+
+
+@pytest.mark.parametrize("compute", KV_TYPES)
+def test_a_plan_has_the_tensors_of_its_table(document: str, compute: str) -> None:
+    geometry = Geometry(2, 4, 2, 8, 96, 64, (0, 0))
+    record = EngineRecord(
+        1, "tensorrt", "10.16.1.11", NATIVE, compute, (), candidates=8, confidence=True
+    )
+    sizes = {**_sizes(geometry, 32), "B": 3, "S": -1, "R": -1, "K": 8}
+    told = _named(_table(document, "tensor of a plan"), sizes)
+    assert told == {
+        ("input" if tensor.is_input else "output", name): [
+            "KV" if name.removeprefix("present_").startswith(("key.", "value.")) else tensor.type,
+            *map(str, tensor.shape),
+        ]
+        for name, tensor in expected(record, geometry, batch=3, max_length=32).items()
+    }
+    assert KV_TYPES[compute] in document
+    assert f"`{NATIVE}` or `{DECOMPOSED}`" in document
+
+
+def test_every_status_is_told_with_its_number(document: str) -> None:
+    header = (HEADERS / "specrt" / "specrt.h").read_text(encoding="utf-8")
+    declared = re.findall(r"^ +(SPECRT_[A-Z]+(?:_[A-Z]+)*) = (\d+)", header, re.MULTILINE)
+    assert len(declared) > 1
+    assert [(name.strip("`"), number) for name, number, _ in _table(document, "status")] == declared
+
+
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_an_example_compiles(document: str, tmp_path: Path, language: str) -> None:
+    compiler = shutil.which("cc" if language == "c" else "c++")
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    found = re.findall(rf"^```{language}\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    (source,) = (example for example in found if "#include" in example)
+    place = tmp_path / f"example.{language}"
+    place.write_text(source, encoding="utf-8")
+    standard = "c99" if language == "c" else "c++17"
+    done = subprocess.run(
+        [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+         f"-I{HEADERS}", str(place)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere(document: str) -> None:
+    titles = re.findall(r"^#+ (.*)$", document, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    for place in re.findall(r"\]\(([^)]+)\)", document):
+        if place.startswith("#"):
+            assert place[1:] in anchors, place
+        else:
+            assert (DOCUMENT.parent / place).exists(), place
+
+
+class Reader:
+    """A greedy or sampling runtime for one row, made from the page and not from the runtime."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        said = self.manifest
+        self.widest = max(said["prefill"], said["gammas"][-1] + 1)
+        self.target = Held(folder, said["target"], said["max_length"], self.widest)
+        self.draft = Held(folder, said["draft"], said["max_length"], self.widest)
+
+    def complete(
+        self, prompt: list[int], most: int, gamma: int, temperature: float, seed: int
+    ) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Return what follows a prompt, and per round what was drafted, evaluated, accepted."""
+        tokens, ends = list(prompt), set(self.manifest["eos_token_ids"])
+        limit = min(len(prompt) + most, self.manifest["max_length"] + 1)
+        target, draft, rounds = self.target, self.draft, list[tuple[int, int, int]]()
+
+        def choose(row: Any, position: int) -> int:
+            if not temperature:
+                return int(row.argmax())
+            weights = np.exp((row.astype(np.float64) - float(row.max())) / temperature)
+            ids = np.flatnonzero(weights)
+            waits = Noise(seed).exponential(Purpose.TOKEN, position, ids)
+            return int(ids[(waits / (weights[ids] / weights.sum())).argmin()])
+
+        def reached(row: Any) -> Any:
+            least = np.float32(row.max() - 7.0 * temperature)
+            return np.where(row >= least, row, -np.inf) if temperature else row
+
+        target.held = draft.held = 0
+        while len(tokens) < limit and ends.isdisjoint(tokens[len(prompt) :]):
+            n = len(tokens)
+            drafted = list[int]()
+            for _ in range(min(gamma, limit - n - 1) if n > len(prompt) else 0):
+                row = draft.feed([*tokens, *drafted][draft.held :], 1)[0]
+                drafted.append(choose(reached(row), n + len(drafted)))
+            rows = target.feed([*tokens[target.held :], *drafted], len(drafted) + 1)
+            own = [choose(row, n + i) for i, row in enumerate(rows)]
+            kept = next((i for i, t in enumerate(drafted) if own[i] != t), len(drafted))
+            if n > len(prompt):
+                rounds.append((len(drafted), kept + (kept < len(drafted)), kept))
+            tokens += own[: kept + 1]
+            target.held = n + kept
+            draft.held = min(draft.held, len(tokens) - 1)
+        end = next((i + 1 for i, t in enumerate(tokens) if i >= len(prompt) and t in ends), None)
+        return tokens[len(prompt) : end], rounds
+
+
+class Held:
+    """An engine of one row, and how many tokens its buffers hold."""
+
+    def __init__(self, folder: Path, record: dict[str, Any], positions: int, widest: int) -> None:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        self._session: Any = ort.InferenceSession(
+            str(folder / record["engine"]), options, providers=["CPUExecutionProvider"]
+        )
+        shape = record["geometry"]
+        self._vocabulary, self._widest, self.held = shape["vocab_size"], widest, 0
+        sizes = (1, shape["kv_heads"], positions, shape["head_dim"])
+        layers = range(shape["layers"])
+        names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
+        self._buffers = {name: np.zeros(sizes, np.float32) for name in names}
+
+    def feed(self, tokens: list[int], rows: int) -> Any:
+        """Feed tokens in chunks, and return the last rows of scores."""
+        while len(tokens) > self._widest:
+            chunk = min(self._widest, len(tokens) - rows)
+            self._run(tokens[:chunk], 1)
+            tokens = tokens[chunk:]
+        return self._run(tokens, rows)
+
+    def _run(self, tokens: list[int], rows: int) -> Any:
+        width, binding = len(tokens), self._session.io_binding()
+        logits = np.zeros((1, rows, self._vocabulary), np.float32)
+        read = {
+            "input_ids": np.array([tokens]),
+            "start": np.array([self.held]),
+            "rows": np.arange(width - rows, width),
+            **self._buffers,
+        }
+        written = {"logits": logits, **{f"present_{n}": a for n, a in self._buffers.items()}}
+        for bind, arrays in ((binding.bind_input, read), (binding.bind_output, written)):
+            for name, a in arrays.items():
+                bind(name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        self.held += width
+        return logits[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_runtime_made_from_the_page_says_the_same(
+    codelet: Path, generator: Generator, code_prompts: Path, temperature: float
+) -> None:
+    reader = Reader(codelet)
+    text = code_prompts.read_text(encoding="utf-8")
+    prompts = [json.loads(line)["prompt"] for line in text.splitlines()[:2]]
+    asked = SamplingParams(max_tokens=32, temperature=temperature, seed=7)
+    for prompt in [generator.tokenizer.encode(p) for p in (*prompts, "".join(prompts) * 3)]:
+        for gamma in (0, 1, 4, 8):
+            done = generator.generate(prompt, asked, gamma=gamma, drafter="model")
+            counts = [(r.drafted, r.evaluated, r.accepted) for r in done.speculation.log]
+            told = reader.complete(prompt, 32, gamma, temperature, seed=7)
+            assert told == (done.token_ids, counts)
+
+
+def _packed(batch: int, parts: list[RowSlice], places: int, even: bool) -> dict[str, list[int]]:
+    """Lay out a pass as the page says."""
+    total = max(places, sum(part.width for part in parts))
+    total += even and total % 2
+    begins, at = {}, 0
+    for part in parts:
+        begins[part.row], at = at, at + part.width
+    widths, spread, kept = [1] * batch, list[int](), [0] * total
+    for row in range(batch):
+        own = [begins[p.row] + j for p in parts if p.row == row for j in range(p.width)]
+        widths[row] = max(len(own), places)
+        for j, token in enumerate(own):
+            kept[token] = len(spread) + j
+        spread += (own or [0]) + [(own or [0])[-1]] * (widths[row] - len(own or [0]))
+    rows = [begins[p.row] + p.width - p.rows + j for p in parts for j in range(p.rows)]
+    rows += [0] * (even and len(rows) % 2)
+    return {"widths": widths, "spread": spread, "kept": kept, "rows": rows}
+
+
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("places", [1, 2])
+def test_rows_are_packed_as_the_page_says(places: int, even: bool) -> None:
+    for parts in (
+        [RowSlice(0, 1, 1)],
+        [RowSlice(2, 1, 1), RowSlice(0, 5, 2)],
+        [RowSlice(1, 3, 3), RowSlice(0, 1, 1), RowSlice(2, 4, 1)],
+    ):
+        made = pack(3, tuple(parts), places, even)
+        told = _packed(3, parts, places, even)
+        assert told == {name: getattr(made, name).tolist() for name in told}

@@ -1,0 +1,90 @@
+"""Codelet's draft compiled for ONNX Runtime, once for all workers, and engines over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.tensorrt_site import Site, make_site
+from shared import locked, shared_folder
+from specrt.bundle import Geometry
+from specrt.engine.backends import open_engine
+from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.protocol import Engine
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.portable.graph import geometry_of, read_graph
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+
+BATCH, MAX_LENGTH, MAX_WIDTH, CAPTURES = 3, 96, 24, 9
+Opener = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callable[[str], Path]:
+    """Compile codelet's draft: `fp32 1`, `int8 3` and the like for the CPU, `cuda` for a GPU."""
+    root, pair = shared_folder(tmp_path_factory) / "draft", engines / "codelet"
+    root.mkdir(exist_ok=True)
+    graph, weights = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
+
+    def build(name: str, out: Path) -> None:
+        if name == "cuda":
+            compile_ort_cuda(graph, weights, out, MAX_LENGTH, captured=CAPTURES)
+            return
+        precision, batch = name.split()
+        source = graph, weights
+        if precision == "int8":
+            small = quantize(*source, out / "small", Precision.of("int8", block=128))
+            source = small.graph, small.folder
+        compile_ort_cpu(*source, out, MAX_LENGTH, batch=int(batch), confidence=True)
+
+    def once(name: str) -> Path:
+        out, done = root / name, root / f"{name}.done"
+        with locked(root / f"{name}.lock"):
+            if not done.exists():
+                build(name, out)
+                done.touch()
+        return out / "engine.onnx"
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def geometry(engines: Path) -> Geometry:
+    """The shape of codelet's draft."""
+    return geometry_of(read_graph(engines / "codelet" / "portable" / "draft.onnx"))
+
+
+@pytest.fixture
+def opener(compiled: Callable[[str], Path], geometry: Geometry) -> Iterator[Opener]:
+    """Opens an engine of one precision and number of rows, or `cuda` on the CPU provider."""
+    made: list[Engine] = []
+
+    def opened(name: str = f"fp32 {BATCH}", **options: Any) -> Engine:
+        limits = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH}
+        if name == "cuda":
+            options = {"device": "cpu", **limits, **options}
+            engine: Engine = OrtCudaEngine(compiled(name), geometry, batch=1, **options)
+        else:
+            batch = options.pop("rows", int(name.split()[1]))
+            engine = open_engine(
+                "ort-cpu", compiled(name), geometry, batch=batch, threads=1, **limits, **options
+            )
+        made.append(engine)
+        return engine
+
+    yield opened
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A machine with a GPU in NumPy, on which nothing is left open."""
+    made = make_site(tmp_path, monkeypatch)
+    yield made
+    made.hold_closed()

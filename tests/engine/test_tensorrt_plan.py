@@ -1,0 +1,301 @@
+"""Plans and contexts over a TensorRT in NumPy: what is asked of it, and what its refusals say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.tensorrt_site import plan_bytes
+from specrt.engine.tensorrt import library as library_module
+from specrt.engine.tensorrt import plan as trt_plan
+from specrt.engine.tensorrt.library import Library, open_library
+from specrt.engine.tensorrt.plan import Tensor, TrtContext, TrtPlan, Wants, open_plan, supply
+from specrt.errors import EngineError
+from specrt.system import Survey
+from support.cuda_double import LOST, MACHINE, DoubleDevice
+from support.tensorrt_double import (
+    EngineDouble,
+    draft_profiles,
+    geometry_of,
+    library_double,
+    record_of,
+)
+from support.toy import TableEngine
+
+TOY = TableEngine(5, max_length=32)
+
+
+class Opened:
+    """A plan in a file, and the doubles below it."""
+
+    def __init__(self, folder: Path, backend: str = "tensorrt-rtx") -> None:
+        self.device = DoubleDevice()
+        self.library: Library = library_double(backend, cuda=self.device.cuda)
+        self.module = self.library.module
+        self.path, self.data = folder / "target.plan", plan_bytes(backend)
+        self.path.write_bytes(self.data)
+        log, record = self.library.logger.log, record_of(draft_profiles(5))
+        self.engine = EngineDouble(self.device.cuda, log, record, TOY)
+        self.module.plans[self.data] = lambda log: self.engine
+
+    def plan(self, wants: Wants = trt_plan.WHOLE) -> TrtPlan:
+        return open_plan(self.path, self.library, self.device, wants)
+
+    def context(self, profile: int = 1) -> TrtContext:
+        plan = self.plan()
+        size = plan.scratch_bytes(profile)
+        return plan.context(profile, self.device.allocate(size, "working memory"))
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "survey", lambda: MACHINE)
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx"])
+def test_a_plan_tells_its_tensors(tmp_path: Path, backend: str) -> None:
+    opened = Opened(tmp_path, backend)
+    plan = opened.plan(Wants(host_code=True))
+    assert opened.module.host_code
+    geometry = geometry_of(TOY)
+    shape = (1, geometry.kv_heads, 32, geometry.head_dim)
+    assert plan.tensors["input_ids"] == Tensor((1, -1), "int64", True)
+    assert plan.tensors["present_key.0"] == Tensor(shape, "float16", False)
+    assert plan.aliases("present_key.0") == ("key.0" if backend == "tensorrt-rtx" else "")
+    assert plan.aliases("argmax") == ""
+    assert (plan.profiles, plan.scratch_bytes(1)) == (3, 1000)
+    assert plan.ranges(0)["input_ids"] == ((1, 1), (1, 2), (1, 5))
+    assert plan.ranges(1)["key.0"] == (shape,) * 3
+    assert all(plan.tensors[name].is_input for name in plan.ranges(1))
+    plan.close()
+    plan.close()
+
+
+@pytest.mark.parametrize(("profile", "kernels"), [(0, "none"), (1, "eager")])
+def test_kernels_are_made_at_once_only_where_shapes_are_fixed(
+    tmp_path: Path, profile: int, kernels: str
+) -> None:
+    opened = Opened(tmp_path)
+    opened.context(profile)
+    config = opened.engine.how
+    assert config.dynamic_shapes_kernel_specialization_strategy == kernels
+    assert (config.strategy, config.cuda_graph_strategy) == ("ours", "off")
+
+
+DOINGS: dict[str, tuple[Callable[[Opened], Any], str]] = {
+    "deserialize_cuda_engine": (lambda o: o.plan(), r"cannot open .*target\.plan on this GPU"),
+    "create_execution_context": (lambda o: o.context(), r"profile 1 of .* gets no context"),
+    "set_optimization_profile_async": (lambda o: o.context(), "profile 1 of .* cannot be chosen"),
+    "set_input_shape": (
+        lambda o: o.context(0).set_shape("input_ids", (1, 9)),
+        r"does not take shape \(1, 9\) for input input_ids \(it takes \(\(1, 1\), ",
+    ),
+    "set_tensor_address": (
+        lambda o: o.context().set_address("key.0", 256), r"address 0x100 for key\.0"
+    ),
+    "execute_async_v3": (lambda o: o.context().enqueue(), "profile 1 of .* does not run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOINGS)
+def test_every_refusal_says_what_tensorrt_said(tmp_path: Path, name: str) -> None:
+    doing, message = DOINGS[name]
+    for code in (1, LOST):
+        opened = Opened(tmp_path, "tensorrt" if code == LOST else "tensorrt-rtx")
+        if code == LOST:
+            opened.module.says = "Cuda Runtime (an illegal memory access was encountered)"
+        opened.device.cuda.fail(name, code=code)  # type: ignore[arg-type]
+        with pytest.raises(EngineError, match=message) as refused:
+            doing(opened)
+        assert ("the device is lost" in str(refused.value)) == (code == LOST)
+        assert ("Error Code 1: " in str(refused.value)) == (code != LOST)
+        assert "and more" not in str(refused.value)
+
+
+def test_why_a_plan_does_not_open_is_told(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.module.flags = 3
+    opened.device.cuda.fail("deserialize_cuda_engine")
+    with pytest.raises(
+        EngineError, match=r"another version .*, it was not built for this GPU's .*build it again"
+    ):
+        opened.plan()
+    opened.module.says = "Cuda Runtime (out of memory)"
+    opened.device.cuda.fail("deserialize_cuda_engine")
+    with pytest.raises(EngineError, match=r"a plan of 0\.00 MiB, and 4\.00 MiB of 4\.00 MiB"):
+        opened.plan()
+
+
+@pytest.mark.parametrize(
+    ("backend", "data", "message"),
+    [
+        ("tensorrt-rtx", plan_bytes("tensorrt"), "plan of TensorRT; backend tensorrt-rtx runs .*"
+                                                 "backend tensorrt, or"),
+        ("tensorrt", plan_bytes("tensorrt-rtx"), "plan of TensorRT for RTX; backend tensorrt runs"),
+        ("tensorrt-rtx", b"PK\x03\x04" + bytes(60), "no TensorRT plan: it begins with b'PK"),
+        ("tensorrt-rtx", b"", "it is empty"),
+        ("tensorrt-rtx", plan_bytes("tensorrt-rtx")[:-1], "damaged: 63 bytes of 64"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_plan_never_reaches_tensorrt(
+    tmp_path: Path, backend: str, data: bytes, message: str
+) -> None:
+    opened = Opened(tmp_path, backend)
+    opened.path.write_bytes(data)
+    with pytest.raises(EngineError, match=message) as refused:
+        opened.plan()
+    assert "specrt build RECIPE --backend" in str(refused.value)
+    assert not opened.device.calls["deserialize_cuda_engine"]
+    opened.path.unlink()
+    with pytest.raises(EngineError, match="cannot be read"):
+        opened.plan()
+
+
+def test_tensors_that_the_runtime_cannot_feed_are_refused(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.engine.kinds["key.0"] = "INT4"
+    with pytest.raises(EngineError, match=r"tensor key\.0 is INT4; expected one of FLOAT"):
+        opened.plan()
+    opened.engine.kinds.clear()
+    opened.engine.location = "HOST"
+    with pytest.raises(EngineError, match="wanted in host memory"):
+        opened.plan()
+    opened.engine.location = "DEVICE"
+    with pytest.raises(EngineError, match=r"profile 7 of .* is not there; it has 3"):
+        opened.plan().context(7, 0)
+
+
+def test_without_a_driver_there_is_no_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Opened(tmp_path)
+    monkeypatch.setattr(library_module, "survey", lambda: Survey(problem="no NVIDIA driver"))
+    with pytest.raises(EngineError, match="runs on an NVIDIA GPU only: no NVIDIA driver"):
+        opened.plan()
+
+
+def test_kernels_are_kept_for_the_next_time(tmp_path: Path) -> None:
+    kept = tmp_path / "target.kernels"
+
+    def run(made: bytes) -> list[Any]:
+        """Open, make kernels, close; return the caches of two contexts."""
+        opened, caches = Opened(tmp_path), []
+        plan = opened.plan()
+        for profile in (0, 1):
+            scratch = opened.device.allocate(plan.scratch_bytes(profile), "working memory")
+            plan.context(profile, scratch)
+            caches.append(opened.engine.how.cache)
+        caches[0].held = made or caches[0].held
+        plan.close()
+        return caches
+
+    first, second = run(b"kernels 1")
+    assert first is second, "one for all contexts of a plan"
+    assert kept.read_bytes() == b"kernels 1"
+    assert run(b"")[0].held == b"kernels 1"
+    kept.write_bytes(b"of another version")
+    assert run(b"")[0].held == b""
+    assert kept.read_bytes() == b"kernels"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["target.kernels", "target.plan"]
+
+
+# Weights that are not in the plan
+
+
+def test_streamed_weights_get_what_the_library_finds_right(tmp_path: Path) -> None:
+    opened = Opened(tmp_path, "tensorrt")
+    opened.plan(Wants(streaming=True))
+    assert opened.engine.weight_streaming_budget_v2 == 1 << 20
+
+    class Refusing(EngineDouble):
+        weight_streaming_budget_v2 = property(lambda self: -1, lambda self, budget: None)  # type: ignore[assignment]
+
+    opened.engine.__class__ = Refusing
+    with pytest.raises(EngineError, match=r"cannot stream the weights of .*target\.plan with 1048"):
+        opened.plan(Wants(streaming=True))
+
+
+@pytest.mark.parametrize("refused", ["", "parse", "refit"])
+def test_a_stripped_plan_is_filled_from_the_graph_beside_it(tmp_path: Path, refused: str) -> None:
+    calls: list[str] = []
+
+    def answer(name: str) -> bool:
+        calls.append(name)
+        if name == refused:
+            found.logger.log(1, "Error Code 1: some reason")
+        return name != refused
+
+    found = library_double(
+        Refitter=lambda engine, logger: SimpleNamespace(refit_cuda_engine=lambda: answer("refit")),
+        OnnxParserRefitter=lambda refitter, logger: SimpleNamespace(
+            refit_from_file=lambda path: answer("parse")
+        ),
+    )
+    plan, wants = tmp_path / "engine.plan", Wants(stripped=True)
+    with pytest.raises(EngineError, match=r"engine\.onnx is missing, and the plan beside it holds"):
+        supply(None, plan, found, wants)
+    assert calls == []
+    (tmp_path / "engine.onnx").write_bytes(b"a graph")
+    if refused:
+        with pytest.raises(EngineError, match=r"cannot fill the plan from .*: Error Code 1: some"):
+            supply(None, plan, found, wants)
+    else:
+        supply(None, plan, found, wants)
+        assert calls == ["parse", "refit"]
+
+
+# The real library
+
+
+def test_a_real_plan_begins_as_expected(tmp_path: Path) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    real = open_library("tensorrt-rtx")
+    builder = trt.Builder(real.logger)
+    network = builder.create_network(0)
+    given = network.add_input("x", trt.float32, (1, 4))
+    layer = network.add_activation(given, trt.ActivationType.RELU)
+    network.mark_output(layer.get_output(0))
+    data = bytes(builder.build_serialized_network(network, builder.create_builder_config()))
+    path = tmp_path / "real.plan"
+    trt_plan.check_header(path, data[:64], len(data), real, "")
+    with pytest.raises(EngineError, match=f"{len(data) - 1} bytes of {len(data)}"):
+        trt_plan.check_header(path, data[:64], len(data) - 1, real, "")
+
+
+def test_all_that_is_used_of_tensorrt_is_there() -> None:
+    """Walk the source: every name, and every call with a number of arguments that is taken."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    owners = {
+        "engine": trt.ICudaEngine, "_engine": trt.ICudaEngine, "runtime": trt.Runtime,
+        "handle": trt.IExecutionContext, "_context": trt.IExecutionContext,
+        "config": trt.IRuntimeConfig, "module": trt, "cache": trt.IRuntimeCache,
+        "_cache": trt.IRuntimeCache,
+        "choices": trt.DynamicShapesKernelSpecializationStrategy,
+    }  # fmt: skip
+    seen = set()
+    for module in (trt_plan, library_module):
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
+            call = node if isinstance(node, ast.Call) else None
+            attribute: Any = call.func if call else node
+            if not isinstance(attribute, ast.Attribute):
+                continue
+            owner, name = attribute.value, attribute.attr
+            of = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+            if isinstance(owner, ast.Attribute) and getattr(owner.value, "id", "") == "module":
+                assert hasattr(getattr(trt, owner.attr), name), ast.unparse(attribute)
+            if of not in owners or name.startswith("_"):
+                continue
+            assert hasattr(owners[of], name), f"{of}.{name}"
+            seen.add(name)
+            called = getattr(owners[of], name)
+            if call and not isinstance(called, type):  # a class says what it takes elsewhere
+                taken = re.findall(rf"{name}\(self: [\w.]+(.*)\) ->", called.__doc__)
+                assert len(call.args) in {len(re.findall(r", \w+: ", one)) for one in taken}, name
+    assert {"set_device_memory", "get_engine_validity", "TensorIOMode"} <= seen
+    assert hasattr(trt.IExecutionContext, "execute_async_v3")

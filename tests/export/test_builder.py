@@ -1,0 +1,421 @@
+"""A bundle is whole or not there: built the same twice, never half-made, refused with a reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import specrt
+from specrt.bundle import Bundle
+from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
+from specrt.params import SamplingParams
+from specrt_export import builder
+from specrt_export.builder import atomic_folder, build, is_fresh
+from specrt_export.portable.graph import GEOMETRY
+from specrt_export.recipe import Recipe, read_recipe
+
+
+def hashes(bundle: Path) -> dict[str, str]:
+    return {name: f.sha256 for name, f in Bundle.open(bundle).manifest.files.items()}
+
+
+def leftovers(out: Path) -> list[str]:
+    """Whatever lies beside a bundle."""
+    return sorted(p.name for p in out.parent.iterdir() if p != out) if out.parent.exists() else []
+
+
+def complete(bundle: Path, gamma: int | None = None) -> list[int]:
+    with specrt.load(bundle, threads=1) as generator:
+        return generator.generate(
+            "def f(x):\n", SamplingParams(max_tokens=8), gamma=gamma
+        ).token_ids
+
+
+def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
+    stages: list[tuple[str, float]] = []
+    again = built.with_name("again")
+    build(read_recipe(small), again, lambda stage, done: stages.append((stage, done)))
+    first, second = Bundle.open(built).manifest, Bundle.open(again).manifest
+    assert first == second
+    assert set(first.files) == {
+        "target/engine.onnx", "target/engine.data", "draft/engine.onnx", "draft/engine.data",
+        "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+    }  # fmt: skip
+    assert (first.gammas, first.gamma, first.max_width) == ((0, 1, 3), 3, 64)
+    assert (stages[0][0], stages[-1][0]) == ("read checkpoints", "write manifest")
+    assert {f"{verb} {role}" for verb in ("lower", "check", "compile")
+            for role in ("target", "draft")} <= {stage for stage, _ in stages}  # fmt: skip
+    shares = [done for _, done in stages]
+    assert shares == sorted(shares)
+    assert leftovers(built) == ["again"]
+    assert complete(again) == complete(again, gamma=0)
+
+
+WITHOUT_EXPORTER = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscript")))
+from pathlib import Path
+from specrt_export.builder import build
+from specrt_export.recipe import read_recipe
+build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]))
+"""
+
+
+def test_a_recipe_that_names_its_graphs_needs_no_exporter(small: Path, out: Path) -> None:
+    """As after `pip install specrt[build]`."""
+    command = [sys.executable, "-c", WITHOUT_EXPORTER, str(small), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert is_fresh(read_recipe(small), out)
+
+
+def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:
+    recipe = read_recipe(small)
+    assert is_fresh(recipe, built)
+    small.write_text(small.read_text(encoding="utf-8") + "# a comment\n", encoding="utf-8")
+    assert is_fresh(read_recipe(small), built)
+    assert not is_fresh(replace(recipe, engine=replace(recipe.engine, gamma=1)), built)
+
+    graph = small.parent / "draft.onnx"
+    data = graph.read_bytes()
+    graph.write_bytes(data + b"\x00")
+    assert not is_fresh(recipe, built)
+    graph.write_bytes(data)
+    assert is_fresh(recipe, built)
+
+    weights = small.parent / "target" / "model.safetensors"
+    facts = weights.stat()
+    os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+    assert not is_fresh(recipe, built)
+    os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert is_fresh(recipe, built)
+
+    (built / "draft" / "engine.data").unlink()
+    assert not is_fresh(recipe, built)
+
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from specrt_export.builder import build
+from specrt_export.recipe import read_recipe
+
+def hook(stage, done):
+    if stage == "check target":
+        print("there", flush=True)
+        time.sleep(60)
+
+build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]), hook)
+"""
+
+
+def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, built: Path) -> None:
+    before = hashes(built)
+    command = [sys.executable, "-c", SLOW_BUILD, str(small), str(built)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        process.send_signal(signal.SIGKILL)
+    (left,) = leftovers(built)
+    assert left.startswith(f".small.{process.pid}.")
+    assert left.endswith(".part")
+    assert hashes(built) == before
+    with atomic_folder(built) as folder:
+        shutil.copytree(built, folder, dirs_exist_ok=True)
+    assert leftovers(built) == []
+    assert hashes(built) == before
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
+    moved = out.parent / f".small.{dead_process()}.a1b2c3d4.old"
+    moved.mkdir(parents=True)
+    (moved / "manifest.json").write_text("the old one", encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt), atomic_folder(out):
+        raise KeyboardInterrupt
+    assert (out / "manifest.json").read_text(encoding="utf-8") == "the old one"
+    assert leftovers(out) == []
+
+
+@pytest.mark.parametrize("state", ["part", "old"])
+def test_what_others_left_is_not_taken(tmp_path: Path, state: str) -> None:
+    """A live build, and a dead one of a bundle with a longer name."""
+    mine, pid = tmp_path / "llama3", dead_process()
+    live = tmp_path / f".llama3.{os.getppid()}.a1b2c3d4.part"
+    longer = tmp_path / f".llama3.{pid}.{os.getpid()}.a1b2c3d4.{state}"
+    for other in (live, longer):
+        other.mkdir()
+        (other / "manifest.json").write_text("theirs", encoding="utf-8")
+    with atomic_folder(mine) as folder:
+        (folder / "manifest.json").write_text("mine", encoding="utf-8")
+    with atomic_folder(tmp_path / f"llama3.{pid}"):
+        pass
+    assert (mine / "manifest.json").read_text(encoding="utf-8") == "mine"
+    for other in (live, longer):
+        assert (other / "manifest.json").read_text(encoding="utf-8") == "theirs"
+
+
+def put(out: Path, text: str) -> None:
+    with atomic_folder(out) as folder:
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "by two renames"])
+def test_a_bundle_changes_places_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(builder, "_exchange", lambda first, second: False)
+    out = tmp_path / "m[1]"
+    for text in ("first", "second"):
+        put(out, text)
+        assert (out / "manifest.json").read_text(encoding="utf-8") == text
+        assert [p.name for p in tmp_path.iterdir()] == ["m[1]"]
+    with atomic_folder(out) as one, atomic_folder(out) as other:
+        assert one != other
+        (one / "manifest.json").write_text("one", encoding="utf-8")
+        (other / "manifest.json").write_text("other", encoding="utf-8")
+    assert (out / "manifest.json").read_text(encoding="utf-8") == "one"
+    if exchange:
+        return
+    rename, calls = Path.rename, []
+
+    def second_fails(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        put(out, "third")
+    assert (out / "manifest.json").read_text(encoding="utf-8") == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["m[1]"]
+
+
+@contextmanager
+def unchanged(out: Path) -> Iterator[None]:
+    """Hold that a bundle is as it was, with nothing beside it."""
+    before = hashes(out)
+    yield
+    assert hashes(out) == before
+    assert leftovers(out) == []
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow past a size; what writes more is refused as by a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_loses_nothing(
+    small: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(small)
+    told = r"engine\.data could not be written, with \d+ MiB free on its disk"
+    with unchanged(built), largest_file(1 << 20), pytest.raises(BuildError, match=told):
+        build(recipe, built)
+
+    def full(source: Path, place: Path) -> None:
+        # As shutil.copyfile does it: the source first, then what was being written.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(place))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    told = r"No space left .*\.part/.* is as it was"
+    with unchanged(built), pytest.raises(BuildError, match=told):
+        build(recipe, built)
+
+
+def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("years", encoding="utf-8")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    (tmp_path / "link").symlink_to(home)
+    for out in (home, tmp_path / "file", tmp_path / "link"):
+        with pytest.raises(BuildError, match=r"exists and is not a bundle; .*--out"):
+            build(read_recipe(small), out)
+    assert (home / "thesis.txt").read_text(encoding="utf-8") == "years"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("kind", ["recipe", "graph", "calibration"])
+def test_what_a_build_reads_is_never_replaced(
+    small: Path, engines: Path, out: Path, kind: str
+) -> None:
+    name = {"graph": "target.onnx", "calibration": "text.jsonl", "recipe": small.name}[kind]
+    out = small.parent if kind == "recipe" else out
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "manifest.json").write_text("{}", encoding="utf-8")
+    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
+    text = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
+    text += '[quality]\ncalibration = "text.jsonl"\n'
+    small.write_text(text.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
+    if kind != "recipe":
+        shutil.move(small.parent / name, out / name)
+    with pytest.raises(BuildError, match=f"holds .*{name}, which the build reads"):
+        build(read_recipe(small), out)
+    assert (out / name).is_file()
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file in place."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def add_token(data: dict[str, Any]) -> None:
+    token = {**data["added_tokens"][0], "id": 8192, "content": "<|one too many|>"}
+    data["added_tokens"].append(token)
+
+
+def too_many_tokens(home: Path) -> None:
+    for role in ("target", "draft"):
+        edited(home / role / "tokenizer.json", add_token)
+
+
+def other_vocabulary(home: Path) -> None:
+    def swap(data: dict[str, Any]) -> None:
+        vocabulary = data["model"]["vocab"]
+        a, b = (next(t for t, i in vocabulary.items() if i == at) for at in (300, 301))
+        vocabulary[a], vocabulary[b] = 301, 300
+
+    edited(home / "draft" / "tokenizer.json", swap)
+
+
+def truncated(home: Path) -> None:
+    weights = home / "draft" / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size - 100)
+
+
+def moved_weights(home: Path) -> None:
+    """A checkpoint that was saved again, with other offsets."""
+    weights = home / "target" / "model.safetensors"
+    data = weights.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    longer = data[8 : 8 + size] + b" " * 64
+    weights.write_bytes(len(longer).to_bytes(8, "little") + longer + data[8 + size :])
+
+
+def other_model(home: Path) -> None:
+    codelet = Path(__file__).parents[2] / "engines" / "codelet"
+    shutil.copyfile(codelet / "portable" / "target.onnx", home / "target.onnx")
+
+
+def long_context(home: Path) -> None:
+    recipe = home / "recipe.toml"
+    text = recipe.read_text(encoding="utf-8").replace("max_length = 128", "max_length = 2049")
+    recipe.write_text(text, encoding="utf-8")
+
+
+def short_draft(home: Path) -> None:
+    """A draft that was trained for fewer positions."""
+    graph = onnx.load(home / "draft.onnx", load_external_data=False)
+    entry = next(entry for entry in graph.metadata_props if entry.key == GEOMETRY)
+    entry.value = json.dumps({**json.loads(entry.value), "max_positions": 100})
+    (home / "draft.onnx").write_bytes(graph.SerializeToString())
+
+
+REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
+    (other_vocabulary, CheckpointError, r"differ at token id 300: '.*' in .*target, '.*' in .*dra"),
+    (too_many_tokens, CheckpointError, r"token id 8192 \('<\|one too many\|>'\), but the model has "
+                                       r"vocab_size 8192"),
+    (truncated, CheckpointError, r"draft/model\.safetensors.* it is truncated"),
+    (moved_weights, CheckpointError, r"exported from another checkpoint .*specrt export"),
+    (other_model, CheckpointError, r"exported from another checkpoint .*specrt export"),
+    (lambda home: (home / "draft.onnx").unlink(), BuildError,
+     r"draft\.onnx does not exist; make it with `specrt export .*remove `draft\.graph`"),
+    (lambda home: (home / "draft.onnx").write_bytes(b"not a graph at all"), ExportError,
+     r"draft\.onnx is not an ONNX graph"),
+    (lambda home: (home / "draft.onnx").write_bytes(b""), ExportError,
+     "does not describe its geometry"),
+    (lambda home: shutil.rmtree(home / "draft"), CheckpointError, "draft"),
+    (lambda home: (home / "target" / "tokenizer.json").unlink(), CheckpointError,
+     r"has no tokenizer\.json"),
+    (long_context, BuildError, "max_length 2049 is more than the 2048 positions"),
+    (short_draft, BuildError, "max_length 128 is more than the 100 positions .*draft was trained"),
+    (lambda home: (home / "target" / "generation_config.json").write_text("{"), CheckpointError,
+     r"generation_config\.json is not JSON"),
+    (lambda home: (home / "target" / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+     CheckpointError, "has eos_token_id 'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "kind", "words"), REFUSED)
+def test_a_pair_that_does_not_fit_is_refused_before_any_work(
+    small: Path, out: Path, spoil: Callable[[Path], object], kind: type[SpecrtError], words: str
+) -> None:
+    spoil(small.parent)
+    stages: list[str] = []
+    with pytest.raises(kind, match=words) as refused:
+        build(read_recipe(small), out, lambda stage, done: stages.append(stage))
+    assert "\n" not in str(refused.value)
+    assert stages == ["read checkpoints"]
+    assert not out.exists()
+    assert leftovers(out) == []
+
+
+def test_a_disk_that_is_too_small_is_refused_by_the_precision(
+    small: Path, engines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 0))
+    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
+    text = small.read_text(encoding="utf-8") + '[quality]\ncalibration = "text.jsonl"\n'
+    needed = {}
+    for precision in ("fp32", "bf16", "int8", "int4"):
+        small.write_text(text.replace("[engine]", f'[engine]\nprecision = "{precision}"'))
+        with pytest.raises(BuildError, match=r"0 MiB free, and the build needs about") as refused:
+            build(read_recipe(small), out)
+        needed[precision] = int(re.findall(r"about (\d+) MiB", str(refused.value))[0])
+    # What is stored as bf16 is written as fp32 in between.
+    assert needed["bf16"] > needed["fp32"] > needed["int8"] > needed["int4"] > 16
+    assert leftovers(out) == []
+
+
+def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
+    build(draftless, out)
+    manifest = Bundle.open(out).manifest
+    assert (manifest.gammas, manifest.gamma, manifest.draft) == (tuple(range(9)), 0, None)
+    assert not (out / "draft").exists()
+    assert complete(out) == complete(out, gamma=0)
+    with (
+        specrt.load(out) as generator,
+        pytest.raises(RequestError, match=r"gamma 9 .*built for: 0"),
+    ):
+        generator.generate("x", gamma=9)
+    # The model's own count is held to the tokenizer's, where the recipe names no draft.
+    edited(draftless.folder / "target" / "tokenizer.json", add_token)
+    with pytest.raises(CheckpointError, match="token ids up to 8192, and the model scores 8192"):
+        build(draftless, out)
+    assert leftovers(out) == []

@@ -1,0 +1,330 @@
+"""Bundles of each precision and backend: measured, held to their limits, shown and run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import specrt
+from specrt.bundle import Bundle, Quality, read_manifest
+from specrt.cli.build import tune_quickly
+from specrt.cli.inspect import command as inspect
+from specrt.engine.backends import host_bytes
+from specrt.engine.ort import OrtEngine
+from specrt.errors import BuildError, BundleError, EngineError
+from specrt.params import SamplingParams
+from specrt.tuning.tuning_record import write_tuning
+from specrt_export.builder import build, is_fresh
+from specrt_export.compile import CompiledModel, LoweredModel, Progress
+from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
+from specrt_export.compile.ort_cuda_compiler import on_cpu
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.portable.graph import GraphRun, runs_here
+from specrt_export.recipe import COMPILERS, CompilerSpec, Recipe, read_recipe
+
+needs_reference = pytest.mark.skipif(
+    not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
+)
+QUALITY = '\n[quality]\ncalibration = "text.jsonl"\n'
+Ask = Callable[..., Recipe]
+
+
+@pytest.fixture
+def text(small: Path, engines: Path) -> Path:
+    """A calibration text beside the small recipe."""
+    return Path(shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl"))
+
+
+@pytest.fixture
+def ask(small: Path, text: Path) -> Ask:
+    """Give the small recipe a precision, limits, and lines of the draft's and the target's own."""
+    base = small.read_text(encoding="utf-8")
+
+    def written(precision: str, *lines: str, **tables: str) -> Recipe:
+        recipe = base.replace("[engine]", f'[engine]\nprecision = "{precision}"', 1)
+        for table, line in tables.items():
+            recipe = recipe.replace(f"[{table}]", f"[{table}]\n{line}", 1)
+        small.write_text(recipe + QUALITY + "\n".join(lines) + "\n", encoding="utf-8")
+        return read_recipe(small)
+
+    return written
+
+
+def shown(bundle: Path) -> str:
+    return " ".join(CliRunner().invoke(inspect, [str(bundle)]).output.split())
+
+
+def complete(bundle: Path, gamma: int | None = None) -> list[int]:
+    with specrt.load(bundle, threads=1) as generator:
+        params = SamplingParams(max_tokens=24)
+        return generator.generate("def f(x):\n", params, gamma=gamma).token_ids
+
+
+def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, out: Path) -> None:
+    recipe = ask("int4", draft='precision = "int8"')
+    build(recipe, out)
+    manifest = Bundle.open(out).manifest
+    target, draft = manifest.target, manifest.draft
+    assert draft is not None
+    assert manifest.precision == "int4"
+    assert (target.precision, target.embedding, target.head, target.block) == (
+        "int4", "int8", "int8", 32,
+    )  # fmt: skip
+    assert (draft.precision, draft.embedding, draft.head) == ("int8", "int8", "int8")
+    assert target.quality is not None
+    assert draft.quality is not None
+    assert 0.01 < target.quality.kl < 0.2
+    assert 0 < draft.quality.kl < 0.01
+    assert 0.5 < target.quality.top1 < draft.quality.top1 < 1
+    assert target.quality.tokens == 2048
+    # Both are codelet's draft: scales and a second table are no parameters.
+    assert target.parameters == draft.parameters == 1_417_856
+    assert target.weight_bytes < draft.weight_bytes < 2.3e6
+    assert {p.relative_to(out).as_posix() for p in out.rglob("*") if p.parent != out} == {
+        f"{role}/{name}" for role in ("target", "draft") for name in (ENGINE, WEIGHTS)
+    }
+    assert [p.name for p in out.parent.iterdir()] == [out.name]
+    assert complete(out) == complete(out, gamma=0)
+    said = shown(out)
+    assert "int4; embedding int8, head int8, 32 weights to a scale" in said
+    assert "KL divergence 0.0" in said
+    assert said.count("this quantized target in plain decoding") == 1
+    # Stale once its text or its limits change.
+    assert is_fresh(recipe, out)
+    written = text.read_text(encoding="utf-8")
+    text.write_text(written + '{"prompt": "x"}\n', encoding="utf-8")
+    assert not is_fresh(recipe, out)
+    text.write_text(written, encoding="utf-8")
+    assert is_fresh(recipe, out)
+    assert not is_fresh(ask("int4", "max_kl = 0.5", draft='precision = "int8"'), out)
+    text.unlink()
+    assert not is_fresh(recipe, out)
+
+
+def refusal(recipe: Recipe, out: Path) -> str:
+    with pytest.raises(BuildError) as refused:
+        build(recipe, out)
+    assert not out.exists()
+    assert not out.parent.exists() or not list(out.parent.iterdir())
+    said = str(refused.value)
+    assert "\n" not in said
+    return said
+
+
+@needs_reference
+def test_a_model_beyond_a_limit_is_refused_with_the_parts_that_hurt(ask: Ask, out: Path) -> None:
+    said = refusal(ask("int4", "max_kl = 0.01", "min_top1 = 0.999"), out)
+    assert "the quantized target is further from its checkpoint than the recipe allows" in said
+    assert "nats, max_kl 0.01; top-1 agreement 0." in said
+    assert ", min_top1 0.999" in said
+    assert "Quantized alone, these hurt most, in nats: layer 0 (0.0" in said
+    assert "target.precision" in said
+    said = refusal(ask("int8", "min_top1 = 0.95", draft='precision = "int4"'), out)
+    assert "the quantized draft is further from its checkpoint" in said
+    assert "max_kl" not in said.split("Quantized alone")[0]
+
+
+@pytest.mark.parametrize("written", [None, '{"prompt": "x = 1"}\n', "{}\n"])
+def test_a_text_that_will_not_do_is_refused_before_any_work(
+    ask: Ask, text: Path, out: Path, written: str | None
+) -> None:
+    text.unlink()
+    if written is not None:
+        text.write_text(written, encoding="utf-8")
+    stages: list[str] = []
+    with pytest.raises(BuildError, match=r"quality\.calibration: .*text\.jsonl"):
+        build(ask("int8"), out, lambda stage, done: stages.append(stage))
+    assert stages == ["read checkpoints"]
+
+
+def test_what_is_only_stored_otherwise_is_measured_where_there_is_a_text(
+    ask: Ask, small: Path, text: Path, out: Path, built: Path
+) -> None:
+    whole = Bundle.open(built).manifest
+    assert (whole.precision, whole.target.block, whole.target.quality) == ("fp32", 0, None)
+    shutil.rmtree(built)
+    build(ask("bf16", "max_kl = 1e-8"), out)
+    half = Bundle.open(out).manifest
+    assert half.target.quality is not None
+    assert (half.target.quality.top1, half.precision) == (1, "bf16")
+    assert half.target.half_stored
+    for role in ("target", "draft"):
+        name = f"{role}/{WEIGHTS}"
+        assert half.files[name].bytes < 0.6 * whole.files[name].bytes
+    # What opening it takes is fp32 all the same.
+    assert half.target.weight_bytes >= whole.target.weight_bytes
+    # Without a text nothing is measured, and one that is named is not read where nothing is.
+    text.unlink()
+    for line, precision in (("", "bf16"), (QUALITY, "fp32")):
+        recipe = small.read_text(encoding="utf-8").partition("\n[quality]")[0] + line
+        small.write_text(recipe.replace('"bf16"', f'"{precision}"'), encoding="utf-8")
+        build(read_recipe(small), out)
+        assert Bundle.open(out).manifest.target.quality is None
+
+
+def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
+    ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the last ONNX Runtime for Python 3.10."""
+    found = []
+    for _ in range(2):
+        build(ask("int8"), out)
+        quality = Bundle.open(out).manifest.target.quality
+        assert quality is not None
+        found.append(quality.kl)
+        for module in ("builder", "check.quality"):
+            monkeypatch.setattr(f"specrt_export.{module}.runs_here", lambda: False)
+    assert found[0] == pytest.approx(found[1], rel=1e-2)
+    shutil.rmtree(out)
+    assert "hurt most" not in refusal(ask("int8", "max_kl = 0.0"), out)
+    endless = Quality(kl=float("inf"), top1=0.0, tokens=1)
+    monkeypatch.setattr("specrt_export.check.quality.measure", lambda *_: endless)
+    assert "returns no numbers on the calibration text" in refusal(ask("int8"), out)
+
+
+@needs_reference
+def test_rows_of_a_batch_are_checked_measured_and_run(
+    ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """References have no more positions than passes reach, however long the context."""
+    reset, lengths = GraphRun.reset, []
+
+    def record(run: GraphRun, batch: int, length: int) -> None:
+        lengths.append(length)
+        reset(run, batch, length)
+
+    monkeypatch.setattr(GraphRun, "reset", record)
+    recipe = ask("int8")
+    build(replace(recipe, engine=replace(recipe.engine, batch=3, max_length=2048)), out)
+    # A calibration text in pieces of 512; passes of 1 and 4 tokens behind at most 24 and a window.
+    assert max(lengths) == 512
+    assert min(lengths) <= 24 + 2 * (1 + 4)
+    manifest = Bundle.open(out).manifest
+    assert (manifest.batch, manifest.target.fused["packed"]) == (3, "2/2")
+    assert manifest.target.quality is not None
+    assert 0 < manifest.target.quality.kl < 0.01
+    with specrt.load(out) as generator:
+        many = generator.generate_many([[1, 2, 3], [4] * 20], SamplingParams(max_tokens=9))
+        assert [c.error for (c,) in many] == [None, None]
+
+
+def test_what_tuning_found_holds_when_the_bundle_is_opened(ask: Ask, out: Path) -> None:
+    build(ask("int8"), out)
+    tuned, problem = tune_quickly(out)
+    assert tuned is not None, problem
+    for even in (True, False):
+        write_tuning(out, replace(tuned, pad_to_even=even))
+        with specrt.load(out) as generator:
+            target = generator.models.target
+            assert isinstance(target, OrtEngine)
+            assert (target.pad_to_even, target.pad_single_token) == (even, True)
+
+
+def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = bundle / "manifest.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+WRONG_QUALITY: list[tuple[object, str]] = [
+    ({"kl": -1, "top1": 0.5, "tokens": 9}, "target.quality.kl is -1; expected a finite number"),
+    ({"kl": 10**400, "top1": 0.5, "tokens": 9}, "expected a finite number, 0 or more"),
+    ({"kl": 0, "top1": 1.5, "tokens": 9}, "quality.top1 is above 1; expected a share"),
+    ({"kl": 0, "top1": 0.5, "tokens": 0}, "tokens is 0; expected a whole number from 1"),
+    ({"kl": 0, "top1": 0.5}, "target.quality.tokens is missing"),
+    ([], r"target.quality is \[\]; expected an object"),
+]
+
+
+def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
+    """One from before quantization says nothing, and is read."""
+
+    def forget(data: dict[str, Any]) -> None:
+        for role in ("target", "draft"):
+            for key in ("precision", "embedding", "head", "block", "quality"):
+                del data[role][key]
+
+    whole = Bundle.open(built).manifest
+    edited(built, forget)
+    assert Bundle.open(built).manifest == whole
+    assert "fp32; embedding fp32, head fp32" in shown(built)
+    for quality, told in WRONG_QUALITY:
+        edited(built, lambda data, quality=quality: data["target"].update(quality=quality))
+        with pytest.raises(BundleError, match=told):
+            read_manifest(built)
+
+
+def test_ends_and_gamma_may_be_left_to_others(draftless: Recipe, out: Path) -> None:
+    """To config.json, where there is no generation config; to each round."""
+    (draftless.folder / "target" / "generation_config.json").unlink()
+    recipe = replace(draftless, engine=replace(draftless.engine, gamma="auto", gammas=(1, 3)))
+    build(recipe, out)
+    manifest = Bundle.open(out).manifest
+    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
+    assert "generation_config.json" not in manifest.files
+    assert manifest.gamma is None
+    assert "0, 1, 3 (default auto)" in shown(out)
+
+
+def test_target_and_draft_may_run_on_different_devices(ask: Ask, out: Path) -> None:
+    """What would run on a GPU gives the same tokens here, where it is widened for a CPU."""
+    recipe = ask("fp16", target='backend = "ort-cuda"', draft='precision = "fp32"')
+    build(recipe, out)
+    manifest = Bundle.open(out).manifest
+    assert manifest.draft is not None
+    assert manifest.backend_of(manifest.target) == "ort-cuda"
+    assert manifest.backend_of(manifest.draft) == manifest.backend == "ort-cpu"
+    assert (manifest.target.kv_item_bytes, manifest.draft.kv_item_bytes) == (2, 4)
+    # A GPU's weights and buffers are not in main memory.
+    full = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
+    assert host_bytes(manifest) == manifest.draft.weight_bytes + full
+    assert "ort-cuda (draft: ort-cpu)" in shown(out)
+    if shutil.which("nvidia-smi") is None:
+        with pytest.raises(EngineError, match="runs on an NVIDIA GPU only"):
+            specrt.load(out)
+    geometry, length = manifest.target.geometry, manifest.max_length
+    with on_cpu(out / "target", geometry, length, 64) as engine:
+        found = engine.forward([[5, 6, 7, 8]], [0]).argmax.tolist()
+    cpu = read_recipe(recipe.path, backend="ort-cpu")
+    build(cpu, out)
+    assert Bundle.open(out).manifest.kv_bytes() > manifest.kv_bytes()
+    with specrt.load(out) as generator:
+        assert generator.models.target.forward([[5, 6, 7, 8]], [0]).argmax.tolist() == found
+
+
+class ToyCompiler(OrtCpuCompiler):
+    """A backend of its own: what ort-cpu compiles, under another file name."""
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        progress("toy", 0.5)
+        out.mkdir(parents=True)
+        for name in (ENGINE, WEIGHTS):
+            shutil.move(lowered.folder / name, out / f"toy.{name}")
+        return CompiledModel(f"toy.{ENGINE}", 5)
+
+
+def test_a_backend_registered_from_outside_builds(
+    draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMPILERS, "toy", CompilerSpec(f"{__name__}:ToyCompiler", ("fp32",)))
+    recipe = replace(draftless, engine=replace(draftless.engine, backend="toy"))
+    stages: list[str] = []
+    build(recipe, out, lambda stage, done: stages.append(stage))
+    model = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["target"]
+    assert (model["backend"], model["engine"], model["weight_bytes"]) == (
+        "toy", f"target/toy.{ENGINE}", 5,
+    )  # fmt: skip
+    assert "target: toy" in stages
+    assert sorted(p.name for p in (out / "target").iterdir()) == [
+        f"toy.{WEIGHTS}", f"toy.{ENGINE}",
+    ]  # fmt: skip

@@ -1,0 +1,188 @@
+"""What a recipe takes, from configs alone: equal to what is built, and to transformers' models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrt.bundle import Bundle
+from specrt.errors import CheckpointError, RecipeError
+from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
+from specrt_export.recipe import read_recipe
+
+ENGINES = Path(__file__).parents[2] / "engines"
+SHAPES = {
+    config_of: config
+    for path in sorted(ENGINES.glob("*/shape.json"))
+    for role, config in json.loads(path.read_text("utf-8")).items()
+    for config_of in [f"{path.parent.name} {role}"]
+}
+PUBLISHED = {
+    "qwen3-8b target": 8_190_735_360,
+    "qwen3-4b target": 4_022_468_096,
+    "qwen3-8b draft": 596_049_920,
+    "llama3.1-8b target": 8_030_261_248,
+    "llama3.1-8b draft": 1_235_814_400,
+    "llama3.3-70b target": 70_553_706_496,
+    "gemma3-12b draft": 999_885_952,
+    "gemma3-4b draft": 268_098_176,
+    "mistral-7b target": 7_248_023_552,
+    "phi4-mini target": 3_836_021_760,
+    "smollm3-3b target": 3_075_098_624,
+}
+"""Parameters, as their owners count them. Those of Gemma 3 4B and 12B are of the whole."""
+
+CALL = """
+import sys
+from specrt.cli import run
+status = run(sys.argv[1:])
+heavy = {"onnx", "onnxruntime", "torch", "transformers", "onnx_ir"} & set(sys.modules)
+print(sorted(heavy), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def call(*arguments: str | Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run `specrt build` with an empty hub cache; the last line of stderr names heavy imports."""
+    return subprocess.run(
+        [sys.executable, "-c", CALL, "build", *map(str, arguments)],
+        env={**os.environ, "HF_HOME": str(home)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_codelet_takes_what_is_estimated(codelet: Path) -> None:
+    found = estimate(read_recipe(ENGINES / "codelet" / "recipe.toml"))
+    manifest = Bundle.open(codelet).manifest
+    assert manifest.draft is not None
+    built = [manifest.target, manifest.draft]
+    assert [m.engine_bytes for m in found.models] == pytest.approx(
+        [m.weight_bytes for m in built], rel=0.03
+    )
+    assert [m.parameters for m in found.models] == [m.parameters for m in built]
+    assert found.kv_bytes == manifest.kv_bytes()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
+    shape = ModelShape.from_config(SHAPES[name], Path("shape.json"))
+    assert PUBLISHED.get(name, shape.parameters) == shape.parameters
+
+
+@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="needs the export extra")
+    import transformers
+
+    shape = ModelShape.from_config(SHAPES[name], Path("shape.json"))
+    config: Any = transformers.AutoConfig.for_model(**SHAPES[name])
+    factory: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = factory.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+
+
+def test_every_ready_recipe_is_estimated_without_weights(tmp_path: Path) -> None:
+    recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
+    assert len(recipes) == 18
+    for path in recipes:
+        found = estimate(read_recipe(path))
+        assert found.total_bytes > found.engine_bytes > found.models[0].step_bytes
+        assert found.tokens_per_second(1e9) > found.tokens_per_second(1e9, full=True)
+
+
+def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> None:
+    recipe = ENGINES / "qwen3-8b" / "recipe.toml"
+    done = call("--dry-run", "--json", "--bandwidth", "50", recipe, home=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == "[]\n"
+    said = json.loads(done.stdout)
+    expected = estimate(read_recipe(recipe))
+    assert said["total_bytes"] == expected.total_bytes
+    assert said["tokens_per_second"] == pytest.approx(50e9 / expected.models[0].step_bytes)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json",), "belong to --dry-run; add it"),
+        (("--dry-run", "--bandwidth", "nan"), "--bandwidth is nan; expected GB/s, more than 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = call(*arguments, ENGINES / "qwen3-8b" / "recipe.toml", home=tmp_path)
+    assert done.returncode == 2
+    message, heavy = done.stderr.splitlines()
+    assert said in message
+    assert heavy == "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "qwen4"}, "model_type is 'qwen4'; sizes are known of llama"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'; expected a whole number"),
+        ({"intermediate_size": None}, "intermediate_size is None; expected a whole number"),
+    ],
+)
+def test_a_config_that_is_not_known_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        ModelShape.from_config({**SHAPES["qwen3-8b target"], **change}, Path("config.json"))
+
+
+def test_what_is_missing_comes_with_its_remedy(tmp_path: Path) -> None:
+    pair = tmp_path / "pair"
+    shutil.copytree(ENGINES / "qwen3-8b", pair)
+    recipe = pair / "recipe.toml"
+    text = recipe.read_text("utf-8")
+    recipe.write_text(text.replace("4096", "50000"), "utf-8")
+    with pytest.raises(RecipeError, match=r"max_length is 50000; .* trained for 40960 positions"):
+        estimate(read_recipe(recipe))
+    recipe.write_text(text.replace("Qwen/Qwen3-8B", "org/none"), "utf-8")
+    (pair / "shape.json").unlink()
+    with pytest.raises(RecipeError, match="alone with `hf download org/none"):
+        estimate(read_recipe(recipe))
+
+
+def test_pairs_whose_weights_are_not_here_are_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrt_export.estimate.cached_file", lambda source, name: None)
+    recipes = sorted(str(path) for path in ENGINES.glob("*/recipe.toml"))
+    assert main(recipes) == 0
+    out, said = capsys.readouterr()
+    assert out.splitlines() == [str(ENGINES / "codelet" / "recipe.toml")]
+    lines = [line for line in said.splitlines() if line.startswith("  ")]
+    assert [line.split()[0] for line in lines] == sorted(
+        Path(path).parent.name for path in recipes if "codelet" not in path
+    )
+    (llama,) = [line for line in lines if "llama3.1-8b" in line]
+    assert "Llama-3.2-1B-Instruct" in llama
+    assert "gated" in llama
+
+
+def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    shutil.copyfile(ENGINES / "qwen3-8b" / "recipe.toml", tmp_path / "recipe.toml")
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    shards = ["model-1.safetensors", "model-2.safetensors"]
+    index = {"weight_map": {f"w{i}": shard for i, shard in enumerate(shards)}}
+    for name in ("config.json", "tokenizer.json", shards[0]):
+        (folder / name).write_text("{}", "utf-8")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    assert not weights_are_here(recipe, recipe.target)
+    (folder / shards[1]).write_text("{}", "utf-8")
+    assert weights_are_here(recipe, recipe.target)

@@ -1,0 +1,211 @@
+"""What a recipe names is held together: vocabularies, ends of text, calibration, and the disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers.models import WordLevel
+
+from specrt.errors import BuildError, CheckpointError
+from specrt.text import Tokenizer
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.inputs import (
+    FEWEST,
+    MOST,
+    PIECE,
+    begin_token,
+    check_inputs,
+    check_vocabulary,
+    end_tokens,
+    find_inputs,
+    read_calibration,
+    read_tokens,
+)
+from specrt_export.recipe import read_recipe
+
+WORDS = ["<unk>", "def", "return", "x"]
+
+
+def checkpoint(
+    folder: Path, words: list[str], added: list[str] | None = None, size: int = 16
+) -> Checkpoint:
+    folder.mkdir()
+    tokenizer = HubTokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(added or [])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Checkpoint(folder, {"vocab_size": size}, {})
+
+
+def test_equal_vocabularies_are_accepted(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "t", WORDS, ["<|end|>"])
+    draft = checkpoint(tmp_path / "d", [*WORDS, "<|end|>"], size=32)
+    check_vocabulary(target, draft)
+    assert read_tokens(target) == dict(enumerate([*WORDS, "<|end|>"]))
+
+
+@pytest.mark.parametrize(
+    "filler",
+    ["<pad>", "[PAD]", "<unused3>", "<|reserved_special_token_7|>", "<|extra_12|>", "[unused9]"],
+)
+def test_unused_tokens_at_the_end_are_accepted(tmp_path: Path, filler: str) -> None:
+    short, long = checkpoint(tmp_path / "s", WORDS), checkpoint(tmp_path / "l", WORDS, [filler])
+    check_vocabulary(short, long)
+    check_vocabulary(long, short)
+
+
+@pytest.mark.parametrize(
+    ("words", "added", "message"),
+    [
+        (["<unk>", "def", "yield", "x"], [], r"token id 2: 'return' in .*t, 'yield' in .*d;"),
+        (WORDS[:3], [], r"token id 3: 'x' in .*t, no token in"),
+        (WORDS, ["<|im_start|>"], r"token id 4: no token in .*t, '<\|im_start\|>' in"),
+    ],
+)
+def test_the_first_difference_is_named(
+    tmp_path: Path, words: list[str], added: list[str], message: str
+) -> None:
+    target = checkpoint(tmp_path / "t", WORDS)
+    draft = checkpoint(tmp_path / "d", words, added)
+    with pytest.raises(CheckpointError, match=message):
+        check_vocabulary(target, draft)
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "t", WORDS, size=3)
+    with pytest.raises(CheckpointError, match=r"token id 3 \('x'\).*vocab_size 3"):
+        read_tokens(target)
+
+
+def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json; write one"):
+        read_tokens(Checkpoint(tmp_path, {}, {}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
+        read_tokens(Checkpoint(tmp_path, {}, {}))
+
+
+def configured(folder: Path, settings: object, **config: Any) -> Checkpoint:
+    (folder / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return Checkpoint(folder, {"vocab_size": 10, **config}, MappingProxyType({}))
+
+
+@pytest.mark.parametrize("value", [None, 0, 9, [], [3, 9]])
+def test_a_text_ends_at_none_one_or_several_tokens(tmp_path: Path, value: Any) -> None:
+    """Where generation_config.json says nothing config.json is read."""
+    ends = tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    assert end_tokens(configured(tmp_path, {"eos_token_id": value})) == ends
+    found = configured(tmp_path, {}, eos_token_id=value, bos_token_id=5)
+    assert (end_tokens(found), begin_token(found)) == (ends, 5)
+    assert begin_token(configured(tmp_path, {"bos_token_id": 0}, bos_token_id=5)) == 0
+    assert begin_token(configured(tmp_path, {})) is None
+    assert end_tokens(configured(tmp_path, {"eos_token_id": 99}, vocab_size=None)) == (99,)
+
+
+@pytest.mark.parametrize("value", ["x", {}, ["x"], True, 1.0, -1, 10, [2, 10], [[1]], [None]])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_what_is_no_token_is_named_with_its_file(tmp_path: Path, value: Any, name: str) -> None:
+    for key, ask in (("eos_token_id", end_tokens), ("bos_token_id", begin_token)):
+        one, other = ({key: value}, {}) if name == "generation_config.json" else ({}, {key: value})
+        with pytest.raises(CheckpointError) as refused:
+            ask(configured(tmp_path, one, **other))
+        wrong = value[-1] if isinstance(value, list) and ask is end_tokens else value
+        assert f"{tmp_path / name} has {key} {wrong!r}" in str(refused.value)
+        assert "expected token ids from 0 to 9" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", pytest.param("[" * 100_000, id="deep")])
+def test_a_damaged_generation_config_is_named(tmp_path: Path, text: str) -> None:
+    found = configured(tmp_path, {})
+    path = tmp_path / "generation_config.json"
+    path.write_text(text, encoding="utf-8")
+    told = f"holds {text}; expected an object" if text in ("[]", "3") else "is not JSON"
+    for ask in (end_tokens, begin_token):
+        with pytest.raises(CheckpointError, match="fetch it again") as refused:
+            ask(found)
+        assert f"{path} {told}" in str(refused.value)
+
+
+def test_a_place_that_can_be_no_folder_is_refused(
+    small: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    recipe = read_recipe(small)
+    inputs = find_inputs(recipe)
+    for place in ("file/bundle", "file/deeper/bundle", "nul\0/bundle"):
+        told = "cannot be made a folder .*build elsewhere with --out"
+        with pytest.raises(BuildError, match=told):
+            check_inputs(recipe, inputs, tmp_path / place)
+    # Root may write to a read-only folder, so that one cannot stand in for the question.
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(BuildError, match="may not be written to; build elsewhere with --out"):
+        check_inputs(recipe, inputs, out)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engines: Path) -> Tokenizer:
+    return Tokenizer(engines / "codelet" / "checkpoint" / "target" / "tokenizer.json", 0)
+
+
+def test_codelets_text_is_long_enough(engines: Path, tokenizer: Tokenizer) -> None:
+    pieces = read_calibration(engines / "codelet" / "calibration.jsonl", tokenizer, 2048)
+    assert [len(piece) for piece in pieces] == [PIECE] * (MOST // PIECE)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_pieces_are_spread_over_the_whole_text(
+    tmp_path: Path, tokenizer: Tokenizer, suffix: str
+) -> None:
+    lines = [f"value_{n} = {n}\n" for n in range(3000)]
+    path = tmp_path / f"text.{suffix}"
+    written = "".join(
+        lines if suffix == "txt" else [json.dumps({"prompt": x}) + "\n" for x in lines]
+    )
+    path.write_text(written, encoding="utf-8")
+    pieces = read_calibration(path, tokenizer, 128)
+    assert {len(piece) for piece in pieces} == {128}
+    assert sum(map(len, pieces)) == MOST
+    text = [tokenizer.decode(piece.tolist()) for piece in pieces]
+    assert "value_1 " in text[0]
+    assert "value_299" in text[-1]
+
+
+def test_a_short_text_is_one_piece(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a = 1\n" * 100, encoding="utf-8")
+    (piece,) = read_calibration(path, tokenizer, 2048)
+    assert FEWEST <= len(piece) < PIECE
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("none.txt", None, "cannot be read: No such file"),
+        ("short.txt", "x = 1\n", "comes to 5 tokens; expected 256 or more"),
+        ("empty.txt", "", "comes to 0 tokens; expected 256 or more"),
+        ("empty.jsonl", "\n", "holds no prompts"),
+        ("wrong.jsonl", '{"prompt": "x"}\n{"text": "y"}\n', "wrong.jsonl:2 has neither"),
+        ("wrong.jsonl", "not json\n", "wrong.jsonl:1 is not JSON"),
+    ],
+)
+def test_a_text_that_will_not_do_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(BuildError) as refused:
+        read_calibration(tmp_path / name, tokenizer, 2048)
+    said = str(refused.value)
+    assert said.startswith("quality.calibration: ")
+    assert str(tmp_path / name) in said
+    assert told in said
+
+
+def test_a_text_that_is_not_utf8_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "text.txt").write_bytes(b"caf\xe9 " * 400)
+    with pytest.raises(BuildError, match="is not UTF-8"):
+        read_calibration(tmp_path / "text.txt", tokenizer, 2048)

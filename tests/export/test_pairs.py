@@ -1,0 +1,183 @@
+"""The ready recipes: every pair is built from random checkpoints of its types, and is lossless."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specrt
+from specrt.bundle import Bundle
+from specrt_export.builder import build
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.estimate import estimate
+from specrt_export.recipe import read_recipe
+
+ENGINES = Path(__file__).parents[2] / "engines"
+PAIRS = sorted(path.parent.name for path in ENGINES.glob("*/shape.json"))
+ALWAYS = ("phi4-mini", "qwen3-8b")
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.1 * i for i in range(12)],
+    "long_factor": [4.0] * 12,
+    "original_max_position_embeddings": 64,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3, "head_dim": 32},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": None, "head_dim": 32},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma3_text": {"head_dim": 32, **WINDOW},
+    "phi3": {
+        "hidden_size": 128,
+        "rope_parameters": LONG,
+        "original_max_position_embeddings": 64,
+        "sliding_window": None,
+    },
+}
+"""What the small models of a type have besides, or otherwise."""
+
+VOCABULARY = 8192
+PICTURE = "<image_soft_token>"
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def save(shape: dict[str, Any], folder: Path, *, seed: int, whole: bool) -> None:
+    """Write a small random checkpoint of the type of a shape; `whole` with the part for pictures.
+
+    The small Gemma 3 have a token for pictures and no row for it.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    kind = shape["model_type"]
+    picture = kind == "gemma3_text"
+    changes = {**SMALL, **OWN[kind], "tie_word_embeddings": shape["tie_word_embeddings"]}
+    changes["vocab_size"] = VOCABULARY + 64 * whole
+    config: Any = transformers.AutoConfig.for_model(kind, **changes)
+    factory: Any = transformers.AutoModelForCausalLM
+    if whole:
+        ends = {key: SMALL[key] for key in ("bos_token_id", "eos_token_id")}
+        config = transformers.Gemma3Config(
+            text_config=config, vision_config=VISION, mm_tokens_per_image=4, **ends
+        )
+        factory = transformers.Gemma3ForConditionalGeneration
+        model = factory(config)
+    else:
+        model = factory.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer = json.loads(
+        (ENGINES / "codelet" / "checkpoint" / "target" / "tokenizer.json").read_text("utf-8")
+    )
+    if picture:
+        added = {**tokenizer["added_tokens"][0], "id": VOCABULARY, "content": PICTURE}
+        tokenizer["added_tokens"].append(added)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+
+
+def shrunk(pair: str, root: Path) -> Path:
+    """Write a pair's recipe with small checkpoints in place of its own."""
+    folder = root / pair
+    shutil.copytree(ENGINES / pair, folder, ignore=shutil.ignore_patterns("shape.json"))
+    shutil.copyfile(ENGINES / "calibration.jsonl", root / "calibration.jsonl")
+    recipe = folder / "recipe.toml"
+    text = recipe.read_text("utf-8")
+    shapes = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))
+    for seed, (role, source) in enumerate(read_recipe(recipe).sources.items()):
+        whole = role == "target" and pair.startswith("gemma3")
+        save(shapes[role], folder / role, seed=seed, whole=whole)
+        text = text.replace(f'"{source.checkpoint}"', f'"{role}"')
+    for old, new in (("4096", "64"), ("256", "32"), ("[1, 2, 3, 4, 5, 6, 7, 8]", "[1, 3]")):
+        text = text.replace(f" = {old}", f" = {new}")
+    recipe.write_text(text, "utf-8")
+    return recipe
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    "pair",
+    [pair if pair in ALWAYS else pytest.param(pair, marks=pytest.mark.nightly) for pair in PAIRS],
+)
+def test_a_pair_is_built_from_its_recipe_as_estimated_and_is_lossless(
+    pair: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="needs the export extra")
+    recipe = read_recipe(shrunk(pair, tmp_path))
+    expected = estimate(recipe)
+    build(recipe, tmp_path / "bundle")
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    models = [m for m in (manifest.target, manifest.draft) if m is not None]
+    assert [m.parameters for m in expected.models] == [m.parameters for m in models]
+    for found, model in zip(expected.models, models, strict=True):
+        assert found.engine_bytes == pytest.approx(model.weight_bytes, rel=0.03)
+    assert expected.kv_bytes == manifest.kv_bytes()
+    with specrt.load(tmp_path / "bundle", threads=1) as generator:
+        for prompt, seed in product(("def area(width, height):", "x = x = x ="), (None, 1)):
+            params = specrt.SamplingParams(
+                max_tokens=40, ignore_eos=True, temperature=0 if seed is None else 0.8, seed=seed
+            )
+            plain = generator.generate(prompt, params, gamma=0).token_ids
+            assert len(plain) == 40
+            for gamma in (1, 3, "auto"):
+                made = generator.generate(prompt, params, gamma=gamma)
+                assert made.token_ids == plain
+        if manifest.draft is not None:
+            rounds = generator.generate("def f", params, gamma=3).speculation
+            assert rounds.drafted > 0
+
+
+@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.parametrize("pair", ["gemma3-4b", "phi4-mini"])
+def test_a_text_part_and_the_angles_of_short_texts_equal_transformers(
+    pair: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="needs the export extra")
+    from specrt_export.check.equivalence import check_parity
+    from specrt_export.portable.exporter import export_graph
+
+    shape = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))["target"]
+    save(shape, tmp_path / "target", seed=3, whole=pair.startswith("gemma3"))
+    checkpoint = Checkpoint.open(tmp_path / "target")
+    graph = export_graph(checkpoint, tmp_path / "graph.onnx")
+    check_parity(checkpoint, graph.path)
+    trained = 64 if pair == "phi4-mini" else SMALL["max_position_embeddings"]
+    assert graph.geometry.max_positions == trained

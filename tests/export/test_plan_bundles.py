@@ -1,0 +1,270 @@
+"""Bundles of plans, from a recipe to the command line, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from specrt.bundle import Bundle
+from specrt.cli import run
+from specrt.cli.inspect import memory
+from specrt.engine.backends import host_bytes
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
+from specrt.engine.tensorrt.library import is_installed, open_library
+from specrt.errors import BuildError, EngineError
+from specrt.system import survey
+from specrt_export.builder import ModelBuilder, build, is_fresh
+from specrt_export.compile import LoweredModel
+from specrt_export.compile import tensorrt_compiler as plan
+from specrt_export.lower.lazy_tensor import ENGINE
+from specrt_export.recipe import Recipe, read_recipe
+
+pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
+no_gpu = pytest.mark.skipif(not survey().problem, reason="this machine has a GPU")
+
+
+def record(bundle: Path, role: str = "target") -> EngineRecord:
+    return read_engine_record(bundle / role / FILE_NAME)
+
+
+def files(bundle: Path, role: str) -> list[str]:
+    return sorted(path.name for path in (bundle / role).iterdir())
+
+
+def nothing_left(out: Path) -> bool:
+    return not out.exists() and (not out.parent.exists() or not list(out.parent.iterdir()))
+
+
+def never(*given: Any, **named: Any) -> Any:
+    raise AssertionError("too late")
+
+
+def test_a_bundle_of_two_plans(pair: Path) -> None:
+    manifest = Bundle.open(pair).manifest
+    library = open_library("tensorrt-rtx")
+    assert manifest.draft is not None
+    assert manifest.versions["tensorrt-rtx"] == library.version
+    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
+        assert manifest.backend_of(model) == "tensorrt-rtx"
+        assert (model.precision, model.per_row, model.kv_item_bytes) == ("fp16", False, 2)
+        assert (model.engine, model.quality) == (f"{role}/{PLAN}", None)
+        assert files(pair, role) == [FILE_NAME, PLAN]
+        made = record(pair, role)
+        assert manifest.files[f"{role}/{PLAN}"].sha256 == made.sha256
+        assert made.plan_bytes == (pair / role / PLAN).stat().st_size
+        assert model.weight_bytes == made.weight_bytes > 0
+        assert (made.version, made.form, made.candidates) == (library.version, "native", 64)
+    assert [p.name for p in record(pair).profiles] == ["prefill", "decode", "verify 1", "verify 3"]
+    assert [p.name for p in record(pair, "draft").profiles] == ["prefill", "decode", "catch-up"]
+    assert host_bytes(manifest) == 0, "all of it is in the GPU's memory"
+
+
+def test_a_bundle_is_stale_once_an_option_changes(
+    pair: Path, read_pair: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = pair.parent / "recipe.toml"
+    assert is_fresh(read_recipe(recipe), pair)
+    assert is_fresh(read_pair(), pair), "wherever the recipe is"
+    for line in ("candidates = 32", 'version = "10.3"', "weight_streaming = true"):
+        assert not is_fresh(read_pair("[tensorrt]", line), pair), line
+    assert not is_fresh(read_pair(precision='"bf16"'), pair)
+    before = (pair / "manifest.json").stat().st_mtime_ns
+    assert run(["build", str(recipe), "--out", str(pair), "--if-stale"]) == 0
+    assert "is up to date" in capsys.readouterr().out
+    assert (pair / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_inspect_shows_the_plans(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(pair)]) == 0
+    said = capsys.readouterr().out
+    version = open_library("tensorrt-rtx").version
+    for told in (
+        f"tensorrt-rtx {version}", "native (KV buffers in place), fp16", "profile prefill",
+        "width 1 to 32", "profile decode", "profile verify 3", "profile catch-up",
+        "gemm attention", "candidates", "compute capabilities",
+    ):  # fmt: skip
+        assert told in said
+
+
+def stage(line: str) -> str:
+    """Return the stage that a line of progress names."""
+    return re.sub(r"^build pair: +\d+% ", "", line)
+
+
+@no_gpu
+def test_a_build_notes_that_nothing_was_tuned(
+    write_pair: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says each stage where there is no terminal."""
+    recipe, out = write_pair(gammas="[1]"), tmp_path / "out" / "bundle"
+    assert run(["build", str(recipe), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "note: " in said.err
+    assert "not tuned here (" in said.err
+    stages = list(dict.fromkeys(stage(line) for line in said.err.splitlines()))
+    for role, last in (("target", "verify 1"), ("draft", "catch-up")):
+        wanted = [
+            f"lower {role}", f"{role}: parse", f"{role}: profile prefill (1 of 3)",
+            f"{role}: profile decode (2 of 3)", f"{role}: profile {last} (3 of 3)",
+            f"{role}: plan built",
+        ]  # fmt: skip
+        assert [stage for stage in stages if stage in wanted] == wanted
+    assert [path.name for path in out.parent.iterdir()] == ["bundle"]
+
+
+def test_a_quantized_target_beside_a_draft_on_the_cpu(
+    read_pair: Callable[..., Recipe], engines: Path, calibrated: str, out: Path
+) -> None:
+    recipe = read_pair(calibrated, gammas="[3]")
+    folder = engines / "codelet"
+    target = replace(
+        recipe.target, checkpoint=str(folder / "checkpoint" / "target"), precision="int8",
+        graph=str(folder / "portable" / "target.onnx"),
+    )  # fmt: skip
+    assert recipe.draft is not None
+    draft = replace(recipe.draft, backend="ort-cpu", precision="fp32")
+    build(replace(recipe, target=target, draft=draft), out)
+    manifest = Bundle.open(out).manifest
+    assert manifest.draft is not None
+    made = manifest.target
+    assert (made.precision, made.embedding, made.head) == ("int8", "int8", "int8")
+    assert (made.per_row, made.block, made.kv_item_bytes) == (True, 0, 2)
+    assert made.quality is not None
+    assert 0 < made.quality.kl < 0.02
+    assert 0.9 < made.quality.top1 < 1
+    assert manifest.backend_of(manifest.draft) == "ort-cpu"
+    assert (manifest.draft.per_row, manifest.draft.kv_item_bytes) == (False, 4)
+    assert files(out, "target") == [FILE_NAME, PLAN]
+    assert files(out, "draft") == ["engine.data", "engine.onnx"]
+    kept = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
+    assert host_bytes(manifest) == manifest.draft.weight_bytes + kept
+    if survey().problem:
+        assert run(["generate", str(out), "--prompt", "x"]) == 2
+
+
+def test_an_older_version_gets_the_simpler_form(
+    read_pair: Callable[..., Recipe], out: Path
+) -> None:
+    recipe = read_pair("[tensorrt]", 'version = "10.3"', "candidates = 0", gammas="[]")
+    build(replace(recipe, draft=None), out)
+    assert (record(out).form, record(out).candidates) == ("decomposed", 0)
+    assert [p.name for p in record(out).profiles] == ["prefill", "decode"]
+    manifest = Bundle.open(out).manifest
+    assert (manifest.draft, manifest.gammas) == (None, (0,))
+    assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
+
+
+def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any plan is built."""
+    monkeypatch.setattr(plan, "build_plan", never)
+    limited = read_pair(calibrated, "max_kl = 0.01", precision='"int8"')
+    recipe = replace(limited, draft=None)
+    with pytest.raises(AssertionError, match="too late"):
+        build(recipe, out)  # within the limit: on to the plan
+    lower = plan.TensorRtCompiler.lower
+
+    def spoil(*given: Any) -> LoweredModel:
+        made = lower(*given)
+        graph = onnx.load(made.folder / ENGINE, load_external_data=False)
+        for node in graph.graph.node:
+            for attribute in node.attribute:
+                if (node.op_type, attribute.name) == ("Attention", "scale"):
+                    attribute.f *= 3
+        (made.folder / ENGINE).write_bytes(graph.SerializeToString())
+        return made
+
+    monkeypatch.setattr(plan.TensorRtCompiler, "lower", spoil)
+    with pytest.raises(BuildError, match="differs from the portable graph"):
+        build(recipe, out)
+    monkeypatch.setattr("specrt_export.builder.check_engine", lambda *given: 0.0)
+    with pytest.raises(BuildError, match=r"further from its checkpoint .* allows.* max_kl 0\.01"):
+        build(recipe, out)
+    assert nothing_left(out)
+
+
+def test_ctrl_c_leaves_no_bundle(write_pair: Callable[..., Path], tmp_path: Path) -> None:
+    out = tmp_path / "out" / "bundle"
+    script = "from specrt.cli import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        "build",
+        str(write_pair()),
+        "--out",
+        str(out),
+        "--no-tune",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        seen = b""
+        while b"target: profile" not in seen:
+            got = os.read(process.stderr.fileno(), 4096)
+            assert got, seen
+            seen += got
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert stdout == b""
+    lines = (seen + stderr).decode().splitlines()
+    assert [stage(line) for line in lines[-2:]] == ["target: stopping", "specrt: interrupted"]
+    assert "Traceback" not in "".join(lines)
+    assert nothing_left(out)
+
+
+@pytest.mark.skipif(is_installed("tensorrt"), reason="TensorRT is installed")
+def test_a_library_that_is_missing_is_named(
+    write_pair: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "bundle"
+    for more in ([], ["--if-stale"]):
+        said = ["build", str(write_pair()), "--backend", "tensorrt", "--out", str(out), *more]
+        assert run(said) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert stage(told[0]) == "read checkpoints"
+        assert told[1].startswith("specrt: backend tensorrt needs TensorRT, which is not installed")
+        assert "JetPack" in told[1]
+        assert "backend tensorrt-rtx would use it" in told[1]
+        assert len(told) == 2
+        assert nothing_left(out)
+
+
+def test_what_a_library_does_not_offer_is_refused_before_any_work(
+    read_pair: Callable[..., Recipe], out: Path
+) -> None:
+    """Whichever of the models is to be a plan."""
+    recipe, told = read_pair("[tensorrt]", 'capabilities = ["9.0"]'), "capability '9.0'; it knows"
+    mixed = replace(recipe, target=replace(recipe.target, backend="ort-cpu"))
+    for asked in (recipe, mixed):
+        stages: list[str] = []
+        with pytest.raises((BuildError, EngineError)) as refused:
+            build(asked, out, lambda stage, done, stages=stages: stages.append(stage))
+        assert told in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert stages == ["read checkpoints"]
+        assert nothing_left(out)
+
+
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ONNX Runtime for Python 3.10 runs graphs of the older form only."""
+    monkeypatch.setattr(ModelBuilder, "build", never)
+    monkeypatch.setattr(plan, "runs_here", lambda: False)
+    with pytest.raises(BuildError, match=r"cannot run the graph .* quality\.calibration"):
+        build(read_pair(calibrated, precision='"int8"'), out)
+    for recipe in (read_pair(), read_pair(calibrated, "[tensorrt]", 'version = "10.3"')):
+        with pytest.raises(AssertionError, match="too late"):
+            build(recipe, out)

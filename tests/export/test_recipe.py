@@ -1,0 +1,263 @@
+"""Recipes: what they default to, and that whatever is wrong is named with its remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specrt.errors import RecipeError
+from specrt_export.recipe import COMPILERS, CompilerSpec, read_recipe
+
+PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
+CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
+
+
+def recipe(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def models(target: str = "", draft: str = "", engine: str = "") -> str:
+    """A recipe with lines of its own in each table."""
+    return (
+        f'[target]\ncheckpoint = "t"\n{target}\n[draft]\ncheckpoint = "d"\n{draft}\n'
+        f"[engine]\n{engine}\n"
+    )
+
+
+def refusal(folder: Path, text: str) -> str:
+    path = recipe(folder, text)
+    with pytest.raises(RecipeError) as refused:
+        read_recipe(path)
+    message = str(refused.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    found = read_recipe(recipe(tmp_path, PAIR))
+    assert found.name == tmp_path.name
+    assert (found.target.checkpoint, found.draft and found.draft.checkpoint) == ("t", "d")
+    assert (found.engine.backend, found.engine.precision, found.engine.batch) == (
+        "ort-cpu", "fp32", 1,
+    )  # fmt: skip
+    assert (found.engine.gammas, found.engine.gamma) == (tuple(range(1, 9)), "auto")
+    named = read_recipe(recipe(tmp_path, 'name = "other"\n' + PAIR))
+    assert named.name == "other"
+    other = recipe(tmp_path, PAIR).rename(tmp_path / "pair.toml")
+    assert read_recipe(other).name == "pair"
+    alone = '[target]\ncheckpoint = "t"\n[engine]\ngamma = 4\n'
+    assert read_recipe(recipe(tmp_path, f"\ufeff{alone}")).draft is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
+        (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
+        (PAIR + "[engine]\ngama = 3\n", "engine has an unknown key 'gama'; did you mean 'gamma"),
+        (PAIR + '[engine]\n"a\\nb" = 3\n', "unknown key 'a\\nb'; known: backend"),
+        ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
+        ("", "[target] is missing"),
+        ('target = "t"\n', "target is 't'; expected an object"),
+        ("[target]\ncheckpoint = 3\n", "target.checkpoint is 3; expected"),
+        (f"name = 5\n{PAIR}", "name is 5; expected"),
+        (f'name = "a\\u2028b"\n{PAIR}', "printable characters"),
+        (f'name = "{"a" * 256}"\n{PAIR}', "up to 255"),
+        *((f'name = "{name}"\n{PAIR}', f"name is {name!r}; expected a plain folder name")
+          for name in ("", "a/b", ".hidden", "..")),
+        ("x = " + "[" * 20_000, "cannot be read as TOML"),
+        ("x = " + "9" * 5000, "cannot be read as TOML"),
+        ("[target\n", "cannot be read as TOML"),
+    ],
+    ids=lambda value: value[:30],
+)  # fmt: skip
+def test_a_wrong_key_or_name_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("max_length = '9'", "engine.max_length is '9'; expected a whole number"),
+        ("max_length = true", "engine.max_length is True; expected a whole number"),
+        ("gammas = 3", "engine.gammas is 3; expected a list"),
+        ("gammas = [1, '2']", "engine.gammas[1] is '2'; expected a whole number"),
+        ("gammas = [-1, 4]", "engine.gammas[0] is -1; expected a whole number from 0"),
+        ("backend = 'tpu'", "engine.backend is 'tpu'; this version builds ort-cpu"),
+        ("precision = 'fp8'", "engine.precision is 'fp8'; ort-cpu builds fp32"),
+        ("max_length = 1\nprefill = 1", "engine.max_length is 1; expected 2 or more"),
+        ("gamma = 9", "engine.gamma is 9; expected 'auto', 0 or one of engine.gammas"),
+        ("gamma = 'fast'", "engine.gamma is 'fast'; expected a whole number from 0"),
+        ("gamma = true", "engine.gamma is True; expected a whole number from 0"),
+        ("batch = 0", "engine.batch is 0, and ort-cpu builds 1 to 64"),
+        ("batch = 65", "engine.batch is 65, and ort-cpu builds 1 to 64"),
+        ("prefill = 4096", "engine.prefill is 4096; expected 1 to max_length (2048)"),
+        ("max_length = 4\nprefill = 4", "engine.gammas reaches 8; a pass of 9 does not fit 4"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, line: str, told: str) -> None:
+    message = refusal(tmp_path, f"{PAIR}[engine]\n{line}\n")
+    assert told in message
+    assert ("'auto'" in message) == line.startswith("gamma =")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (models(target='precision = "fp8"'),
+         "target.precision is 'fp8'; ort-cpu builds fp32, fp16, bf16, int8, int4"),
+        (models(draft='head = "int2"'), "draft.head is 'int2'; ort-cpu builds fp32"),
+        (models(engine='precision = ""'), "engine.precision is ''; ort-cpu builds fp32"),
+        (models('precision = "fp16"', 'precision = "fp32"', 'precision = "garbage"'),
+         "engine.precision is 'garbage'; expected one of fp32, fp16, bf16, int8, int4"),
+        (models('precision = "bf16"') + "[quality]\nmax_kl = 0.1\nmin_top1 = 1\n",
+         "quality.max_kl and min_top1 cannot be held to without quality.calibration, and the "
+         "target would not be stored as fp32"),
+        (models(target='precision = "int4"\nblock = 48'),
+         "target.block is 48; expected one of 32, 64, 128"),
+        (models(draft="block = 64"),
+         "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
+        (models(engine="[quality]\nmax_kl = nan"), "quality.max_kl is nan; expected a finite"),
+        (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
+        (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
+    ],
+    ids=lambda value: value[-30:],
+)  # fmt: skip
+def test_a_wrong_precision_or_limit_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in refusal(tmp_path, text)
+
+
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(RecipeError, match="is not UTF-8 text"):
+        read_recipe(path)
+    with pytest.raises(RecipeError, match=r"is a folder; name the recipe in it, .*/recipe\.toml"):
+        read_recipe(tmp_path)
+    with pytest.raises(RecipeError, match="does not exist; a recipe is a TOML file"):
+        read_recipe(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("best", "engine", "target", "expected"),
+    [
+        ("ort-cuda", 'precision = "fp16"', "", "ort-cuda"),
+        ("ort-cuda", 'precision = "fp32"', "", "ort-cpu"),
+        ("ort-cpu", 'precision = "fp16"', "", "ort-cpu"),
+        ("ort-cuda", 'precision = "fp16"', 'head = "fp32"', "ort-cpu"),
+        ("ort-cuda", 'precision = "fp16"\nbatch = 2', "", "ort-cpu"),
+    ],
+)
+def test_auto_is_the_fastest_backend_that_builds_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: str, engine: str, target: str,
+    expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: best)
+    path = recipe(tmp_path, models(target, engine=f'backend = "auto"\n{engine}'))
+    assert read_recipe(path).engine.backend == expected
+
+
+@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda", "auto"])
+def test_a_backend_given_replaces_those_of_the_models_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: "ort-cuda")
+    own = [f'backend = "{name}"\nprecision = "fp16"' for name in ("ort-cuda", "ort-cpu")]
+    path = recipe(tmp_path, models(*own))
+    assert [read_recipe(path).backend_of(role) for role in ("target", "draft")] == [
+        "ort-cuda", "ort-cpu",
+    ]  # fmt: skip
+    found = read_recipe(path, backend=backend)
+    wanted = "ort-cuda" if backend == "auto" else backend
+    assert [found.backend_of(role) for role in ("target", "draft")] == [wanted, wanted]
+    with pytest.raises(RecipeError, match=r"engine\.backend is 'cuda'; this version builds"):
+        read_recipe(path, backend="cuda")
+
+
+@pytest.mark.parametrize("table", ["engine", "target", "draft"])
+def test_several_rows_are_for_backends_that_have_them(tmp_path: Path, table: str) -> None:
+    tables = {"target": "", "draft": "", "engine": 'precision = "fp16"\nbatch = 2'}
+    tables[table] += '\nbackend = "ort-cuda"'
+    assert "engine.batch is 2, and ort-cuda builds batch 1" in refusal(tmp_path, models(**tables))
+
+
+def test_a_backend_is_one_line_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(tmp_path, models(engine='backend = "toy"\nbatch = 2'))
+    assert "engine.backend is 'toy'" in refusal(tmp_path, path.read_text(encoding="utf-8"))
+    monkeypatch.setitem(COMPILERS, "toy", CompilerSpec("toy:Toy", ("fp32",), most_rows=2))
+    assert read_recipe(path).backend_of("draft") == "toy"
+    wrong = path.read_text(encoding="utf-8").replace("batch = 2", 'precision = "int8"')
+    assert "engine.precision is 'int8'; toy builds fp32" in refusal(tmp_path, wrong)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "engine", "expected"),
+    [
+        ("", "", 'precision = "int8"', ("int8 int8 int8 32", "int8 int8 int8 32")),
+        ("", "", 'precision = "int4"', ("int4 int8 int8 32", "int4 int8 int8 32")),
+        ("", "", 'precision = "bf16"', ("bf16 bf16 bf16 0", "bf16 bf16 bf16 0")),
+        ('precision = "int4"\nhead = "fp32"\nembedding = "int4"', 'head = "int8"\nblock = 64', "",
+         ("int4 int4 fp32 32", "fp32 fp32 int8 64")),
+    ],
+)  # fmt: skip
+def test_each_model_has_its_own_precision(
+    tmp_path: Path, target: str, draft: str, engine: str, expected: tuple[str, str]
+) -> None:
+    found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).precisions
+    shown = {role: " ".join([*p.names, str(p.block)]) for role, p in found.items()}
+    assert shown == dict(zip(("target", "draft"), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        (models(engine='precision = "int8"'), "target and draft"),
+        (models(target='head = "int8"') + "[quality]\nmax_kl = 1\n", "target"),
+    ],
+)
+def test_whole_numbers_need_a_text_to_be_measured_on(tmp_path: Path, text: str, who: str) -> None:
+    message = refusal(tmp_path, text)
+    assert f"quality.calibration is missing, and the {who} would be quantized" in message
+    assert '`calibration = "calibration.jsonl"`' in message
+    stored = recipe(tmp_path, models(engine='precision = "fp16"'))
+    assert read_recipe(stored).quality.max_kl is None
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_codelets_own_recipes_read(engines: Path, name: str) -> None:
+    found = read_recipe(engines / "codelet" / f"{name}.toml")
+    assert found.name == f"codelet-{name}"
+    assert found.precisions["target"].layers == name
+    assert (found.folder / found.quality.calibration).is_file()
+
+
+WRONG_TABLES = [
+    ("candidatez = 5", r"tensorrt has an unknown key 'candidatez'; did you mean 'candidates'"),
+    ('version = "abc"', r"tensorrt.version is 'abc'; expected one such as '10.3'"),
+    ('version = "9.9"', r"tensorrt.version is '9.9'; .* TensorRT 10.3 and later"),
+    ("candidates = 5000", r"tensorrt.candidates is 5000; expected 0 to 3840"),
+    ("candidates = -1", r"tensorrt.candidates is -1; expected a whole number from 0"),
+    ('capabilities = "8.9"', r"tensorrt.capabilities is '8.9'; expected a list"),
+    ("optimization_level = true", r"tensorrt.optimization_level is True; expected a whole"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG_TABLES)
+def test_a_wrong_table_of_tensorrts_is_refused_when_it_is_read(
+    tmp_path: Path, line: str, told: str
+) -> None:
+    engine = f'backend = "tensorrt-rtx"\nprecision = "fp16"\n[tensorrt]\n{line}'
+    assert re.search(told, refusal(tmp_path, models(engine=engine)))
+
+
+def test_what_plans_need_of_the_engine_is_checked(tmp_path: Path) -> None:
+    plans = 'backend = "tensorrt-rtx"\nprecision = "fp16"\ngammas = [1, 3]\nprefill = 3'
+    assert "expected 4 or more" in refusal(tmp_path, models(engine=plans))
+    assert "tensorrt is 5; expected an object" in refusal(tmp_path, f"tensorrt = 5\n{PAIR}")

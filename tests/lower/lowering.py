@@ -1,0 +1,101 @@
+"""Models lowered for a backend as a build lowers them, and held to the graphs they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from specrt_export.check.equivalence import check_engine, max_width
+from specrt_export.compile import Compiler, GraphSource, LoweredModel
+from specrt_export.lower.lazy_tensor import ENGINE
+from specrt_export.portable.graph import GraphRun
+from specrt_export.quantize import quantize
+from specrt_export.recipe import (
+    COMPILERS,
+    EngineOptions,
+    ModelSource,
+    QualityOptions,
+    Recipe,
+    TensorRtOptions,
+)
+
+MAX_LENGTH = 128
+WIDTHS = (1, 2, 5)
+NEW, OLD = "11.0", "10.3"
+"""Versions of TensorRT that have attention and caches of their own, and that have neither."""
+DIFFERS = "differs from the portable graph by"
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a model is lowered for."""
+
+    backend: str
+    precision: str = "fp32"
+    batch: int = 1
+    version: str = NEW
+    """Of TensorRT."""
+    error: float = 1e-5
+    """The largest there may be, as a part of the spread of the logits."""
+
+    def recipe(self, **options: Any) -> Recipe:
+        """Return a recipe of a pair, as it is after reading."""
+        engine = EngineOptions(
+            **{"max_length": MAX_LENGTH, "gammas": (1, 4), "batch": self.batch,
+               "backend": self.backend, "precision": self.precision, **options}
+        )  # fmt: skip
+        tensorrt = TensorRtOptions(candidates=16, version=self.version)
+        source = ModelSource("target")
+        return Recipe(Path("recipe.toml"), "x", source, source, engine, QualityOptions(), tensorrt)
+
+    def compiler(self, library: Any = None, **options: Any) -> Compiler:
+        """Return the compiler of the backend; graphs are lowered without TensorRT's library."""
+        module, _, name = COMPILERS[self.backend].compiler.partition(":")
+        kind = getattr(import_module(module), name)
+        given = [library or object()] if name == "TensorRtCompiler" else []
+        compiler: Compiler = kind(self.recipe(**options), self.backend, *given)
+        return compiler
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that was lowered, and the graph that it must be equal to."""
+
+    source: GraphSource
+    lowered: LoweredModel
+    compiler: Compiler
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The lowered graph."""
+        return onnx.load(self.lowered.folder / ENGINE, load_external_data=False)
+
+    def save(self, model: onnx.ModelProto) -> None:
+        """Put another graph in its place."""
+        (self.lowered.folder / ENGINE).write_bytes(model.SerializeToString())
+
+    def error(self, widths: Sequence[int] = WIDTHS) -> float:
+        """Compare it with its graph at some widths; return the largest error."""
+        length = self.compiler.recipe.engine.max_length  # type: ignore[attr-defined]
+        widest = max_width(self.lowered.geometry, length, widths)
+        reference = GraphRun(self.source.graph, self.source.weights)
+        with self.compiler.score(self.lowered, widest, exact=True) as engine:
+            return check_engine(reference, engine, widths, self.lowered.compute, "lowered")
+
+
+def lowered(
+    graph: Path, weights: Path, out: Path, lowering: Lowering, role: str = "draft", **options: Any
+) -> Case:
+    """Quantize and lower a model into a new folder."""
+    compiler = lowering.compiler(**options)
+    source = GraphSource(graph, weights)
+    precision = lowering.recipe(**options).precisions[role]
+    if precision.rewrites:
+        stored = quantize(graph, weights, out / "stored", precision)
+        source = GraphSource(stored.graph, stored.folder)
+    return Case(source, compiler.lower(role, source, out / "lowered"), compiler)

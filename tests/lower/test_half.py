@@ -1,0 +1,190 @@
+"""Half precision for a GPU: what is narrowed, what stays fp32, and that all stays on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
+from portable.zoo import Exported, architectures
+from specrt.engine.ort_cuda import CAPTURED
+from specrt.errors import BuildError
+from specrt_export.check.equivalence import TOLERANCES
+from specrt_export.compile import GraphSource, ort_cuda_compiler
+from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
+from specrt_export.lower.half import TYPES, narrowed
+from specrt_export.lower.lazy_tensor import WEIGHTS, LazyTensor, in_memory
+from specrt_export.portable.external_data import external_tensors
+from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+
+FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
+ROLES = ["target", "draft"]
+
+READ_ON_HOST = {
+    "Expand": (1,),
+    "GroupQueryAttention": (6,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+}
+"""Inputs that CUDA kernels read in main memory. Source: the InputMemoryType of their registration
+in onnxruntime/core/providers/cuda and onnxruntime/contrib_ops/cuda."""
+ON_DEVICE = {
+    "Add", "Cast", "Div", "FusedMatMul", "Gather", "GatherBlockQuantized", "GatherElements", "Gelu",
+    "IsNaN", "LayerNormalization", "MatMulNBits", "Mul", "Pow", "Relu", "RotaryEmbedding",
+    "Sigmoid", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "Softmax", "Sub", "Tanh", "Transpose", "Where",
+}  # fmt: skip
+"""Operators whose CUDA kernels read and write device memory only."""
+
+
+def stays_on_device(model: onnx.ModelProto) -> bool:
+    """Tell whether no value has to cross between main memory and the device."""
+    constants = {t.name for t in model.graph.initializer}
+    read = [
+        (node.op_type, node.input[place])
+        for node in model.graph.node
+        for place in READ_ON_HOST.get(node.op_type, ())
+        if place < len(node.input) and node.input[place]
+    ]
+    known = ON_DEVICE | READ_ON_HOST.keys()
+    return {n.op_type for n in model.graph.node} <= known and all(v in constants for _, v in read)
+
+
+def source(engines: Path, role: str) -> tuple[Path, Path]:
+    folder = engines / "codelet"
+    return folder / "portable" / f"{role}.onnx", folder / "checkpoint" / role
+
+
+@pytest.mark.parametrize("compute", ["fp16", "bf16"])
+@pytest.mark.parametrize("role", ROLES)
+def test_only_scores_are_fp32_and_nothing_leaves_the_device(
+    engines: Path, tmp_path: Path, role: str, compute: str
+) -> None:
+    graph, weights = source(engines, role)
+    case = lowered(graph, weights, tmp_path, Lowering("ort-cuda", compute), role)
+    model, kind = case.model, TYPES[compute]
+    assert {t.data_type for t in model.graph.initializer} & {FLOAT, FP16, BF16} == {kind}
+    scores = {"logits": FLOAT, "confidence": FLOAT, "lengths": onnx.TensorProto.INT32}
+    for value in [*model.graph.input, *model.graph.output]:
+        found = value.type.tensor_type.elem_type
+        cache = value.name.removeprefix("present_").startswith(("key.", "value."))
+        assert found == (kind if cache else scores.get(value.name, onnx.TensorProto.INT64))
+    assert stays_on_device(model)
+    names = [i.name for i in model.graph.input]
+    assert [n for n in names if "." not in n] == ["input_ids", "rows", "lengths"]
+    totals = {t.name: t for t in model.graph.initializer}
+    attention = [n for n in model.graph.node if n.op_type == "GroupQueryAttention"]
+    assert len(attention) == case.lowered.geometry.layers
+    for node in attention:
+        assert node.input[5] == "lengths"
+        assert onnx.numpy_helper.to_array(totals[node.input[6]]).tolist() == [MAX_LENGTH]
+    assert facts_of(model)[CAPTURED] == "5"
+    # Two bytes each: the table that embedding and head share is there once.
+    parameters = sum(np.prod(t.dims) for t in external_tensors(read_graph(graph)))
+    written = (case.lowered.folder / WEIGHTS).stat().st_size
+    assert 2 * parameters <= written < 2.2 * parameters
+
+
+def test_a_width_read_from_a_shape_would_leave_the_device(engines: Path, tmp_path: Path) -> None:
+    model = lowered(*source(engines, "draft"), tmp_path, Lowering("ort-cuda", "fp16")).model
+    shape = onnx.helper.make_node("Shape", ["input_ids"], ["size"])
+    model.graph.node.append(shape)
+    assert not stays_on_device(model)
+    model.graph.node.remove(shape)
+    attention = next(n for n in model.graph.node if n.op_type == "GroupQueryAttention")
+    attention.input[6] = "lengths"
+    assert not stays_on_device(model)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("name", architectures())
+def test_no_architecture_leaves_the_device(
+    exported: Callable[[str], Exported], tmp_path: Path, name: str
+) -> None:
+    one = exported(name)
+    how = Lowering("ort-cuda", "fp16")
+    assert stays_on_device(lowered(one.graph.path, one.checkpoint.folder, tmp_path, how).model)
+
+
+@pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
+@pytest.mark.parametrize(
+    "precision",
+    [
+        Precision.of("int8"),
+        Precision.of("int4"),
+        Precision.of("bf16", head="int8"),
+        Precision.of("bf16", embedding="int4"),
+    ],
+    ids=lambda precision: "-".join(precision.names),
+)
+def test_whole_numbers_are_multiplied_with_halves(
+    engines: Path, tmp_path: Path, precision: Precision
+) -> None:
+    made = quantize(*source(engines, "draft"), tmp_path / "quantized", precision)
+    compute = "bf16" if precision.layers == "bf16" else "fp16"
+    compiler = Lowering("ort-cuda", compute).compiler()
+    graph = GraphSource(made.graph, made.folder)
+    case = Case(graph, compiler.lower("draft", graph, tmp_path / "engine"), compiler)
+    assert stays_on_device(case.model)
+    assert FLOAT not in {t.data_type for t in case.model.graph.initializer}
+    assert case.error() < TOLERANCES[compute] / 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 2}, r"engine\.batch is 2, and ort-cuda builds batch 1"),
+        ({"compute": "fp8"}, "compute type is 'fp8'; expected fp16 or bf16"),
+        ({"max_length": 4096}, "max_length 4096 is more than the 2048 positions"),
+        ({"head_dim": 12}, "heads of 12, and ort-cuda needs multiples of 8"),
+        ({"head_dim": 264}, "heads of 264, and ort-cuda needs multiples of 8"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused_first(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any],
+    message: str,
+) -> None:  # fmt: skip
+    graph, weights = source(engines, "draft")
+    head = change.pop("head_dim", None)
+    if head:
+        odd = dataclasses.replace(geometry_of(read_graph(graph)), head_dim=head)
+        monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
+    with pytest.raises(BuildError, match=message):
+        compile_ort_cuda(graph, weights, tmp_path / "out", **{"max_length": MAX_LENGTH, **change})
+    assert not (tmp_path / "out").exists()
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=40))
+def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    found = narrowed(in_memory("w", array), BF16).load().view(ml_dtypes.bfloat16)
+    wanted = array.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
+
+
+def test_a_weight_beyond_fp16_is_named() -> None:
+    large = LazyTensor(
+        "layers.0.w", FLOAT, (2,), lambda a, b: np.array([1.0, 7e4], np.float32)[a:b]
+    )
+    with pytest.raises(BuildError, match=r"layers\.0\.w has weights up to 7e\+04.*precision bf16"):
+        narrowed(large, FP16).load()
+    assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()
+    endless = in_memory("mask", np.array([-np.inf, 0.0], np.float32))
+    assert narrowed(endless, FP16).load().tolist() == [-np.inf, 0.0]

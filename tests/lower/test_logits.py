@@ -1,0 +1,150 @@
+"""What a graph tells of its logits: the best item, how sure it is of it, and the next best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from lower.lowering import Lowering, lowered
+from specrt_export.lower.logits import add_argmax, cheapen_argmax, cut_candidates
+from specrt_export.lower.view import GraphView
+
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+LOWERINGS = {
+    "ort-cpu": Lowering("ort-cpu"),
+    "ort-cuda": Lowering("ort-cuda", "fp16"),
+    "tensorrt": Lowering("tensorrt"),
+}
+LOGITS = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=3, max_dims=3, max_side=9),
+    elements=st.one_of(
+        st.floats(-4, 4, width=16),
+        st.sampled_from([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan]),
+    ),
+)
+
+
+def exported() -> onnx.ModelProto:
+    """The argmax of logits as the exporter writes it, -1 for a row with a NaN; and another."""
+    nodes = [
+        helper.make_node("ReduceSum", ["logits", "last"], ["sum"], keepdims=0),
+        helper.make_node("IsNaN", ["sum"], ["broken"]),
+        helper.make_node("ArgMax", ["logits"], ["best"], axis=-1, keepdims=0),
+        helper.make_node("Where", ["broken", "none", "best"], ["argmax"]),
+        helper.make_node("ArgMax", ["logits"], ["other"], axis=-1, keepdims=0),
+    ]
+    shape = ["B", "R", "V"]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("logits", FLOAT, shape)],
+        [helper.make_tensor_value_info(name, INT64, shape[:2]) for name in ("argmax", "other")],
+        [
+            numpy_helper.from_array(np.array([-1]), "last"),
+            numpy_helper.from_array(np.array(-1), "none"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module")
+def both() -> list[ort.InferenceSession]:
+    """The argmax as exported, and as lowered."""
+    cheap = GraphView(exported())
+    cheapen_argmax(cheap)
+    assert not cheap.nodes("ArgMax")
+    return [session(exported()), session(cheap.model)]
+
+
+@given(LOGITS)
+def test_a_cheaper_argmax_is_the_same_and_never_an_infinite_item(
+    both: list[ort.InferenceSession], logits: NDArray[np.float32]
+) -> None:
+    """Another argmax of the model, of an expert say, keeps its meaning."""
+    (plain, _), (cheap, other) = (one.run(None, {"logits": logits}) for one in both)
+    numbers = np.isfinite(logits.max(-1))  # a NaN anywhere is the maximum
+    np.testing.assert_array_equal(cheap[numbers], plain[numbers])
+    np.testing.assert_array_equal(cheap[numbers], logits.argmax(-1)[numbers])
+    assert (cheap[~numbers] == -1).all()
+    clear = ~np.isnan(logits).any(-1)
+    np.testing.assert_array_equal(other[clear], logits.argmax(-1)[clear])
+
+
+def test_an_argmax_of_another_kind_is_left_alone() -> None:
+    model = exported()
+    model.graph.node[2].attribute[0].i = 1
+    view = GraphView(model)
+    cheapen_argmax(view)
+    assert len(view.nodes("ArgMax")) == 1
+
+
+def added(logits: Any, count: int) -> dict[str, Any]:
+    """Return what is read from rows of logits for TensorRT."""
+    nodes = [
+        helper.make_node("Identity", ["given"], ["logits"]),
+        helper.make_node("ArgMax", ["logits"], ["argmax"], axis=-1, keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("given", FLOAT, logits.shape)],
+        [helper.make_tensor_value_info("logits", FLOAT, logits.shape),
+         helper.make_tensor_value_info("argmax", INT64, logits.shape[:2])],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21)]
+    view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    add_argmax(view, logits.shape[-1])
+    cut_candidates(view, count)
+    run = session(view.tidy())
+    names = [output.name for output in run.get_outputs()]
+    return dict(zip(names, run.run(names, {"given": logits}), strict=True))
+
+
+@given(LOGITS)
+def test_tensorrt_finds_the_first_of_the_largest_and_the_best_after_it(
+    logits: NDArray[np.float32],
+) -> None:
+    count = min(3, logits.shape[-1])
+    found = added(logits, count)
+    numbers = np.isfinite(logits.max(-1))
+    np.testing.assert_array_equal(found["argmax"][numbers], logits.argmax(-1)[numbers])
+    assert (found["argmax"][~numbers] == -1).all()
+    clear = ~np.isnan(logits).any(-1)
+    order = np.argsort(-logits, axis=-1, kind="stable")[..., :count]
+    np.testing.assert_array_equal(found["candidates.ids"][clear], order[clear])
+    best = np.take_along_axis(logits, order, axis=-1)
+    np.testing.assert_array_equal(found["candidates.values"][clear], best[clear])
+
+
+@pytest.mark.parametrize("backend", LOWERINGS)
+def test_confidence_is_the_share_of_a_drafts_likeliest_token(
+    engines: Path, tmp_path: Path, backend: str
+) -> None:
+    folder = engines / "codelet"
+    source = folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
+    for role in ("draft", "target"):
+        case = lowered(*source, tmp_path / role, LOWERINGS[backend], role)
+        with case.compiler.score(case.lowered, 20) as engine:
+            tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, 20))
+            for rows in (20, 1):
+                made = engine.forward(tokens, 0, rows)
+                if role == "target":
+                    assert made.confidence is None
+                    continue
+                logits = made.logits.astype(np.float64)
+                weights = np.exp(logits - logits.max(-1, keepdims=True))
+                assert made.confidence is not None
+                np.testing.assert_allclose(made.confidence, 1 / weights.sum(-1), rtol=1e-5)

@@ -1,0 +1,127 @@
+"""What TensorRT needs of a graph beyond its meaning: scales, masks, rows, and nothing to lint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from lower.lowering import NEW, OLD, Case, Lowering, lowered
+from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
+from specrt_export.compile import GraphSource
+from specrt_export.lint import lint
+from specrt_export.lower.tensorrt_lowering import form_of, mark_decomposable
+from specrt_export.portable.graph import read_graph, runs_here
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+
+needs_reference = pytest.mark.skipif(
+    not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
+)
+FORMS = pytest.mark.parametrize("version", [NEW, OLD], ids=["native", "decomposed"])
+
+
+@pytest.fixture
+def draft(engines: Path) -> tuple[Path, Path]:
+    """The portable graph of codelet's draft, and its checkpoint."""
+    pair = engines / "codelet"
+    return pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+@needs_reference
+@FORMS
+@pytest.mark.parametrize(
+    ("precision", "least", "most"),
+    # bf16 runs widened on a CPU: only what was stored narrower than the checkpoint's bf16 shows.
+    [("fp16", 1e-5, 2e-3), ("bf16", 0, 2e-2), ("int8", 1e-5, 2e-3), ("int4", 1e-5, 2e-3),
+     ("fp8", 1e-5, 2e-3)],
+)  # fmt: skip
+def test_reduced_precision_stays_near(
+    draft: tuple[Path, Path], tmp_path: Path, version: str, precision: str, least: float,
+    most: float,
+) -> None:  # fmt: skip
+    case = lowered(*draft, tmp_path, Lowering("tensorrt", precision, version=version))
+    assert least < case.error() < most
+    whole = precision in ("int8", "int4", "fp8")
+    assert case.lowered.fused["quantized"] == ("9/9" if whole else "0/9")
+
+
+@needs_reference
+@FORMS
+def test_rows_of_a_batch_are_apart(draft: tuple[Path, Path], tmp_path: Path, version: str) -> None:
+    assert lowered(*draft, tmp_path, Lowering("tensorrt", version=version, batch=3)).error() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+    """Rows of tiny weights have scales that fp16 rounds to 0, and TensorRT refuses those."""
+    stored = quantize(*draft, tmp_path / "stored", Precision.of(name, per_row=True))
+    for tensor in read_graph(stored.graph).graph.initializer:
+        if tensor.name.endswith(".scale"):
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            path, offset = stored.folder / place["location"], int(place["offset"])
+            values = np.memmap(path, np.float32, "r+", offset, int(np.prod(tensor.dims)))
+            values *= 1e-12
+            values.flush()
+    source = GraphSource(stored.graph, stored.folder)
+    made = Lowering("tensorrt", name).compiler().lower("draft", source, tmp_path / "made")
+    model = onnx.load(made.folder / "engine.onnx")
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    scales = [arrays[n.input[1]] for n in model.graph.node if n.op_type == "DequantizeLinear"]
+    assert scales
+    assert all(scale.dtype == np.float16 and (scale != 0).all() for scale in scales)
+
+
+def rules(case: Case, version: tuple[int, int], *, marked: bool) -> set[str]:
+    model = case.model
+    if marked:
+        mark_decomposable(model)
+        marks = [n.op_type for n in model.graph.node for a in n.attribute if a.name[:3] == "TRT"]
+        assert marks == ["Attention"] * operators(model)["Attention"]
+    return {finding.rule for finding in lint(model, version, case.lowered.folder)}
+
+
+@FORMS
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32", "int8", "int4"])
+def test_lowered_graphs_are_clean(
+    draft: tuple[Path, Path], tmp_path: Path, precision: str, version: str
+) -> None:
+    case = lowered(*draft, tmp_path, Lowering("tensorrt", precision, version=version))
+    versions = [(10, 15), (11, 0)] if version == NEW else [(10, 3), (11, 0)]
+    for one in versions:
+        # Two heads, or fp32, have no kernel of their own.
+        kernel = {"attention-kernel"} if version == NEW else set()
+        assert rules(case, one, marked=False) == kernel
+        assert rules(case, one, marked=True) == set()
+
+
+def test_int4_of_a_cpu_is_named_by_the_lint(draft: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its scales may be negative, which TensorRT's parser refuses."""
+    stored = quantize(*draft, tmp_path / "stored", Precision.of("int4"))
+    compiler = Lowering("tensorrt", "int4").compiler()
+    source = GraphSource(stored.graph, stored.folder)
+    case = Case(source, compiler.lower("draft", source, tmp_path / "made"), compiler)
+    assert "quantized-scales" in rules(case, (11, 0), marked=True)
+
+
+def test_what_is_no_token_is_looked_up_as_the_first(
+    draft: tuple[Path, Path], tmp_path: Path
+) -> None:
+    case = lowered(*draft, tmp_path, Lowering("tensorrt"))
+    last = case.lowered.geometry.vocab_size - 1
+    with case.compiler.score(case.lowered, 8, exact=True) as engine:
+        none, zero, end = (engine.forward([[5, t, 7]], 0).logits.copy() for t in (-1, 0, last))
+    np.testing.assert_array_equal(none, zero)
+    assert not np.array_equal(none, end)
+
+
+def test_the_form_follows_the_version() -> None:
+    assert form_of((10, 14, 9)) == form_of((10, 3)) == DECOMPOSED
+    assert form_of((10, 15)) == form_of((11, 4, 0, 106)) == NATIVE

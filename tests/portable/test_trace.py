@@ -1,0 +1,73 @@
+"""What a trace refuses: masks, layers and attentions that a portable graph cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specrt.errors import ExportError
+
+pytest.importorskip("onnx_ir", reason="exporting needs more: make setup-export")
+torch = pytest.importorskip("torch", reason="needs the export extra")
+
+from specrt_export.portable.trace import Hook, measure
+
+pytestmark = pytest.mark.export
+
+
+def test_a_mask_that_is_not_a_window_is_refused() -> None:
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        chunked_overlay,
+        sliding_window_causal_mask_function,
+    )
+
+    def checked(rule: Callable[..., Any], window: int | None) -> None:
+        hook = Hook()
+        hook.begin(torch.zeros(1, 1, dtype=torch.int64))
+        hook.mask(kv_length=4, mask_function=rule, local_size=window)
+        hook.check_masks()
+
+    checked(causal_mask_function, None)
+    checked(sliding_window_causal_mask_function(8), 8)
+    for rule, window in (
+        (bidirectional_mask_function, None),
+        (sliding_window_causal_mask_function(9), 8),
+        (chunked_overlay(8, torch.zeros(1, dtype=torch.int64)), 8),
+    ):
+        with pytest.raises(ExportError, match="neither causal nor a sliding window"):
+            checked(rule, window)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({0: (8, 8), 1: (8, 4)}, "keys and values of 2 shapes"),
+        ({0: (8, 8)}, r"for layers \[0\] of 2"),
+    ],
+)
+def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: str) -> None:
+    hook = Hook()
+    hook.windows = dict.fromkeys(shapes, 0)
+
+    def model(past_key_values: Any, **_: Any) -> None:
+        for layer, sizes in shapes.items():
+            past_key_values.update(*(torch.zeros(1, 2, 5, size) for size in sizes), layer)
+
+    model.config = SimpleNamespace(num_hidden_layers=2, model_type="uneven")  # type: ignore[attr-defined]
+    with pytest.raises(ExportError, match=message):
+        measure(model, hook)
+
+
+def test_an_attention_with_more_terms_is_refused() -> None:
+    q = torch.zeros(1, 1, 1, 4)
+    module = torch.nn.Linear(1, 1)
+    with pytest.raises(ExportError, match="Linear adds 's_aux' to its attention"):
+        Hook().attention(module, q, q, q, None, s_aux=q)
+    module.layer_idx = 0
+    with pytest.raises(ExportError, match="builds its attention mask itself"):
+        Hook().attention(module, q, q, q, None)

@@ -1,0 +1,148 @@
+"""Small random checkpoints of every architecture held, and their portable graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from specrt_export.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from specrt_export.portable.exporter import ExportedGraph
+
+WINDOW = 8
+SIZES: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # Large, so that attention matters: with the usual 0.02 every token looks at all alike.
+    "initializer_range": 0.2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+# Architecture: config class, its changes to SIZES, and the arguments it is saved with.
+Model = tuple[str, dict[str, Any], dict[str, Any]]
+MODELS: dict[str, Model] = {
+    "llama2": ("LlamaConfig", {"num_key_value_heads": 4}, {}),
+    "llama3": (
+        "LlamaConfig",
+        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+        {"dtype": "bfloat16"},
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        {},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}, {"max_shard_size": "16KB"}),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW}, {"dtype": "float16"}),
+    "phi3": ("Phi3Config", {}, {}),
+    "gemma2": (
+        "Gemma2Config",
+        # Small caps, so that leaving one out shows.
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 0.7,
+            "final_logit_softcapping": 2.0,
+        },
+        {},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING},
+        {},
+    ),
+    "gpt2": ("GPT2Config", {}, {}),
+    "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
+    "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}, {}),
+}
+
+
+_WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+WIDE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama3", "qwen2", "mistral", "phi3", "starcoder2"), _WIDE),
+    "llama2": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "smollm3": {**_WIDE, "no_rope_layers": [1, 1]},
+    "gpt_neox": {"num_attention_heads": 1, "rotary_pct": 0.5},
+}
+"""The same with heads of 16 where they are 8: narrower ones are rotated outside fused attention."""
+
+OFTEN = ("llama3", "qwen3", "gemma2", "gpt2")
+"""Tied weights; norms of heads; soft caps and windows; a model without gates and RMS norms."""
+
+
+def architectures(*names: str) -> list[Any]:
+    """Return architectures to test with: those of `OFTEN` on every change, the others nightly."""
+    nightly = pytest.mark.nightly
+    return [
+        name if name in OFTEN else pytest.param(name, marks=nightly) for name in names or MODELS
+    ]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint and its portable graph."""
+
+    checkpoint: Checkpoint
+    graph: ExportedGraph
+
+
+def save_checkpoint(name: str, folder: Path) -> None:
+    """Write a random checkpoint of an architecture, the same every time."""
+    import torch
+    import transformers
+
+    base = name.removesuffix("-wide")
+    kind, changes, saving = MODELS[base]
+    own = {**changes, **(WIDE[base] if base != name else {})}
+    sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
+    config = getattr(transformers, kind)(**sizes)
+    torch.manual_seed(0)
+    arguments = dict(saving)
+    dtype = getattr(torch, arguments.pop("dtype", "float32"))
+    factory: Any = transformers.AutoModelForCausalLM
+    model = factory.from_config(config, dtype=torch.float32)
+    # Norms and biases start as ones and zeros, where swapping or dropping them would not show.
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.to(dtype).save_pretrained(folder, **arguments)
+
+
+def exporter(root: Path) -> Callable[[str], Exported]:
+    """Return a function that exports an architecture into `root`, once each."""
+    done: dict[str, Exported] = {}
+
+    def exported(name: str) -> Exported:
+        if name not in done:
+            folder = root / name
+            save_checkpoint(name, folder)
+            checkpoint = Checkpoint.open(folder)
+            from specrt_export.portable.exporter import export_graph
+
+            done[name] = Exported(checkpoint, export_graph(checkpoint, root / f"{name}.onnx"))
+        return done[name]
+
+    return exported

@@ -1,0 +1,451 @@
+"""TensorRT in NumPy: plans that look scores up in tables, run by the runtime's own plan and device.
+
+What TensorRT would forgive or punish in silence fails here with an AssertionError: addresses that
+are missing or not aligned, work enqueued without shapes, a context captured before it was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import IntEnum
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Drafted
+from specrt.engine.tensorrt.device import ALIGNMENT
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
+from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds
+from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
+from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
+from specrt.engine.tensorrt.plan import TYPES, TrtPlan
+from specrt.params import SamplingParams
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import ModelDrafter
+from specrt.speculation.gamma import GammaPolicy
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import Drafter, Round, run_rounds, speculate
+from specrt.speculation.target import EngineTarget
+from support.cuda_double import POISON, CudaDouble, DoubleDevice
+from support.toy import TableEngine
+
+GAMMAS = (1, 2, 3, 4, 8)
+PREFILL = 16
+VERSIONS = {"tensorrt": "10.15.1.29", "tensorrt-rtx": "1.7.1.116"}
+NAMES = {name: theirs for theirs, name in TYPES.items()}
+Log = Callable[[int, str], None]
+
+
+class ContextDouble:
+    """One way to run a plan, in one profile."""
+
+    def __init__(self, engine: EngineDouble) -> None:
+        self._engine, self._profile = engine, -1
+        self._scratch = (0, 0)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self._warm = False
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        self._profile = profile
+        return self._engine.answer("set_optimization_profile_async")
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert size == self._engine.get_device_memory_size_for_profile_v2(self._profile)
+        self._engine.cuda.at(memory, size)
+        self._scratch = memory, size
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        fixed = self._engine.get_tensor_shape(name)
+        assert self._engine.tensors[name].is_input
+        assert all(t in (-1, s) for t, s in zip(fixed, shape, strict=True))
+        self._warm = self._warm and self.shapes.get(name) == shape
+        self.shapes[name] = shape
+        return self._engine.answer("set_input_shape")
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        assert name in self._engine.tensors, name
+        assert address % ALIGNMENT == 0, f"{name} is bound to {address}, which is not aligned"
+        self.addresses[name] = address
+        return self._engine.answer("set_tensor_address")
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self._engine.capturable
+
+    def execute_async_v3(self, stream: int) -> bool:
+        engine = self._engine
+        assert self._warm or engine.cuda.capturing is None, "captured before it was run"
+        if not engine.answer("execute_async_v3"):
+            return False
+        assert self.addresses.keys() == engine.tensors.keys(), "not every tensor has an address"
+        width, rows = self.shapes["input_ids"][1], self.shapes["rows"][0]
+        assert engine.record.profiles[self._profile].takes(width, rows), (width, rows)
+        self._warm = True
+        addresses = dict(self.addresses)
+        engine.cuda.put(lambda: self._run(addresses, width, rows))
+        return True
+
+    def _run(self, addresses: Mapping[str, int], width: int, rows: int) -> None:
+        scratch = self._engine.cuda.at(*self._scratch) if self._scratch[1] else np.zeros(0)
+        scratch[:] = POISON
+        self._engine.run(addresses, width, rows)
+        scratch[:] = POISON
+
+
+class EngineDouble:
+    """A plan that looks its logits up in a table by the tokens that its KV buffers hold.
+
+    Every number of a key is the token plus 1, of a value its opposite; all must agree. Positions
+    in `broken_at` have scores that are not numbers.
+    """
+
+    def __init__(
+        self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine, *,
+        broken_at: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        self.cuda, self.log, self.record, self.toy = cuda, log, record, toy
+        self.geometry, self.batch, self.max_length = geometry_of(toy), toy.batch, toy.max_length
+        self.tensors = expected(record, self.geometry, self.batch, self.max_length)
+        self.broken_at = broken_at
+        self.aliases: dict[str, str] = {}
+        """Of outputs that say something else than the record."""
+        self.profiles = record.profiles
+        self.capturable = True
+        self.scratch = 1000
+        self.kinds: dict[str, str] = {}
+        self.location = "DEVICE"
+        self.weight_streaming_budget_v2 = -1
+
+    def answer(self, name: str) -> bool:
+        """Count a call of the library with those of CUDA; where it fails, log why."""
+        if not self.cuda.enter(name):
+            return True
+        lost = "Cuda Runtime (an illegal memory access was encountered)"
+        self.log(1, lost if self.cuda.lost else f"Error Code 1: {name} is refused\nand more")
+        return False
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self.profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.tensors)[index]
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=self.kinds.get(name, NAMES[self.tensors[name].type]))
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "in" if self.tensors[name].is_input else "out"
+
+    def get_tensor_location(self, name: str) -> str:
+        return self.location
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        """Return the shapes that the plan itself was built for, whatever its record says."""
+        sized = self.profiles[profile]
+        if name not in ("input_ids", "rows"):
+            return [self.tensors[name].shape] * 3
+        sizes = sized.width if name == "input_ids" else sized.rows
+        head = (self.batch,) if name == "input_ids" else ()
+        return [(*head, size) for size in (sizes.least, sizes.best, sizes.most)]
+
+    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
+        """Return something else for every profile."""
+        return self.scratch * (profile + 1) // 2
+
+    def get_aliased_input_tensor(self, output: str) -> str | None:
+        if output in self.aliases:
+            return self.aliases[output]
+        native = self.record.form == NATIVE and output.startswith("present_")
+        return output.removeprefix("present_") if native else None
+
+    def get_weight_streaming_automatic_budget(self) -> int:
+        return 1 << 20
+
+    def create_runtime_config(self) -> Any:
+        return ConfigDouble(self)
+
+    def create_execution_context(self, how: Any) -> ContextDouble | None:
+        assert self.cuda.capturing is None, "a context was made during a capture"
+        self.how = how
+        return ContextDouble(self) if self.answer("create_execution_context") else None
+
+    def run(self, addresses: Mapping[str, int], width: int, rows: int) -> None:
+        """Do one pass on the bytes at the addresses."""
+        fed = self.array(addresses["input_ids"], np.int64, (self.batch, width)).copy()
+        start = self.array(addresses["start"], np.int64, (self.batch,)).copy()
+        wanted = self.array(addresses["rows"], np.int64, (rows,)).copy()
+        vocab = self.geometry.vocab_size
+        assert ((wanted >= 0) & (wanted < width)).all(), wanted
+        assert ((fed >= -1) & (fed < vocab)).all(), fed
+        seen = self.update(addresses, fed % vocab, start)
+        logits = self.array(addresses["logits"], np.float32, (self.batch, rows, vocab))
+        for b in range(self.batch):
+            for r, row in enumerate(wanted):
+                until = int(start[b] + row) + 1
+                text = np.maximum(seen[b, :until], 0)  # memory that is only cleared may be read
+                logits[b, r] = np.nan if until in self.broken_at else self.toy.row(text)
+        self.tell(addresses, logits)
+
+    def update(self, at: Mapping[str, int], fed: NDArray[Any], start: NDArray[Any]) -> NDArray[Any]:
+        """Write the KV buffers; return the tokens that they hold, of which all must be sure."""
+        held = []
+        for name in cache_names(self.geometry):
+            source, to = self.cache(at[name]), self.cache(at[f"present_{name}"])
+            if self.record.form == NATIVE:
+                assert at[name] == at[f"present_{name}"], f"{name} is not updated in place"
+            else:
+                assert not np.shares_memory(source, to), f"{name} is read and written at once"
+                to[:] = source
+            sign = 1 if name.startswith("key") else -1
+            for b, first in enumerate(start):
+                for s, token in enumerate(fed[b]):
+                    if 0 <= first + s < self.max_length:  # others are ignored, as TensorRT does
+                        to[b, :, first + s] = self._packed(np.float32(sign * (token + 1)))
+            tokens = self.unpacked(to) * sign - 1
+            assert (tokens == tokens[:, :1, :, :1]).all(), f"{name} disagrees with itself"
+            held.append(tokens[:, 0, :, 0].astype(np.int64))
+        assert all((h == held[0]).all() for h in held), "the layers disagree"
+        return held[0]
+
+    def tell(self, at: Mapping[str, int], logits: NDArray[np.float32]) -> None:
+        """Write what follows from the logits."""
+        shape = logits.shape[:2]
+        broken = np.isnan(logits).any(-1)
+        self.array(at["argmax"], np.int64, shape)[:] = np.where(broken, -1, logits.argmax(-1))
+        if self.record.confidence:
+            sums = np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+            self.array(at["confidence"], np.float32, shape)[:] = 1 / sums
+        if count := self.record.candidates:
+            ids = np.argsort(-logits, axis=-1, kind="stable")[..., :count]
+            best = np.take_along_axis(logits, ids, -1)
+            for name, kind, values in zip(
+                CANDIDATES, (np.float32, np.int64), (best, ids), strict=True
+            ):
+                self.array(at[name], kind, (*shape, count))[:] = values
+
+    def cache(self, address: int) -> NDArray[Any]:
+        """Return a KV buffer."""
+        g, kind = self.geometry, KV_TYPES[self.record.compute]
+        shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
+        found: NDArray[Any] = self.array(address, "uint16" if kind == "bfloat16" else kind, shape)
+        return found
+
+    def _packed(self, value: Any) -> Any:
+        bf16 = self.record.compute == "bf16"
+        return np.float32(value).view(np.uint32) >> 16 if bf16 else value
+
+    def unpacked(self, cache: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers of a KV buffer."""
+        if self.record.compute == "bf16":
+            return (cache.astype(np.uint32) << 16).view(np.float32)
+        return cache.astype(np.float32)
+
+    def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
+        """Return an array on the device."""
+        dtype = np.dtype(kind)
+        count = prod(shape)
+        return self.cuda.at(address, count * dtype.itemsize).view(dtype).reshape(shape)
+
+
+class CacheDouble:
+    """Kernels made at run time; the library takes back what it wrote itself."""
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def deserialize(self, data: bytes) -> bool:
+        self.held = data if data.startswith(b"kernels") else b""
+        return bool(self.held)
+
+    def serialize(self) -> bytes:
+        return self.held or b"kernels"
+
+
+class ConfigDouble:
+    """How a context of TensorRT for RTX is made."""
+
+    dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = strategy = ""
+
+    def __init__(self, engine: EngineDouble | None = None) -> None:
+        self.cache: Any = None
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.strategy = strategy
+
+    def create_runtime_cache(self) -> CacheDouble:
+        return CacheDouble()
+
+    def set_runtime_cache(self, cache: CacheDouble) -> None:
+        self.cache = cache
+
+
+def module_double(
+    backend: str = "tensorrt", version: str = "", cuda: CudaDouble | None = None, **names: Any
+) -> Any:
+    """Return a module like either library, with the plans that it can open; `names` are extra."""
+    rtx, plans = backend == "tensorrt-rtx", dict[bytes, Callable[[Log], EngineDouble]]()
+
+    class Runtime:
+        engine_host_code_allowed = False
+
+        def __init__(self, logger: Any) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, data: Any) -> Any:
+            if cuda is not None and cuda.enter("deserialize_cuda_engine"):
+                self._logger.log(1, module.says)
+                return None
+            module.host_code = self.engine_host_code_allowed
+            return plans[bytes(data)](self._logger.log)
+
+    class RtxRuntime(Runtime):
+        def get_engine_validity(self, data: Any) -> tuple[int, int]:
+            return 2, module.flags
+
+    def bare(name: str) -> type:
+        return type(name, (), {})
+
+    module = SimpleNamespace(
+        __version__=version or VERSIONS[backend], plans=plans,
+        says="Error Code 1: something is wrong\nand more", flags=0,
+        ILogger=bare("ILogger"), IBuilderConfig=bare("IBuilderConfig"),
+        Runtime=RtxRuntime if rtx else Runtime,
+        IExecutionContext=ContextDouble if rtx else bare("IExecutionContext"),
+        ICudaEngine=EngineDouble if rtx else bare("ICudaEngine"),
+        TensorLocation=SimpleNamespace(DEVICE="DEVICE"),
+        TensorIOMode=SimpleNamespace(INPUT="in"),
+        ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="ours"),
+        DynamicShapesKernelSpecializationStrategy=SimpleNamespace(EAGER="eager", NONE="none"),
+        CudaGraphStrategy=SimpleNamespace(DISABLED="off"),
+        EngineInvalidityDiagnostics=IntEnum("Flags", ["VERSION_MISMATCH", "UNSUPPORTED_CC"]),
+    )  # fmt: skip
+    if rtx:
+        module.IRuntimeConfig = ConfigDouble
+    vars(module).update(names)
+    return module
+
+
+def library_double(
+    backend: str = "tensorrt", version: str = "", cuda: CudaDouble | None = None, **names: Any
+) -> Library:
+    """Return the runtime's record of such a module."""
+    return describe(FLAVOURS[backend], module_double(backend, version, cuda, **names))
+
+
+def target_profiles(gammas: Collection[int], prefill: int) -> tuple[Profile, ...]:
+    """Return the profiles of a target."""
+    one = Range(1, 1, 1)
+    most = max([1, *(gamma + 1 for gamma in gammas)])
+    verify = [Profile(f"verify {g}", *[Range(g + 1, g + 1, g + 1)] * 2) for g in gammas]
+    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), Range(1, 1, most))
+    return (wide, Profile("decode", one, one), *verify)
+
+
+def draft_profiles(prefill: int) -> tuple[Profile, ...]:
+    """Return the profiles of a draft."""
+    one = Range(1, 1, 1)
+    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), one)
+    return wide, Profile("decode", one, one), Profile("catch-up", Range(2, 2, 2), one)
+
+
+def geometry_of(toy: TableEngine, layers: int = 2) -> Geometry:
+    """Return a geometry with several layers, heads and numbers in each."""
+    vocabulary = toy.geometry.vocab_size
+    return Geometry(layers, 4, 2, 3, vocabulary, toy.max_length, (0,) * layers)
+
+
+def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
+    """Return the record of a plan."""
+    said: dict[str, Any] = {"backend": "tensorrt", "version": "11.0", "form": NATIVE}
+    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=profiles)
+
+
+def opened(
+    device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
+    capture: bool = True, broken_at: Collection[int] = (),
+    change: Callable[[EngineDouble], object] = lambda engine: None,
+    record: EngineRecord | None = None, max_length: int = 0, **options: Any,
+) -> TensorRtEngine:  # fmt: skip
+    """Return an engine that answers as a table does; `options` are those of its record.
+
+    `change` is done to the plan before it is opened, and `record` told instead of its own.
+    """
+    own = record_of(profiles or target_profiles(GAMMAS, PREFILL), **options)
+    library = library_double(own.backend, cuda=device.cuda)
+    engine = EngineDouble(device.cuda, library.logger.log, own, toy, broken_at=broken_at)
+    change(engine)
+    plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
+    return TensorRtEngine(
+        plan, device, record or own, geometry_of(toy), batch=toy.batch,
+        max_length=max_length or toy.max_length, max_width=PREFILL, capture=capture,
+    )  # fmt: skip
+
+
+def double_of(engine: TensorRtEngine) -> EngineDouble:
+    """Return the double below an engine."""
+    found = engine.model.plan._engine
+    assert isinstance(found, EngineDouble)
+    return found
+
+
+LENGTH = 96
+GREEDY = SamplingParams()
+PROMPT = list(range(1, 20))
+
+
+class Noted:
+    """Whole rounds that are counted."""
+
+    def __init__(self, rounds: CapturedRounds) -> None:
+        self._rounds = rounds
+        self.fits = rounds.fits
+        self.ran: list[tuple[int, int]] = []
+        """Pending tokens and gamma of each."""
+
+    def run(
+        self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
+    ) -> Drafted:
+        self.ran.append((len(pending), gamma))
+        return self._rounds.run(pending, draft_start, last, target_start, gamma)
+
+
+class Pair:
+    """Two tables as TensorRT engines on one device, and their rounds."""
+
+    def __init__(
+        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = ()
+    ) -> None:
+        self.device = DoubleDevice()
+        self.target = opened(self.device, target)
+        self.draft = opened(
+            self.device, draft, draft_profiles(PREFILL), confidence=True, broken_at=broken_at
+        )
+        found = fused_rounds(self.target, self.draft)
+        self.rounds = Noted(found) if found else None
+
+    def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
+        both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)
+        return ModelDrafter(KVCache(self.draft), params, Noise(3), policy, both, self.rounds)
+
+    def run(
+        self, drafter: Drafter, prompt: Sequence[int], new: int, params: SamplingParams = GREEDY
+    ) -> tuple[list[int], list[Round]]:
+        tokens = list(prompt)
+        limit = min(len(prompt) + new, LENGTH + 1)
+        target = EngineTarget(KVCache(self.target), params, Noise(3))
+        rounds = list(run_rounds(speculate(target, drafter, tokens, limit)))
+        return tokens[len(prompt) :], rounds
