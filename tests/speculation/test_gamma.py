@@ -35,7 +35,7 @@ def regret(trace: Trace, policy: Callable[..., AutoGamma] = AutoGamma) -> float:
 
 @pytest.mark.parametrize("family", REGRETS)
 def test_auto_falls_behind_the_best_fixed_gamma_by_little(family: str) -> None:
-    few = TRACES[family][:: max(1, len(TRACES[family]) // 4)]
+    few = TRACES[family][-1 :: -max(1, len(TRACES[family]) // 3)]
     worst = max((regret(trace), trace.name) for trace in few)
     assert worst[0] <= REGRETS[family], worst
 
@@ -47,7 +47,7 @@ def test_on_no_trace_does_auto_fall_further_behind(family: str) -> None:
     assert worst[0] <= REGRETS[family], worst
 
 
-@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("step", [21, pytest.param(1, marks=pytest.mark.nightly)])
 def test_after_500_tokens_wrong_costs_are_found_out(step: int) -> None:
     for trace in TRACES["wrong shape"][::step]:
         done = ride(AutoGamma(trace.known, LARGEST), trace)
@@ -67,14 +67,14 @@ def test_one_pass_held_up_does_not_flip_it() -> None:
 
 def test_without_probes_it_never_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gamma, "PROBING", 1e-9)
-    assert any(regret(trace) > REGRETS["recovering"] for trace in TRACES["recovering"])
+    assert regret(TRACES["recovering"][0]) > REGRETS["recovering"]
 
 
 def test_that_takes_no_text_to_turn_it_misses_what_alternating_texts_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gamma, "TURN", 1e-12)
-    assert any(regret(trace) > REGRETS["alternating"] for trace in TRACES["alternating"])
+    assert regret(TRACES["alternating"][-1]) > REGRETS["alternating"]
 
 
 def test_without_true_costs_it_drafts_too_much() -> None:
