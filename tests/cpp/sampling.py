@@ -143,9 +143,8 @@ def _options(rng: np.random.Generator, size: int) -> Vector:
     if rng.random() < 0.5:
         options["top_k"] = int(rng.choice([-1, 1, 2, 5, 50, max(1, size // 2), size]))
     if rng.random() < 0.5:
-        options["top_p"] = float(
-            rng.choice([1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, rng.random() + 1e-3])
-        )
+        shares = [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, rng.random() + 1e-3]
+        options["top_p"] = float(rng.choice(shares))
     if rng.random() < 0.3:
         options["min_p"] = float(rng.choice([1e-6, 0.05, 0.3, 1.0, rng.random()]))
     if rng.random() < 0.4:
@@ -193,24 +192,15 @@ def known_numbers() -> Any:
 def noise() -> Vector:
     """Return numbers of docs/randomness.md, and of keys drawn at random."""
     numbers = [
-        {
-            "seed": str(known["seed"] % 2**64),
-            "request": str(known["request"]),
-            "purpose": int(Purpose[known["purpose"]]),
-            "position": str(known["position"]),
-            "token": known["token"],
-            "uniform": known["uniform"],
-            "exponential": known["exponential"],
-        }
+        {**known, **{name: str(known[name] % 2**64) for name in ("seed", "request", "position")},
+         "purpose": int(Purpose[known["purpose"]])}
         for known in known_numbers()["numbers"]
-    ]
+    ]  # fmt: skip
     rng = np.random.default_rng(1)
     for _ in range(300):
         seed, position = (int(rng.integers(0, 2**63)) << int(rng.integers(0, 2)) for _ in "ab")
-        request, token = (
-            int(rng.integers(0, 2**63) >> rng.integers(0, 63)),
-            int(rng.integers(2**18)),
-        )
+        request = int(rng.integers(0, 2**63) >> rng.integers(0, 63))
+        token = int(rng.integers(2**18))
         purpose = Purpose(int(rng.integers(4)))
         made = Noise(seed, request)
         wait = float(made.exponential(purpose, position, np.array([token]))[0])
@@ -358,8 +348,8 @@ class Spelled:
         return self._words[text]
 
 
-def _asked(rng: np.random.Generator, vocabulary: int) -> Vector:
-    """Return options of every kind, each asked for now and then."""
+def _options_of_rules(rng: np.random.Generator, vocabulary: int) -> Vector:
+    """Return options of every kind, each of them now and then."""
 
     def ids(count: int) -> list[int]:
         return rng.integers(0, vocabulary, count).tolist()
@@ -381,10 +371,10 @@ def _asked(rng: np.random.Generator, vocabulary: int) -> Vector:
     return {name: value for name, value in made.items() if rng.random() < share}
 
 
-def _params(asked: Vector) -> SamplingParams:
-    options = {name: value for name, value in asked.items() if name != "processors"}
-    options["logit_bias"] = dict(asked.get("logit_bias", ()))
-    functions = tuple(FUNCTIONS[name] for name in asked.get("processors", ()))
+def _params(given: Vector) -> SamplingParams:
+    options = {name: value for name, value in given.items() if name != "processors"}
+    options["logit_bias"] = dict(given.get("logit_bias", ()))
+    functions = tuple(FUNCTIONS[name] for name in given.get("processors", ()))
     return SamplingParams(**options, logits_processors=functions)
 
 
@@ -409,7 +399,7 @@ def _steps(rng: np.random.Generator, rules: LogitsProcessors, vocabulary: int) -
 
 def _refused() -> Iterator[Vector]:
     """Yield requests that are refused, and processors that fail, with the status and its words."""
-    for asked, status, message in (
+    for params, status, message in (
         ({"stop_token_ids": [3, 9]}, 1, "stop_token_ids holds 9; expected ids of the vocabulary, 0 "
          "to 8"),
         ({"allowed_token_ids": [-1]}, 1, "allowed_token_ids holds -1; expected ids of the vocab"),
@@ -424,7 +414,7 @@ def _refused() -> Iterator[Vector]:
         ({"processors": ["boundless"]}, 1, "left NaN or infinity"),
     ):  # fmt: skip
         steps = [{"text": [1], "path": [2], "scores": [0.0] * 9, "edited": [0.0] * 9}]
-        yield {"vocabulary": 9, "params": asked, "ends": [], "spelled": {}, "steps": steps,
+        yield {"vocabulary": 9, "params": params, "ends": [], "spelled": {}, "steps": steps,
                "status": status, "message": message}  # fmt: skip
 
 
@@ -434,16 +424,16 @@ def rules() -> Vector:
     cases = [*_refused()]
     for _ in range(250):
         vocabulary = int(rng.choice([3, 8, 20]))
-        asked = _asked(rng, vocabulary)
+        options = _options_of_rules(rng, vocabulary)
         spelled = {
             space + word: rng.integers(0, vocabulary + 2, int(rng.integers(0, 4))).tolist()
             for word in ("one", "two", "three")
             for space in ("", " ")
         }
         ends = rng.integers(0, vocabulary + 2, int(rng.integers(0, 3))).tolist()
-        case = {"vocabulary": vocabulary, "params": asked, "ends": ends, "spelled": spelled}
+        case = {"vocabulary": vocabulary, "params": options, "ends": ends, "spelled": spelled}
         tokenizer: Any = Spelled(spelled)
-        made = build_processors(_params(asked), tokenizer, ends, vocabulary)
+        made = build_processors(_params(options), tokenizer, ends, vocabulary)
         with np.errstate(over="ignore", invalid="ignore"):
             found = {"none": True} if made is None else {"steps": [*_steps(rng, made, vocabulary)]}
         cases.append({**case, **found})

@@ -143,12 +143,10 @@ int readers(const Json& vectors) {
     std::ofstream(folder + "/" + file, std::ios::binary) << text;
     const std::string said = refusal_of(file, folder, manifest);
     const Json& refused = one.at("refused");
-    if (said.find('\n') != said.npos || said.size() > folder.size() + 2000) {
+    if (said.find('\n') != said.npos || said.size() > folder.size() + 2000)
       wrong += differs(text, said, "one line that is not too long");
-    }
-    if (!refused.is_null() && refused.boolean() == said.empty()) {
+    if (!refused.is_null() && refused.boolean() == said.empty())
       wrong += differs(text, said.empty() ? "read" : said, said.empty() ? "refused" : "read");
-    }
   }
   return wrong;
 }

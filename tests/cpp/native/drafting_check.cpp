@@ -32,15 +32,12 @@ class HashEngine : public native::Engine {
 
   native::Output forward(const Token* tokens, std::size_t width, std::size_t start,
                          std::size_t rows) override {
-    for (const std::size_t asked : {start, width, rows}) {
-      calls.push_back(static_cast<Token>(asked));
-    }
+    for (const std::size_t asked : {start, width, rows}) calls.push_back(static_cast<Token>(asked));
     for (std::size_t i = 0; i < width; ++i) buffer_.at(start + i) = tokens[i];
     const std::size_t end = start + width;
     std::uint64_t key = 7;
-    for (std::size_t i = end > 3 ? end - 3 : 0; i < end; ++i) {
+    for (std::size_t i = end > 3 ? end - 3 : 0; i < end; ++i)
       key = mix(key + kGolden * (static_cast<std::uint64_t>(buffer_[i]) + 1));
-    }
     score(key);
     return {&best_, row_.data(), sure_ ? &confidence_ : nullptr, 1, row_.size()};
   }
@@ -112,9 +109,8 @@ static int check_suffixes(const Json& fields) {
   for (std::size_t i = 0; i < tokens.size() && wrong == 0; ++i) {
     suffixes.append(tokens[i]);
     std::vector<Token> found;
-    if (const auto& match = suffixes.longest()) {
+    if (const auto& match = suffixes.longest())
       found = {static_cast<Token>(match->length), static_cast<Token>(match->end)};
-    }
     wrong += same("match after " + std::to_string(i + 1), found,
                   tokens_of(fields.at("matches").items()[i]));
   }
@@ -157,16 +153,14 @@ static int check_proposal(const std::string& name, const native::Proposal& made,
   const auto& drawn_from = step.at("drawn_from").items();
   wrong += same(name + ": distributions", made.distributions.size(), drawn_from.size());
   if (wrong > 0) return wrong;
-  for (std::size_t i = 0; i < confidences.size(); ++i) {
+  for (std::size_t i = 0; i < confidences.size(); ++i)
     wrong += close(name + ": confidence", made.confidences[i], confidences[i]);
-  }
   for (std::size_t i = 0; i < drawn_from.size(); ++i) {
     const auto& found = made.distributions[i];
     const auto expected = distribution_of(drawn_from[i]);
     const int differ = same(name + ": may come", found.ids, expected.ids);
-    for (std::size_t k = 0; differ == 0 && k < expected.ids.size(); ++k) {
+    for (std::size_t k = 0; differ == 0 && k < expected.ids.size(); ++k)
       wrong += close(name + ": how likely", found.probs[k], expected.probs[k]);
-    }
     wrong += differ;
   }
   return wrong;
@@ -235,9 +229,8 @@ static int check_session(const Json& fields) {
     if (wrong > 0) return wrong;
   }
   std::vector<Token> calls;
-  for (const Json& call : fields.at("calls").items()) {
+  for (const Json& call : fields.at("calls").items())
     for (const Token part : tokens_of(call)) calls.push_back(part);
-  }
   return same(fields.at("name").text() + ": passes", engine.calls, calls);
 }
 

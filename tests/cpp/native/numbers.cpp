@@ -73,9 +73,8 @@ static std::vector<float> made(const Json& fields) {
 std::vector<float> row_of(const Json& row) {
   if (const Json* fields = row.find("made")) return made(*fields);
   std::vector<float> scores;
-  for (const double score : numbers_of(row.at("scores"))) {
+  for (const double score : numbers_of(row.at("scores")))
     scores.push_back(static_cast<float>(score));
-  }
   return scores;
 }
 

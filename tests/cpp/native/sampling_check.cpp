@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <numeric>
 #include <stdexcept>
 
 #include "native/check.hpp"
@@ -29,9 +31,8 @@ int check_noise(const native::Json& vectors) {
         close(what, noise.exponential(purpose, position, token), vector.at("exponential").number());
     const double uniform = vector.at("uniform").number();
     wrong += close(what, noise.stream(purpose, position).uniform(token), uniform);
-    if (token == 0 && noise.uniform(purpose, position) != uniform) {
+    if (token == 0 && noise.uniform(purpose, position) != uniform)
       wrong += differs(what, shown(noise.uniform(purpose, position)), shown(uniform));
-    }
   }
   return wrong;
 }
@@ -89,9 +90,8 @@ int compare(const std::string& what, const Json& expected, const native::Ranked&
   wrong += same(what + ", likeliest", found.ids, tokens_of(expected.at("ids")));
   const std::vector<double> logprobs = numbers_of(expected.at("logprobs"));
   wrong += same(what + ", logprobs", found.logprobs.size(), logprobs.size());
-  for (std::size_t i = 0; wrong == 0 && i < logprobs.size(); ++i) {
+  for (std::size_t i = 0; wrong == 0 && i < logprobs.size(); ++i)
     wrong += close(what + ", a likeliest", found.logprobs[i], logprobs[i]);
-  }
   return wrong;
 }
 
@@ -149,9 +149,8 @@ int check_residual(const Json& vector) {
       native::residual(target, drafted.is_null() ? nullptr : &draft, vector.at("token").integer());
   const Distribution expected = distribution_of(vector);
   int wrong = same("residual", found.ids, expected.ids);
-  for (std::size_t i = 0; wrong == 0 && i < expected.ids.size(); ++i) {
+  for (std::size_t i = 0; wrong == 0 && i < expected.ids.size(); ++i)
     wrong += close("residual", found.probs[i], expected.probs[i]);
-  }
   return wrong;
 }
 
@@ -162,9 +161,8 @@ int check_draws(const Json& vector) {
   const native::Noise noise = noise_of(vector);
   std::size_t position = size_of(vector.at("first"));
   std::vector<Token> drawn;
-  for (std::size_t i = 0; i < vector.at("tokens").items().size(); ++i) {
+  for (std::size_t i = 0; i < vector.at("tokens").items().size(); ++i)
     drawn.push_back(found.draw(noise, native::Purpose::kToken, position++));
-  }
   return same("draws", drawn, tokens_of(vector.at("tokens")));
 }
 
@@ -178,47 +176,33 @@ int check_verify(const native::Json& vectors) {
 }
 
 // What vectors call the processors of an application by. Python's are in tests/cpp/sampling.py.
-std::int32_t halve(void*, const std::int64_t*, std::size_t, float* scores, std::size_t size) {
-  for (std::size_t i = 0; i < size; ++i) scores[i] *= 0.5F;
-  return 0;
-}
-
-std::int32_t lean(void*, const std::int64_t* ids, std::size_t count, float* scores,
-                  std::size_t size) {
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < count; ++i) sum += ids[i];
-  scores[count % size] += 0.25F * static_cast<float>(sum % 7);
-  scores[static_cast<std::size_t>(ids[count - 1])] = -std::numeric_limits<float>::infinity();
-  return 0;
-}
-
-std::int32_t nothing(void*, const std::int64_t*, std::size_t, float* scores, std::size_t) {
-  scores[0] = std::numeric_limits<float>::quiet_NaN();
-  return 0;
-}
-
-std::int32_t boundless(void*, const std::int64_t*, std::size_t, float* scores, std::size_t size) {
-  scores[size - 1] = std::numeric_limits<float>::infinity();
-  return 0;
-}
-
-std::int32_t refuse(void* user, const std::int64_t*, std::size_t, float*, std::size_t) {
-  return user == nullptr ? 3 : 0;
-}
-
-std::int32_t raise(void*, const std::int64_t*, std::size_t, float*, std::size_t) {
-  throw std::runtime_error("the application gave up");
-}
-
-specrt_processor processor_of(const std::string& name) {
-  if (name == "halve") return halve;
-  if (name == "lean") return lean;
-  if (name == "nothing") return nothing;
-  if (name == "boundless") return boundless;
-  if (name == "refuse") return refuse;
-  if (name == "raise") return raise;
-  throw std::runtime_error("no processor is called " + name);
-}
+const std::map<std::string, specrt_processor> kProcessors = {
+    {"halve",
+     [](void*, const std::int64_t*, std::size_t, float* scores, std::size_t size) {
+       for (std::size_t i = 0; i < size; ++i) scores[i] *= 0.5F;
+       return 0;
+     }},
+    {"lean",
+     [](void*, const std::int64_t* ids, std::size_t count, float* scores, std::size_t size) {
+       const std::int64_t sum = std::accumulate(ids, ids + count, std::int64_t{0});
+       scores[count % size] += 0.25F * static_cast<float>(sum % 7);
+       scores[static_cast<std::size_t>(ids[count - 1])] = -std::numeric_limits<float>::infinity();
+       return 0;
+     }},
+    {"nothing",
+     [](void*, const std::int64_t*, std::size_t, float* scores, std::size_t) {
+       scores[0] = std::numeric_limits<float>::quiet_NaN();
+       return 0;
+     }},
+    {"boundless",
+     [](void*, const std::int64_t*, std::size_t, float* scores, std::size_t size) {
+       scores[size - 1] = std::numeric_limits<float>::infinity();
+       return 0;
+     }},
+    {"refuse", [](void*, const std::int64_t*, std::size_t, float*, std::size_t) { return 3; }},
+    {"raise", [](void*, const std::int64_t*, std::size_t, float*, std::size_t) -> std::int32_t {
+       throw std::runtime_error("the application gave up");
+     }}};
 
 std::unique_ptr<native::LogitsProcessors> build_processors(const Json& vector) {
   const Json& spelled = vector.at("spelled");
@@ -227,7 +211,7 @@ std::unique_ptr<native::LogitsProcessors> build_processors(const Json& vector) {
   Params params = params_of(fields);
   if (const Json* const names = fields.find("processors"))
     for (const std::string& name : texts_of(*names))
-      params.processors.push_back({processor_of(name), nullptr});
+      params.processors.push_back({kProcessors.at(name), nullptr});
   return native::build_processors(params, spell, tokens_of(vector.at("ends")),
                                   size_of(vector.at("vocabulary")));
 }
@@ -240,9 +224,8 @@ int compare(const std::string& what, const Json& step, native::LogitsProcessors&
   int wrong = same(what + ", scores", row.size(), expected.size());
   for (std::size_t i = 0; wrong == 0 && i < row.size(); ++i) {
     const double found = static_cast<double>(edited[i]);
-    if (found != expected[i]) {
+    if (found != expected[i])
       wrong += differs(what + ", token " + std::to_string(i), shown(found), shown(expected[i]));
-    }
   }
   return wrong;
 }

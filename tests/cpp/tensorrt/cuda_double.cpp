@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
-#include <memory>
 #include <mutex>
 
 #include "tensorrt/double.hpp"
@@ -107,18 +105,13 @@ using namespace specrt::doubles;
 extern "C" {
 
 const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorInsufficientDriver:
-      return "cudaErrorInsufficientDriver";
-    case cudaErrorNoDevice:
-      return "cudaErrorNoDevice";
-    case cudaErrorIllegalAddress:
-      return "cudaErrorIllegalAddress";
-    default:
-      return "cudaErrorInvalidValue";
-  }
+  static const std::map<int, const char*> names = {
+      {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation"},
+      {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver"},
+      {cudaErrorNoDevice, "cudaErrorNoDevice"},
+      {cudaErrorIllegalAddress, "cudaErrorIllegalAddress"}};
+  const auto name = names.find(error);
+  return name == names.end() ? "cudaErrorInvalidValue" : name->second;
 }
 
 const char* cudaGetErrorString(cudaError_t) { return "as the double was told"; }

@@ -1,7 +1,7 @@
 // A TensorRT whose plans are JSON after 24 bytes of header.
 #include <cstring>
 
-#include "tensorrt/plan_double.hpp"
+#include "tensorrt/double.hpp"
 
 namespace specrt::doubles {
 
