@@ -182,7 +182,7 @@ MORE: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 5},
     {"logit_bias": {99: 50.0, EOS: 50.0}},
     {"logits_processors": [lambda tokens, row: row * 0 + len(tokens) % 3]},
-    {"allowed_token_ids": [*range(257), EOS]},
+    {"allowed_token_ids": [*range(262), EOS]},  # all that a forced text is spelled in
     {"min_tokens": 1},
     {"top_k": 2},
 ]
