@@ -100,7 +100,7 @@ class Player:
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(batch=st.integers(1, 3), scripts=THREADS)
 def test_whatever_threads_do_each_gets_its_text(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]]
@@ -124,7 +124,7 @@ def test_whatever_threads_do_each_gets_its_text(
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(batch=st.integers(1, 3), scripts=THREADS, late=st.integers(0, 30))
 def test_closing_under_threads_is_told_to_each(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int

@@ -165,6 +165,7 @@ def test_every_verb_refuses_a_damaged_bundle(
 def test_standard_input_that_is_no_prompt_is_refused(
     cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "put --prompt before it" in cli("generate", "import os").refusal
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
     assert "standard input is not UTF-8: byte 0xff at offset 2" in said
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))

@@ -316,7 +316,7 @@ def test_a_runtime_made_from_the_page_says_the_same(
     prompts = [json.loads(line)["prompt"] for line in text.splitlines()[:2]]
     asked = SamplingParams(max_tokens=32, temperature=temperature, seed=7)
     for prompt in [generator.tokenizer.encode(p) for p in (*prompts, "".join(prompts) * 3)]:
-        for gamma in (0, 1, 4, 8):
+        for gamma in (1, 4) if temperature else (0, 1, 8):
             done = generator.generate(prompt, asked, gamma=gamma, drafter="model")
             counts = [(r.drafted, r.evaluated, r.accepted) for r in done.speculation.log]
             told = reader.complete(prompt, 32, gamma, temperature, seed=7)

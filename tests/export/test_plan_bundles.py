@@ -123,14 +123,10 @@ def test_a_build_notes_that_nothing_was_tuned(
 
 
 def test_a_quantized_target_beside_a_draft_on_the_cpu(
-    read_pair: Callable[..., Recipe], engines: Path, calibrated: str, out: Path
+    read_pair: Callable[..., Recipe], calibrated: str, out: Path
 ) -> None:
     recipe = read_pair(calibrated, gammas="[3]")
-    folder = engines / "codelet"
-    target = replace(
-        recipe.target, checkpoint=str(folder / "checkpoint" / "target"), precision="int8",
-        graph=str(folder / "portable" / "target.onnx"),
-    )  # fmt: skip
+    target = replace(recipe.target, precision="int8")
     assert recipe.draft is not None
     draft = replace(recipe.draft, backend="ort-cpu", precision="fp32")
     build(replace(recipe, target=target, draft=draft), out)

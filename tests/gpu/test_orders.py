@@ -1,4 +1,4 @@
-"""A run keeps what it found whatever happens to a step, and ends with what its minutes are for."""
+"""A run keeps what it found whatever happens to a step, within its minutes."""
 
 from __future__ import annotations
 

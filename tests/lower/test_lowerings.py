@@ -60,7 +60,7 @@ def fused(name: str) -> dict[str, str]:
         "linear": (linear, linear),
         "rms_norm": (norms, norms),
         "attention": (2, 2),
-        "rotary": (inside, 1 if name == "smollm3" else rotary),
+        "rotary": (inside, rotary),
         "qkv": (joined, 2),
         "gate_up": (gates, gates),
         "skip_norm": (skips, skips),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scheduler.support import (
@@ -29,7 +28,6 @@ from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning import measure_costs
 from support.rows import packed, padded
 
 
@@ -172,16 +170,6 @@ def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer
     drafters.make = honest
     with no_more_steps(made, 200):
         assert made.generate([1], SOME).finish_reason == "length"
-
-
-def test_a_request_that_is_over_does_not_fail(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    stream = made.stream([1, 2], SOME, gamma=0)
-    next(stream)
-    request = request_of(made, [1, 2])
-    stream.finish()
-    request.fail(EngineError("too late"))
-    assert request.error is None
 
 
 # Interruptions
@@ -339,17 +327,3 @@ def test_completions_that_are_over_give_their_memory_back(tokenizer: Tokenizer) 
     done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, processed(counts)])
     assert [c.error for (c,) in done] == [None] * 20
     assert found[0] <= 4, "two rows run, and all others are over"
-
-
-def test_costs_are_measured_at_the_same_place_whatever_rows_an_engine_wants(
-    tokenizer: Tokenizer,
-) -> None:
-    starts = []
-    for build in (packed, padded):
-        models = models_of(build, 2, tokenizer)
-        engines = [getattr(e, "rows", [e]) for e in (models.target, models.draft)]
-        for own in [*engines[0], *engines[1]]:
-            own.row = lambda seen: np.zeros(tokenizer.size, np.float32)
-        measure_costs(models, tokenizer, budget_s=0.1)
-        starts.append(max(c.start for own in engines[0] for c in own.calls if c.width == 5))
-    assert starts[0] - starts[1] <= 8

@@ -106,23 +106,6 @@ class Fixed(Noise):
         return next(self._numbers)
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "token", "number", "accepted"),
-    [
-        (dense(0.3, 0.7), dense(0.6, 0.4), 0, 0.49, 1),  # 0.3 / 0.6
-        (dense(0.3, 0.7), dense(0.6, 0.4), 0, 0.51, 0),
-        (dense(0.3, 0.7), dense(0.6, 0.4), 1, 1 - 1e-16, 1),  # the target likes it more
-        (dense(0.0, 0.5, 0.5), dense(0.8, 0.2, 0.0), 0, 1e-300, 0),  # the target excludes it
-    ],
-)
-def test_rejection_accepts_below_the_ratio_of_target_to_draft(
-    p: Distribution, q: Distribution, token: int, number: float, accepted: int
-) -> None:
-    verdict = rejection(Proposal([token], [q]), lambda i: p, Fixed(number), 0)
-    assert verdict.accepted == accepted
-    assert accepted or verdict.next in set(residual(p, q, token).ids)
-
-
 def exact_law(p: Distribution, q: Distribution | None, token: int) -> Floats:
     """Return the law of the first token under `rejection`, summed over every outcome.
 

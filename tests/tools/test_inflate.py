@@ -78,6 +78,7 @@ def written() -> torch.Tensor:
     return torch.tensor([tokens])
 
 
+@pytest.mark.nightly
 def test_codelet_keeps_its_logits_and_its_text(written: torch.Tensor, tmp_path: Path) -> None:
     expected = logits(load(CODELET), written)
     model = load(grown(CODELET, tmp_path / "grown", GROWN))

@@ -81,6 +81,7 @@ def test_a_pair_loads_in_transformers_and_is_reported(pair: Path) -> None:
     assert set(json.loads(measured.output)) == names
 
 
+@pytest.mark.nightly
 def test_killed_run_continues_to_what_an_unbroken_one_gives(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_killed_run_continues_to_what_an_unbroken_one_gives(
         torch.testing.assert_close(weight, weights[name])
 
 
+@pytest.mark.nightly
 def test_init_continues_from_a_pair_with_its_tokenizer(
     pair: Path, texts: Path, tmp_path: Path
 ) -> None:

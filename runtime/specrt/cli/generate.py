@@ -78,7 +78,8 @@ def command(
     """
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
-    _check_place(bundle, prompt)
+    if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
+        _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
     most = memory << 20 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
@@ -109,9 +110,9 @@ def _with_template(source: Source, bundle: Path, generator: Generator) -> Source
     return encode(source) if isinstance(source, str) else FilePrompts(source.prompts, encode)
 
 
-def _check_place(bundle: Path, prompt: str | None) -> None:
+def _check_place(bundle: Path) -> None:
     """Refuse a prompt given where the bundle belongs."""
-    if prompt is None and not bundle.exists():
+    if not bundle.exists():
         raise BundleError(
             f"{bundle} does not exist; build one with `make engines` or `specrt build RECIPE`, or "
             "put --prompt before it where it is the text to complete"

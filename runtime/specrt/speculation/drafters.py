@@ -29,8 +29,9 @@ REACH = 7.0
 """A draft considers tokens down to exp(-7), a thousandth, of the likeliest: any distribution that
 it draws from is lossless, and the whole of a large vocabulary costs more than the draft."""
 
-OWN = 2
-"""Most tokens that the cache lacks after a round of the model's own: its last one, and one more."""
+PENDING = 2
+"""Most tokens that the cache lacks after a round that the model drafted: the target's own one, and
+the last drafted one if it was accepted. With more the model first catches up."""
 
 
 class NoDrafter:
@@ -56,10 +57,10 @@ class ModelDrafter:
     probability of the draft's distribution: known before the token is drawn, so that leaving
     tokens out because of it is lossless under every verifier.
 
-    With `rounds` a greedy round is one launch where it fits: how far to draft is then decided
-    before it, and the target has seen all that was drafted when `propose` returns. The policy gets
-    no confidences then, on which it could not act, and one time for the whole round. Such a launch
-    needs a target that lacks the last token only, as its cache, `target`, shows.
+    With `rounds` a greedy round runs as one launch where it fits: the policy decides before it how
+    far to draft, and the target has scored the draft when `propose` returns. The policy therefore
+    gets no confidences, and one time for the whole round. A launch needs a target whose cache,
+    `target`, lacks only the last token.
 
     `vocabulary` is how many ids both models know, where padding makes one of them longer. Ids
     beyond it are never proposed, and once one is committed that the draft does not know, the draft
@@ -107,7 +108,7 @@ class ModelDrafter:
             fused = self._fused(self._rounds, tokens, pending, most)
             if fused is not None:
                 return fused
-        behind = len(pending) > OWN
+        behind = len(pending) > PENDING
         choose = self._likeliest if self._params.greedy else self._draw
         if self._processors is not None:
             self._processors.learn(tokens)

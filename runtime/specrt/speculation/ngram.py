@@ -24,10 +24,9 @@ class Suffixes:
     """Finds the longest suffix of a text that occurred before, at its most recent occurrence.
 
     Suffixes shorter than `least` do not count, and of longer ones only the last `most` tokens do.
-    Tokens are only ever appended: that costs O(most - least) on average over a text, whatever its
-    length, and in practice a dictionary lookup or two. A single token may cost as much as the text
-    is long, as the first other one does after a long run of equal tokens. `longest` itself does no
-    work.
+    Appending a token costs O(most - least) on average over a text, whatever its length: in practice
+    a dictionary lookup or two. The worst single token, such as another one after a long run of
+    equal tokens, costs as much as the text is long. `longest` does no work.
 
     A state is a set of suffixes that have the same occurrences, all lengths between its longest
     and, exclusively, that of the state it links to. The newest state's link is the longest suffix

@@ -68,8 +68,8 @@ void keep_nucleus(Distribution& weighed, double mass);
 
 // The nucleus of a whole vocabulary, weighed. All tokens are weighed in f32 only, and those that
 // may be in the nucleus again in f64. The mass of the others is therefore good to 1e-6 of the
-// whole, here as in Python, where it rounds otherwise: the nucleus may be one token larger or
-// smaller where top-p is met that closely.
+// whole: where top-p is met that closely the nucleus may be one token larger or smaller than in
+// Python, which then weighs all tokens in f64.
 Distribution nucleus_of(const float* logits, std::size_t vocabulary, float peak, double temperature,
                         double top_p);
 

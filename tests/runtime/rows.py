@@ -1,3 +1,0 @@
-"""The module `support.rows` under its former name."""
-
-from support.rows import *  # noqa: F403
