@@ -112,6 +112,8 @@ class CostTracker:
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
+        self._narrowest: int | None = None
+        """The shortest draft whose pass was timed."""
 
     def record(self, drafted: int, ns: float) -> None:
         """Take note of what a pass took."""
@@ -129,15 +131,15 @@ class CostTracker:
             self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
             self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
         self._passes[drafted] += 1
+        self._narrowest = min(drafted, drafted if self._narrowest is None else self._narrowest)
 
     def costs(self) -> list[float]:
         """Return the cost for each number of drafted tokens."""
-        costs = [self._common * ns for ns in self._own]
-        timed = next((ns for ns, passes in zip(costs, self._passes, strict=True) if passes), None)
-        if timed is not None:
-            for drafted, passes in enumerate(self._passes):
-                timed = costs[drafted] if passes else timed
-                costs[drafted] = min(costs[drafted], timed)
+        known = math.inf if self._narrowest is None else self._own[self._narrowest]
+        costs = []
+        for ns, passes in zip(self._own, self._passes, strict=True):
+            known = ns if passes else known
+            costs.append(self._common * min(ns, known))
         return costs
 
 

@@ -135,7 +135,11 @@ class Acceptance:
         self._mean, self.telling = 0.0, False
         """Mean log odds of the drafter's confidence, and whether it ever told any."""
         self._tokens: list[tuple[float, float, float]] = []
-        self._eases = [0.0] * max(1, most)
+        usual = [_chance(level) for level in LEVELS]
+        self._powers = [[chance**k for chance in usual] for k in range(1, max(1, most) + 1)]
+        """By number of tokens, the chance that so many are kept on each level."""
+        self._depths = [log1p(place) for place in range(max(1, most))]
+        self._eases = self._depths
         """Log odds at each place, given that the tokens before it are kept: the text is then
         likelier an easy one."""
         self.turn(0.0)
@@ -144,9 +148,11 @@ class Acceptance:
         """Expect a new draft."""
         self._tokens.clear()
 
-    def chance(self, place: int) -> float:
-        """Return the chance of a token of usual confidence; places count from 0."""
-        return _chance(self._eases[place] + self._weights[2] * log1p(place))
+    def chances(self) -> list[float]:
+        """Return the chance of a token of usual confidence at each place."""
+        deeper = self._weights[2]
+        pairs = zip(self._eases, self._depths, strict=True)
+        return [_chance(ease + deeper * depth) for ease, depth in pairs]
 
     def expect(self, place: int, confidence: float) -> float:
         """Return the chance of the next drafted token, given that those before it are kept.
@@ -157,16 +163,20 @@ class Acceptance:
         if 0.0 < confidence < 1.0:
             surer = log(confidence / (1.0 - confidence)) - self._mean
             self._mean, self.telling = self._mean + RECENT * surer, True
-        features = (max(0.0, surer), min(0.0, surer), log1p(place))
+        features = (max(0.0, surer), min(0.0, surer), self._depths[place])
         self._tokens.append(features)
-        return _chance(self._eases[place] + sum(map(mul, self._weights, features)))
+        return _chance(self._eases[place] + self._offset(features))
+
+    def _offset(self, features: tuple[float, float, float]) -> float:
+        (more, less, depth), (surer, unsure, deeper) = features, self._weights
+        return more * surer + less * unsure + depth * deeper
 
     def learn(self, accepted: int, evaluated: int) -> None:
         """Learn what became of the draft: how many tokens were judged, how many of them kept."""
         while len(self._tokens) < evaluated:
             self.expect(len(self._tokens), 1.0)
         for place, features in enumerate(self._tokens[:evaluated]):
-            right, offset = place < accepted, sum(map(mul, self._weights, features))
+            right, offset = place < accepted, self._offset(features)
             first = round(FINE * max(-8.0, min(8.0, offset))) + 8 * FINE
             likelihood = CHANCES[first : first + FINE * len(LEVELS) : FINE]
             if not right:
@@ -174,8 +184,9 @@ class Acceptance:
             self._belief = list(map(mul, self._belief, likelihood))
             chance = _chance(self._eases[place] + offset)
             for i, feature in enumerate(features):
-                self._seen[i] += chance * (1.0 - chance) * feature * feature
-                self._weights[i] += (right - chance) * feature / self._seen[i]
+                if feature:
+                    self._seen[i] += chance * (1.0 - chance) * feature * feature
+                    self._weights[i] += (right - chance) * feature / self._seen[i]
         self._weights[2] = min(0.0, self._weights[2])
         total = sum(self._belief)
         self._belief = [share / total for share in self._belief]
@@ -185,11 +196,8 @@ class Acceptance:
     def turn(self, chance: float) -> None:
         """Allow for a text that has become easier or harder with some chance."""
         self._belief = belief = _mixed(self._belief, self._usual, chance)
-        usual, left = CHANCES[8 * FINE : (8 + len(LEVELS)) * FINE : FINE], 1.0
-        for place in range(len(self._eases)):
-            belief = list(map(mul, belief, usual))
-            left, before = sum(belief), left
-            self._eases[place] = log(left / (before - left))
+        reach = [1.0, *(sum(map(mul, belief, powers)) for powers in self._powers)]
+        self._eases = [log(kept / (before - kept)) for before, kept in pairwise(reach)]
 
 
 class DraftPlan(NamedTuple):
@@ -259,7 +267,7 @@ class AutoGamma:
         """Why nothing is drafted but for probes; None as long as drafting pays."""
         if self._silent < SILENT:
             return None
-        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chance(0)
+        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
         return (
             f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
             f"and {tokens:.2f} tokens are expected of it"
@@ -331,7 +339,7 @@ class AutoGamma:
         self._idle = 0
         if self._probing:
             spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
-            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chance(0))
+            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chances()[0])
         else:
             self._silent = 0
 
@@ -339,10 +347,10 @@ class AutoGamma:
         """Return the plan for how easy the text is, and what passes cost, now."""
         verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
         total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
-        chances = [self._acceptance.chance(place) for place in range(self._most)]
+        chances = self._acceptance.chances()
         floor = rate = max(1.0 / total[0], 0.0 if self._rival is None else self._rival.rate)
         gamma, tokens, reach = 0, 1.0, 1.0
-        for k, chance in enumerate(chances, 1):
+        for k, chance in enumerate(chances[: self._most], 1):
             reach *= chance
             tokens += reach
             if tokens > rate * total[k]:
@@ -354,7 +362,7 @@ class AutoGamma:
                 tokens = chances[k] * (1.0 + tokens)
                 ns = min(ns, (total[gamma] - total[k]) / tokens)
             further.append(rate * ns)
-        loss = total[min(1, self._most)] * floor - 1.0 - self._acceptance.chance(0)
+        loss = total[min(1, self._most)] * floor - 1.0 - chances[0]
         wider = [0.0, *(rate * (after - before) for before, after in pairwise(verify))]
         return DraftPlan(gamma, rate, floor, loss, total, wider, further[::-1])
 
