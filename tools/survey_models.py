@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-INTERNAL, UNBUILT = "defect of the exporter", "transformers builds no small model of it"
+INTERNAL = "defect of the exporter"
+UNBUILT = "transformers itself builds no small model of the default config"
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 SECONDS = 60
 """Most time that one type may take."""
@@ -181,6 +182,11 @@ whose default has experts may export.
 This page is written by `python tools/survey_models.py`.
 """
 SHORT = (
+    (rf"{UNBUILT}.*", UNBUILT),
+    (
+        r"\w+ numbers positions from its padding token.*",
+        "positions numbered from the padding token",
+    ),
     (r"it is a mixture of experts \(.*", "a mixture of experts: its routing does not trace"),
     (r"transformers' \w+ computes attention itself.*", "does not use the attention interface"),
     (r"it has layers with a recurrent state.*", "a recurrent state, which cannot be rolled back"),
@@ -191,6 +197,7 @@ SHORT = (
     (r"\w+ puts \S+ together from several.*", "weights put together from several stored ones"),
     (r"\w+ keeps keys and values of \d+ shapes.*", "keys and values of several shapes"),
     (r"the model's attention mask is neither.*", "a mask neither causal nor a sliding window"),
+    (r"the model in .*DataDependentOutputException.*", "what it computes depends on values"),
     (r"the model in \S+ does not trace \((.*)\);.*", r"does not trace: \1"),
 )
 """A refusal, and how the page says it, without what differs from type to type."""

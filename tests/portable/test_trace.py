@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from specrt.errors import ExportError
 
-pytest.importorskip("onnx_ir", reason="exporting needs more: make setup-export")
+ir = pytest.importorskip("onnx_ir", reason="exporting needs more: make setup-export")
 torch = pytest.importorskip("torch", reason="needs the export extra")
 
-from specrt_export.portable.trace import Hook, measure
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specrt_export.portable.exporter import drop_no_ops
+from specrt_export.portable.trace import Hook, build, measure
 
 pytestmark = pytest.mark.export
 
@@ -71,3 +75,23 @@ def test_an_attention_with_more_terms_is_refused() -> None:
     module.layer_idx = 0
     with pytest.raises(ExportError, match="builds its attention mask itself"):
         Hook().attention(module, q, q, q, None)
+
+
+def test_positions_that_begin_at_the_padding_token_are_refused(tmp_path: Path) -> None:
+    from transformers import RobertaConfig
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    RobertaConfig(is_decoder=True, intermediate_size=8, **sizes).save_pretrained(tmp_path)
+    with pytest.raises(ExportError, match=r"from its padding token on; expected .* from 0"):
+        build(tmp_path, FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def test_a_multiplication_by_one_goes_even_where_it_is_the_graphs_output() -> None:
+    source = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
+    one = ir.Value(name="one", shape=ir.Shape([]), const_value=ir.tensor(1.0))
+    doubled = ir.node("Add", [source, source])
+    product = ir.node("Mul", [doubled.outputs[0], one])
+    graph = ir.Graph([source], product.outputs, nodes=[doubled, product], initializers=[one])
+    drop_no_ops(graph)
+    assert [node.op_type for node in graph] == ["Add"]
+    assert list(graph.outputs) == list(doubled.outputs)

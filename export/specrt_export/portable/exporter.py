@@ -189,7 +189,7 @@ def drop_no_ops(graph: ir.Graph) -> None:
         if _is_no_op(node):
             source = node.inputs[0]
             assert source is not None
-            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
             graph.remove(node, safe=True)
 
 

@@ -82,7 +82,10 @@ def _trace(folder: Path) -> Traced:
 
 
 def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
-    """Build a model with fake parameters; return it with the real values of its buffers."""
+    """Build a model with fake parameters; return it with the real values of its buffers.
+
+    Raises: ExportError for a model that numbers its positions otherwise than the graph does.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
@@ -102,6 +105,11 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
         model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
     finally:
         handle.remove()
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        raise ExportError(
+            f"{type(model).__name__} numbers positions from its padding token on; expected a "
+            "decoder that numbers them from 0. Export another model"
+        )
     buffers = dict(model.named_buffers())
     for path, value in buffers.items():
         owner, _, name = path.rpartition(".")
