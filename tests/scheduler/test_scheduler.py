@@ -24,9 +24,10 @@ from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.gamma import AutoGamma, DraftDecision
+from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Round
 from specrt.speculation.target import VERIFIERS

@@ -13,15 +13,10 @@ from gamma_traces import LARGEST, MACHINES, REGRETS, Trace, all_traces, best_fix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrt.speculation import gamma
+from specrt.speculation import auto_gamma
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import (
-    AutoGamma,
-    BuiltGamma,
-    DraftDecision,
-    FixedGamma,
-    GammaPolicy,
-)
+from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Round
 
 INT8 = MACHINES["206 M int8"]
@@ -66,14 +61,14 @@ def test_one_pass_held_up_does_not_flip_it() -> None:
 
 
 def test_without_probes_it_never_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gamma, "PROBING", 1e-9)
+    monkeypatch.setattr(auto_gamma, "PROBING", 1e-9)
     assert regret(TRACES["recovering"][0]) > REGRETS["recovering"]
 
 
 def test_that_takes_no_text_to_turn_it_misses_what_alternating_texts_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gamma, "TURN", 1e-12)
+    monkeypatch.setattr(auto_gamma, "TURN", 1e-12)
     assert regret(TRACES["alternating"][-1]) > REGRETS["alternating"]
 
 
@@ -133,7 +128,7 @@ def test_costs_that_no_acceptance_pays_for_are_told_at_once() -> None:
 def test_a_plain_step_is_timed_now_and_then_while_drafting_pays() -> None:
     drafted = judged(AutoGamma(INT8, LARGEST), 1000, 8)
     plain = [i for i, n in enumerate(drafted) if n == 0]
-    assert max(after - before for before, after in pairwise(plain)) <= gamma.CHECK + 1
+    assert max(after - before for before, after in pairwise(plain)) <= auto_gamma.CHECK + 1
 
 
 def test_a_rival_is_what_there_is_to_beat() -> None:
