@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,23 +211,16 @@ def test_every_field_is_held_to_its_type(bundle: Path, data: st.DataObject, valu
     text = path.read_text()
     place, before = data.draw(st.sampled_from([*places(json.loads(text))]))
     edit(bundle, place, value)
+    said = ""
     try:
         Bundle.open(bundle)
-        optional = (int, type(None)) if place in ("bos_token_id", "gamma", "draft") else ()
-        assert type(value) in (type(before), *optional)
     except BundleError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < len(str(bundle)) + 500
-    finally:
-        path.write_text(text)
-
-
-def test_opening_does_not_import_the_library(bundle: Path) -> None:
-    code = (
-        "import sys; from specrt.bundle import Bundle; Bundle.open(sys.argv[1]); "
-        "assert 'onnxruntime' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(bundle)], check=True)
+        said = str(error)
+    path.write_text(text)
+    optional = (int, type(None)) if place in ("bos_token_id", "gamma", "draft") else ()
+    assert said or type(value) in (type(before), *optional)
+    assert "\n" not in said
+    assert len(said) < len(str(bundle)) + 500
 
 
 def test_files_larger_than_one_read_are_hashed_whole(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def test_a_processor_may_end_the_generation(host: c_host.Host) -> None:
     run = host.begin(PROMPT.encode(), 1, asked(processors=[[function, 0, counted]]))[1]
     status, said = run.next()
     assert status == 9
-    assert b"processor number 1 returned 3" in said
-    assert b"expected 0 to go on" in said
+    assert said.startswith(b"the logits processor number 1 returned 3")
+    assert said.endswith(b"expected 0 to go on")
 
 
 def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:
