@@ -22,8 +22,8 @@ from specrt.system import measure_bandwidth
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `specrt` with some arguments, and bytes on standard input."""
 
-    def command(*args: object, stdin: bytes = b"") -> Ran:
-        source: Any = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False)
+    def command(*args: object, stdin: bytes = b"", terminal: bool = False) -> Ran:
+        source: Any = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: terminal)
         monkeypatch.setattr("sys.stdin", source)
         capsys.readouterr()
         status = run([str(a) for a in args])
@@ -41,10 +41,10 @@ def _quiet_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `generate` and `chat` run codelet on engines that are open already."""
+    """Let verbs run codelet on engines that are open already."""
     generator.forget()
     monkeypatch.setattr(generator, "close", lambda: None)
-    for verb in ("generate", "chat"):
+    for verb in ("generate", "chat", "verify", "bench"):
         monkeypatch.setattr(f"specrt.cli.{verb}.load", lambda *_, **__: generator)
 
 
