@@ -6,7 +6,7 @@ import io
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.cli.options import progress, table
@@ -14,6 +14,7 @@ from specrt.cli.options import progress, table
 CELLS = st.text("abc 1.", max_size=6).map(str.strip)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n))),
        st.integers(0, 2))  # fmt: skip
 def test_a_table_holds_every_cell_in_its_column(rows: list[list[str]], left: int) -> None:
