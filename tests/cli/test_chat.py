@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.ran import Run
+from cli.conftest import COMMAND, Run
 from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -28,13 +27,6 @@ from support.toy import TableEngine, generator, near
 
 PARAMS = SamplingParams(max_tokens=12)
 FEW = ("--max-tokens", 12, "--gamma", 2)
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
-    "from specrt.cli import main; main()",
-    "chat",
-]
 
 
 def answers(generator: Generator, *messages: str) -> str:
@@ -65,20 +57,17 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
     typed = f"\nimport os\n   \nimport sys\n/stats\n/save {saved}\n".encode()
     ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
     session = Session(generator, template, system="Code.", params=PARAMS)
-    expected = [session.generate(m).text + "\n" for m in ("import os", "import sys")]
-    assert ran.out == "".join(expected)
+    assert ran.out == "".join(session.generate(m).text + "\n" for m in ("import os", "import sys"))
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
-    assert [m["role"] for m in session.messages][:3] == ["system", "user", "assistant"]
     figures = (
-        r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, (\d+) of (\d+) prompt tokens cached \| "
-        r"model: (\d+) rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
+        r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, \d+ of \d+ prompt tokens cached \| "
+        r"model: \d+ rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
     )
-    both = [re.search(f"{of}{figures}", ran.err) for of in ("this answer", "the session")]
-    answer, whole = [[int(n) for n in found.groups()] for found in both if found]
-    assert (answer[0], whole[0], answer[1] > 0) == (12, 24, True)
-    assert all(a <= b for a, b in zip(answer, whole, strict=True))
-    assert f"the conversation: {answer[2] + 12} of 2048 tokens" in ran.err
+    assert re.findall(f"(this answer|the session){figures}", ran.err) == [
+        ("this answer", "12"), ("the session", "24"),
+    ]  # fmt: skip
+    assert f"the conversation: {session.tokens} of 2048 tokens" in ran.err
 
 
 @pytest.mark.usefixtures("opened")
@@ -189,38 +178,26 @@ def test_any_text_can_be_typed_in_quotes(lines: list[str]) -> None:
     assert next_typed(lambda _: next(typed)) == Typed(text)
 
 
-@pytest.fixture(scope="module")
-def toy(tokenizer: Tokenizer) -> Generator:
-    target = TableEngine(4, vocab=tokenizer.size)
-    return generator(target, near(target, 5, 0.8), tokenizer)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 255), min_size=1, max_size=4),
-    gamma=st.integers(0, 8),
     stop=st.sampled_from([(), ("e", "ab"), ("\ufffd\ufffd",)]),
     allowed=st.sampled_from([None, tuple("żó🐢e".encode()), tuple(b"abe")]),
 )
 def test_painted_text_is_the_text_and_green_is_what_was_accepted(
-    toy: Generator, prompt: list[int], gamma: int, stop: tuple[str, ...],
-    allowed: tuple[int, ...] | None,
-) -> None:  # fmt: skip
+    tokenizer: Tokenizer, prompt: list[int], stop: tuple[str, ...], allowed: tuple[int, ...] | None
+) -> None:
+    target = TableEngine(4, vocab=tokenizer.size)
+    toy = generator(target, near(target, 5, 0.8), tokenizer)
     params = SamplingParams(max_tokens=40, stop=stop, allowed_token_ids=allowed)
-    stream = toy.stream(prompt, params, gamma=gamma)
-    painter, shown, green, chunks = Painter(toy.tokenizer), "", 0, []
+    stream = toy.stream(prompt, params)
+    painter, green = Painter(tokenizer), 0
     for chunk in stream:
         spans = painter.spans(chunk)
         assert "".join(span.text for span in spans) == chunk.text
-        assert chunk.accepted <= len(chunk.token_ids)
-        shown += "".join(span.text for span in spans)
         green += sum(span.drafted for span in spans)
-        chunks.append(chunk)
-    assert shown == stream.completion.text
-    accepted = sum(chunk.accepted for chunk in chunks)
-    assert accepted <= stream.completion.speculation.accepted
     if allowed == tuple(b"abe") and not stop:  # a character is a token
-        assert green == accepted == stream.completion.speculation.accepted
+        assert green == stream.completion.speculation.accepted
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
@@ -228,7 +205,7 @@ def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Pa
     asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4")
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
     process = subprocess.Popen(
-        [*COMMAND, str(codelet), "--threads", "1", *asked],
+        [*COMMAND, "chat", str(codelet), "--threads", "1", *asked],
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
         env={**environment, "TERM": "dumb"},
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 from shared import REPOSITORY
 from specrt.cli import config as compiling
 

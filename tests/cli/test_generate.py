@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import ChatTemplate, Tokenizer
@@ -232,7 +232,6 @@ def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_pa
     assert [one["finish_reason"] for one in told] == ["error", "error", "length", "length"]
     assert "no token is left" in told[0]["error"]
     assert "context of this bundle is 256" in told[1]["error"]
-    assert ["error" in one for one in told] == [True, True, False, False]
     assert (ran.status, ran.err.count("\n")) == (1, 1)
     assert ran.err.startswith(f"specrt: {path}:2: the prompt has 300 tokens")
     ran = cli("generate", tmp_path, "--prompt", "abc", "--n", 2, *options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 from specrt.bundle import Bundle
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 from specrt.cli import COMMANDS
 from specrt.cli.generate import read_prompt
 from specrt.errors import RequestError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import specrt
-from cli.ran import Run
+from cli.conftest import Run
 from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
 from specrt.params import AUTO, SamplingParams
@@ -32,7 +32,7 @@ def bundle(codelet: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as can be measured: no test looks at what comes out."""
     contenders = (PLAIN, Candidate("model", 2), Candidate("model", AUTO))
     effort = SweepPlan(contenders, 4, 6, 1)
