@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,16 +95,6 @@ def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokeni
     assert opened.prompts[1] == tokenizer.encode(script, special=False)
 
 
-def test_a_tokenizer_that_begins_texts_in_its_own_way(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(byte_fallback(tmp_path))
-    opened = made(tokenizer)
-    session = Session(opened, params=SamplingParams(max_tokens=6, ignore_eos=True, min_tokens=6))
-    for message in ("hello", "world", " lo"):
-        session.generate(message)
-        said = "".join(m["content"] for m in session.messages[:-1])
-        assert tokenizer.decode(opened.prompts[-1]) == tokenizer.decode(tokenizer.encode(said))
-
-
 def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
     (end,) = tokenizer.encode(EOS, special=False)
     opened = made(tokenizer)
@@ -193,6 +182,12 @@ def test_options_may_change_between_messages(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(opened.prompts[-1]).startswith("newa")
 
 
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that begins a text in its own way."""
+    return Tokenizer(byte_fallback(tmp_path_factory.mktemp("words")))
+
+
 MOVES = st.one_of(
     st.tuples(st.just("say"), st.text(min_size=1, max_size=9)),
     st.tuples(st.just("stop"), st.integers(0, 3)),
@@ -200,8 +195,12 @@ MOVES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, TRIMMED, None], ids=["kept", "trimmed", "plain"])
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize(
+    ("template", "spelling"),
+    [(TEMPLATE, "bytes"), (TRIMMED, "bytes"), (None, "bytes"), (None, "words")],
+    ids=["kept", "trimmed", "plain", "words"],
+)
+@settings(max_examples=6, deadline=None)
 @given(
     moves=st.lists(MOVES, max_size=6),
     stop=st.sampled_from([(), ("e",), ("\ufffd",)]),
@@ -209,9 +208,10 @@ MOVES = st.one_of(
     rows=st.sampled_from([1, 2]),
 )
 def test_any_conversation_is_one_with_a_fresh_generator(
-    tokenizer: Tokenizer, template: ChatTemplate | None, moves: list[tuple[str, Any]],
-    stop: tuple[str, ...], allowed: tuple[int, ...] | None, rows: int,
+    tokenizer: Tokenizer, words: Tokenizer, template: ChatTemplate | None, spelling: str,
+    moves: list[tuple[str, Any]], stop: tuple[str, ...], allowed: tuple[int, ...] | None, rows: int,
 ) -> None:  # fmt: skip
+    tokenizer = tokenizer if spelling == "bytes" else words
     params = SamplingParams(max_tokens=9, stop=stop, allowed_token_ids=allowed)
     opened = made(tokenizer, rows=rows)
     session = Session(opened, template, params=params)

@@ -42,10 +42,6 @@ def checked(stream: Stream) -> Options:
     return stream.completion.to_json()
 
 
-def by_stream(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
-    return checked(made.stream(prompt, SamplingParams.of(**options), gamma=gamma))
-
-
 def by_many(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
     ((done,),) = made.generate_many([prompt], SamplingParams.of(**options), gamma=gamma)
     return {**done.to_json(), "error": done.error}
@@ -82,9 +78,8 @@ def by_llm(made: Generator, prompt: str, options: Options, gamma: int) -> Option
     (output,) = llm.generate(prompt, SamplingParams.of(**options))
     (one,) = output.outputs
     assert (one.text, one.token_ids) == (output.completion.text, output.completion.token_ids)
-    assert (one.finish_reason, one.stop_reason) == (
-        output.completion.finish_reason, output.completion.stop_reason,
-    )  # fmt: skip
+    assert one.finish_reason == output.completion.finish_reason
+    assert one.stop_reason == output.completion.stop_reason
     return {**output.completion.to_json(), "error": one.error}
 
 
@@ -118,16 +113,14 @@ def by_host(made: Generator, prompt: str, options: Options, gamma: int) -> Optio
     found: Options = json.loads(sure(run.json())[0])
     assert (text.decode(), list(ids)) == (found["text"], found["token_ids"])
     counts, stats = found["speculation"], sure(run.stats())
-    assert stats[0] == found["prompt_tokens"]
-    assert stats[2:7] == tuple(
-        counts[n] for n in ("rounds", "drafted", "evaluated", "accepted", "emitted")
-    )
+    numbers = [counts[n] for n in ("rounds", "drafted", "evaluated", "accepted", "emitted")]
+    assert [stats[0], *stats[2:7]] == [found["prompt_tokens"], *numbers]
     assert stats[10:13] == (found["seed"], counts["gamma"], counts["drafter"].encode())
     assert stats[13] == found["finish_reason"].encode()
     return found
 
 
-SURFACES = [by_stream, by_many, by_task, by_astream, by_session, by_llm, by_host]
+SURFACES = [by_many, by_task, by_astream, by_session, by_llm, by_host]
 every_surface = pytest.mark.parametrize("surface", SURFACES, ids=lambda s: s.__name__[3:])
 
 CASES: list[Options] = [
@@ -144,7 +137,8 @@ def steady(found: Options) -> Options:
     """Leave out what a clock decides, and the seed that nobody named."""
     wanted = ("text", "token_ids", "prompt_tokens", "finish_reason", "stop_reason", "logprobs",
               "prompt_logprobs", "speculation")  # fmt: skip
-    return json.loads(json.dumps({k: found[k] for k in wanted if k in found}))  # type: ignore[no-any-return]
+    kept: Options = json.loads(json.dumps({k: found[k] for k in wanted if k in found}))
+    return kept
 
 
 @every_surface

