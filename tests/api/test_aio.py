@@ -137,9 +137,7 @@ ACTS = st.lists(
 
 @settings(max_examples=4, deadline=None)
 @given(acts=ACTS)
-def test_whatever_is_cancelled_the_rest_is_as_alone(
-    tokenizer: Tokenizer, acts: list[tuple[int, str]]
-) -> None:
+def test_the_rest_is_as_alone(tokenizer: Tokenizer, acts: list[tuple[int, str]]) -> None:
     made, one = rows(packed, 2, tokenizer), alone(tokenizer)
     params = [SamplingParams(max_tokens=10 + 6 * i, temperature=0.5, seed=i) for i in range(6)]
 

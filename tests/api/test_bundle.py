@@ -181,9 +181,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("place", "value", "told"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_value_is_told_with_what_was_expected(
-    bundle: Path, place: str, value: Any, told: str
-) -> None:
+def test_a_wrong_value_is_named(bundle: Path, place: str, value: Any, told: str) -> None:
     edit(bundle, place, value)
     assert told in rebuild(bundle)
 

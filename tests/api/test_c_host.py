@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -16,8 +15,6 @@ import pytest
 from specrt import c_host
 from specrt.generator import Generator
 from specrt.text import Tokenizer
-
-PROMPT = "def area(radius):\n"
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +38,7 @@ def test_info_tells_what_the_bundle_is(host: c_host.Host, generator: Generator) 
     )  # fmt: skip
 
 
-def test_texts_become_ids_and_back_and_ids_are_a_prompt(
-    host: c_host.Host, generator: Generator
-) -> None:
+def test_texts_become_ids_and_back(host: c_host.Host, generator: Generator) -> None:
     text = "żółw = 1\n"
     status, ids = host.encode(text.encode())
     tokens = generator.tokenizer.encode(text)
@@ -69,41 +64,6 @@ def test_errors_are_told_with_their_status(host: c_host.Host, tmp_path: Path) ->
     ):
         assert told[0] == status, told
         assert said in told[1], told
-
-
-FUNCTION = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_float), ctypes.c_size_t,
-)  # fmt: skip
-HOLD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
-
-
-def test_processors_are_called_by_address_and_let_go_of(
-    host: c_host.Host, generator: Generator
-) -> None:
-    prompt = generator.tokenizer.encode(PROMPT)
-    held, seen = [], []
-
-    @FUNCTION  # type: ignore[untyped-decorator]
-    def only(user: int, ids: Any, count: int, scores: Any, size: int) -> int:
-        seen.append((user, ids[: len(prompt)]))
-        for token in range(size):
-            scores[token] = float(token == 65)
-        return 0
-
-    hold = HOLD(lambda user, by: held.append((user, by)))
-    function, counted = (ctypes.cast(f, ctypes.c_void_p).value for f in (only, hold))
-    given = asked(params={"max_tokens": 3}, processors=[[function, 77, counted]])
-    run = host.begin(PROMPT.encode(), 1, given)[1]
-    assert held == [(77, 1)]
-    ids = array("q")
-    while len(told := run.next()) > 1:
-        ids.frombytes(told[2])
-    assert list(ids) == [65, 65, 65]
-    assert seen
-    assert all(one == (77, prompt) for one in seen)
-    del run
-    assert held == [(77, 1), (77, -1)]
 
 
 def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:

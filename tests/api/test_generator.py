@@ -41,9 +41,7 @@ WRONG: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-def test_what_is_neither_a_prompt_nor_params_is_refused(
-    made: Generator, target: TableEngine
-) -> None:
+def test_what_is_no_prompt_is_refused(made: Generator, target: TableEngine) -> None:
     for prompt, told in WRONG:
         with pytest.raises(RequestError, match=f"^{re.escape(told)}"):
             made.stream(prompt)
@@ -53,9 +51,7 @@ def test_what_is_neither_a_prompt_nor_params_is_refused(
     assert target.calls == []
 
 
-def test_prompts_are_ids_of_the_vocabulary_and_an_empty_one_is_bos_where_there_is_one(
-    target: TableEngine, made: Generator, tmp_path: Path
-) -> None:
+def test_ids_and_bos_make_prompts(target: TableEngine, made: Generator, tmp_path: Path) -> None:
     plain = made.generate([0, 264], PARAMS)
     assert plain.prompt_tokens == 2
     again = made.generate(np.array([0, 264]), PARAMS)  # type: ignore[arg-type]
@@ -105,9 +101,7 @@ def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
     assert made.generate("the", params, gamma=gamma).token_ids == whole.token_ids
 
 
-def test_the_bundles_gamma_is_the_default_and_nothing_is_drafted_without_a_draft(
-    target: TableEngine, tokenizer: Tokenizer
-) -> None:
+def test_the_bundles_gamma_is_the_default(target: TableEngine, tokenizer: Tokenizer) -> None:
     draft = near(target, 5, 1.0)
     with generator(target, draft, tokenizer, gammas=(0, 2, 4), gamma=2) as made:
         assert made.generate("a", PARAMS).speculation.gamma == 2

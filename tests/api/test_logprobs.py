@@ -50,9 +50,7 @@ SCORES = st.floats(-50, 50, width=32) | st.sampled_from([0.0, 1.0, -math.inf, 2.
     token=st.integers(0, 10**6),
     k=st.integers(0, 20),
 )
-def test_rows_are_ranked_as_by_sorting_all_of_them(
-    logits: list[list[float]], token: int, k: int
-) -> None:
+def test_rows_are_ranked_as_by_sorting(logits: list[list[float]], token: int, k: int) -> None:
     lines = np.array([line for line in logits if max(line) > -math.inf] or [[0.0]], np.float32)
     tokens = [(token + i) % lines.shape[1] for i in range(len(lines))]
     kept = lines.copy()
@@ -114,9 +112,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("drafter", "options"), CASES, ids=range(len(CASES)))
-def test_they_are_those_of_plain_decoding_and_come_with_their_tokens(
-    tokenizer: Tokenizer, drafter: str, options: dict[str, Any]
-) -> None:
+def test_as_in_plain_decoding(tokenizer: Tokenizer, drafter: str, options: dict[str, Any]) -> None:
     one = made(tokenizer, memory=1)
     prompt = [*b"to be or not to be"]
     accepted = 0
@@ -214,9 +210,7 @@ PROMPTS = st.lists(st.integers(0, 255), min_size=1, max_size=60)
 @pytest.mark.parametrize("build", [padded, packed])
 @settings(max_examples=5, deadline=None)
 @given(batch=st.integers(2, 4), many=st.lists(st.tuples(PROMPTS, OPTIONS), min_size=2, max_size=7))
-def test_rows_tell_theirs_and_no_others(
-    build: Build, tokenizer: Tokenizer, batch: int, many: list[Any]
-) -> None:
+def test_rows_tell_theirs(build: Build, tokenizer: Tokenizer, batch: int, many: list[Any]) -> None:
     params = [SamplingParams(**options) for _, options in many]
     prompts = [prompt for prompt, _ in many]
     found = rows(build, batch, tokenizer).generate_many(prompts, params, gamma=3)

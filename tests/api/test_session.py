@@ -109,9 +109,7 @@ def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "drop", "next", "cancel"])
-def test_an_answer_that_was_stopped_stays_as_far_as_it_was_read(
-    tokenizer: Tokenizer, how: str
-) -> None:
+def test_a_stopped_answer_stays_as_far_as_it_was_read(tokenizer: Tokenizer, how: str) -> None:
     opened = made(tokenizer)
     session = Session(opened, TEMPLATE, params=PARAMS)
     stream: Any = session.stream("a")

@@ -70,17 +70,13 @@ broken = st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xFF, 
 
 @held
 @given(ids=st.lists(st.integers(0, 264) | broken, max_size=60), at=places)
-def test_chunks_join_to_what_any_tokens_decode_to(
-    tokenizer: Tokenizer, ids: list[int], at: list[int]
-) -> None:
+def test_chunks_join_to_the_decoded(tokenizer: Tokenizer, ids: list[int], at: list[int]) -> None:
     for pieces in (cut(ids, at), [[i] for i in ids]):
         assert "".join(chunks(tokenizer, pieces)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
-def test_a_split_character_is_held_until_whole(
-    tokenizer: Tokenizer, llama: Tokenizer, kind: str
-) -> None:
+def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer, kind: str) -> None:
     used = tokenizer if kind == "byte-level" else llama
     for text in ("😀", "a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
         found = chunks(used, [[i] for i in used.encode(text)])
@@ -144,9 +140,7 @@ def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | No
 
 @settings(held, max_examples=150)
 @given(pieces=st.lists(letters, max_size=8), stops=stops)
-def test_a_stop_string_is_never_shown_and_nothing_else_is_lost(
-    pieces: list[str], stops: tuple[str, ...]
-) -> None:
+def test_a_stop_string_is_never_shown(pieces: list[str], stops: tuple[str, ...]) -> None:
     whole = "".join(pieces)
     shown, met = feed(stops, pieces)
     text = "".join(shown)

@@ -145,9 +145,7 @@ def test_closing_under_threads_is_told_to_each(
     made.close()
 
 
-def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
-    made: Generator, tokenizer: Tokenizer
-) -> None:
+def test_a_processor_may_cancel_its_own_stream(made: Generator, tokenizer: Tokenizer) -> None:
     def stops(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(tokens) == 12:
             stream.cancel()

@@ -89,9 +89,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Generator, tuple[int
     return begun
 
 
-def test_configurations_of_one_prompt_run_back_to_back_after_a_warm_up(
-    opened: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_follow_a_warm_up(opened: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = streamed(monkeypatch)
     run(opened, configurations([2, 4], ["model"]))
     warm, timed = begun[:9], begun[9:]
@@ -102,9 +100,7 @@ def test_configurations_of_one_prompt_run_back_to_back_after_a_warm_up(
     assert len(set(orders)) == 6
 
 
-def test_each_configuration_learns_from_its_own_rounds_and_costs_are_measured_once(
-    opened: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_learns_alone(opened: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Models] = []
 
     def costs(models: Models) -> Costs:

@@ -40,9 +40,7 @@ def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: 
     assert found["bandwidth"]["threads"] == found["threads"]
 
 
-def test_bench_tells_classes_and_drafters_apart(
-    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
-) -> None:
+def test_classes_and_drafters(cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path) -> None:
     prose = tmp_path / "more.jsonl"
     prose.write_text('{"prompt": "Once", "category": "prose"}\n' * 3, encoding="utf-8")
     files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 2)
@@ -59,9 +57,7 @@ def test_bench_tells_classes_and_drafters_apart(
 
 
 @pytest.mark.usefixtures("believe_everything")
-def test_bench_gives_no_speed_when_outputs_differ(
-    cli: Run, codelet: Path, two_prompts: Path
-) -> None:
+def test_no_speed_where_outputs_differ(cli: Run, codelet: Path, two_prompts: Path) -> None:
     ran = cli("bench", codelet, "--prompts", two_prompts, *FEW, "--temperature", "0.9")
     assert (ran.status, ran.out) == (1, "")
     assert "outputs differ from plain decoding" in ran.err
@@ -87,9 +83,7 @@ def test_bench_where_nothing_is_promised_tells_how_many_outputs_differ(
     assert all(d["margin"] > 0 for d in found["differences"])
 
 
-def test_bench_compares_rows_structures_and_verifiers(
-    cli: Run, codelet: Path, two_prompts: Path
-) -> None:
+def test_rows_structures_and_verifiers(cli: Run, codelet: Path, two_prompts: Path) -> None:
     options = ("--prompts", two_prompts, "--max-tokens", 6, "--repeats", 1, "--gammas", "0,2")
     ran = cli("bench", codelet, *options, "--rows", "1")
     assert ran.status == 0

@@ -35,9 +35,7 @@ def answers(generator: Generator, *messages: str) -> str:
 
 
 @pytest.mark.usefixtures("opened")
-def test_each_line_is_a_message_and_answers_go_to_stdout(
-    cli: Run, codelet: Path, generator: Generator
-) -> None:
+def test_each_line_is_a_message(cli: Run, codelet: Path, generator: Generator) -> None:
     typed = b'import os\r\n\ndef area(w):\nimport os\\\nimport sys\\\n\n"""/tmp is\n a folder"""\n'
     ran = cli("chat", codelet, *FEW, stdin=typed)
     messages = ("import os", "", "def area(w):", "import os\nimport sys\n", "/tmp is\n a folder")
@@ -123,9 +121,7 @@ def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
 
 
 @pytest.mark.usefixtures("opened")
-def test_what_was_drafted_is_green_unless_colours_are_unwanted(
-    cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafted_text_is_green(cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for unwanted in ("", "1"):
         monkeypatch.setenv("NO_COLOR", unwanted)

@@ -44,9 +44,7 @@ def test_it_prints_what_was_asked_on_one_line(cli: Run, installed: Path) -> None
         assert (ran.status, ran.out, ran.err) == (0, f"{told}\n", "")
 
 
-def test_a_tool_that_is_missing_is_named_with_its_remedy(
-    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tool_is_named(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CXX", "CMAKE_GENERATOR"):
         monkeypatch.delenv(name, raising=False)
@@ -88,9 +86,7 @@ def test_a_build_is_installed_whole(cli: Run, project: Path, tmp_path: Path) -> 
     assert "name another folder with --to" in ran.err
 
 
-def test_a_build_that_fails_shows_why_and_leaves_all_as_it_was(
-    cli: Run, project: Path, installed: Path, tmp_path: Path
-) -> None:
+def test_a_build_that_fails(cli: Run, project: Path, installed: Path, tmp_path: Path) -> None:
     project.write_text(PROJECT.replace("RETURNED", "no_such_name"))
     before = sorted(installed.rglob("*"))
     ran = cli("config", "--build", "--to", installed)

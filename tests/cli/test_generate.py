@@ -35,9 +35,7 @@ def toy(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Generator:
     return made
 
 
-def test_text_goes_to_stdout_and_one_line_to_stderr(
-    cli: Run, codelet: Path, generator: Generator
-) -> None:
+def test_text_and_one_line_of_statistics(cli: Run, codelet: Path, generator: Generator) -> None:
     ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2)
     expected = generator.generate(PROMPT, SamplingParams(max_tokens=12))
     assert (ran.status, ran.out) == (0, expected.text + "\n")
@@ -77,9 +75,7 @@ def ids_of(cli: Run, codelet: Path, *args: object, stdin: bytes = b"") -> list[i
 
 
 @pytest.mark.usefixtures("opened")
-def test_every_source_of_a_prompt_gives_the_same_text(
-    cli: Run, codelet: Path, generator: Generator, tmp_path: Path
-) -> None:
+def test_sources_of_a_prompt(cli: Run, codelet: Path, generator: Generator, tmp_path: Path) -> None:
     path = tmp_path / "prompt.py"
     path.write_text(PROMPT, encoding="utf-8")
     numbers = ",".join(map(str, generator.tokenizer.encode(PROMPT)))
@@ -187,9 +183,7 @@ def steady(told: dict[str, Any]) -> dict[str, Any]:
     return {key: told[key] for key in keys}
 
 
-def test_completions_of_a_prompt_come_under_their_numbers(
-    cli: Run, toy: Generator, tmp_path: Path
-) -> None:
+def test_completions_come_under_their_numbers(cli: Run, toy: Generator, tmp_path: Path) -> None:
     asked = ("--prompt", "the", "--max-tokens", 9, "--temperature", 1.0, "--seed", 3, "--n", 2)
     ran = cli("generate", tmp_path, *asked)
     params = SamplingParams(max_tokens=9, temperature=1.0, seed=3, n=2)

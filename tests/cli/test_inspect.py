@@ -33,9 +33,7 @@ def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> N
     }  # fmt: skip
 
 
-def test_doctor_gives_a_remedy_for_what_is_missing(
-    cli: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_gives_remedies(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "torch" else real(name)

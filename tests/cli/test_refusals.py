@@ -123,9 +123,7 @@ def test_bad_input_is_one_line_before_any_work(
     assert not (places["codelet"] / "tuning.json").exists()
 
 
-def test_every_verb_refuses_a_damaged_bundle(
-    cli: Run, codelet: Path, places: dict[str, Path], tmp_path: Path
-) -> None:
+def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_path: Path) -> None:
     copy, prompts = shutil.copytree(codelet, tmp_path / "copy"), ("--prompts", places["prompts"])
     verbs = {
         "generate": ("--prompt", "a"), "chat": (), "inspect": (), "verify": prompts,
@@ -139,9 +137,7 @@ def test_every_verb_refuses_a_damaged_bundle(
     assert all(none in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
 
 
-def test_standard_input_that_is_no_prompt_is_refused(
-    cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_is_held(cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "put --prompt before it" in cli("generate", "import os").refusal
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
     assert "standard input is not UTF-8: byte 0xff at offset 2" in said

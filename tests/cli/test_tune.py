@@ -49,9 +49,7 @@ def four_prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_prompts_give_the_best_defaults_which_are_used_where_they_were_found(
-    cli: Run, bundle: Path, four_prompts: Path
-) -> None:
+def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompts: Path) -> None:
     place = bundle / FILE_NAME
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick", "--json")
     assert (ran.status, ran.out.count("\n")) == (0, 1)
@@ -105,9 +103,7 @@ def test_an_interrupted_tuning_keeps_the_old_one(
     assert len(list(bundle.glob(f"*{FILE_NAME}*"))) == 1
 
 
-def test_what_cannot_be_kept_or_measured_is_refused_at_once(
-    cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_before_measuring(cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("measured what cannot be kept")
 
@@ -129,9 +125,7 @@ def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
     assert read_tuning(Bundle.open(bundle), tuning.threads) == (tuning, None)
 
 
-def test_tuning_that_fails_is_a_reason_and_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, reason = tune_quickly(tmp_path / "-none")
     assert reason is not None
     assert "is not tuned" in reason

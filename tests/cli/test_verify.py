@@ -24,9 +24,7 @@ def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Pat
 
 
 @pytest.mark.usefixtures("believe_everything", "opened")
-def test_verify_fails_on_a_verifier_that_accepts_all(
-    cli: Run, codelet: Path, two_prompts: Path
-) -> None:
+def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, two_prompts: Path) -> None:
     options = ("--prompts", two_prompts, "--max-tokens", 12, "--gammas", "4")
     ran = cli("verify", codelet, *options)
     assert ran.status == 1
@@ -42,9 +40,7 @@ def test_verify_fails_on_a_verifier_that_accepts_all(
 
 
 @pytest.mark.usefixtures("opened")
-def test_verify_that_drafted_nothing_has_proved_nothing(
-    cli: Run, codelet: Path, tmp_path: Path
-) -> None:
+def test_nothing_drafted_is_nothing_proved(cli: Run, codelet: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text('{"prompt": "import"}', encoding="utf-8")
     options = ("--prompts", short, "--max-tokens", 2, "--gammas", "4", "--drafter", "ngram")

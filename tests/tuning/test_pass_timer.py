@@ -114,9 +114,7 @@ def test_rounds_are_timed_at_a_filled_context(clock: Clock) -> None:
     ("plain_ms", "gammas"),
     [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
 )
-def test_slow_engines_are_measured_at_fewer_gammas(
-    clock: Clock, plain_ms: int, gammas: set[int]
-) -> None:
+def test_slow_engines_have_fewer_gammas(clock: Clock, plain_ms: int, gammas: set[int]) -> None:
     target = Priced(clock, lambda width: plain_ms * 1_000_000 + width)
     costs = measure_costs(Models(target, None, GAMMAS), clock=clock)
     assert {call.width - 1 for call in target.calls if call.start > CONTEXT} == gammas
@@ -125,9 +123,7 @@ def test_slow_engines_are_measured_at_fewer_gammas(
     assert clock.now <= max(0.7e9, 25 * plain_ms * 1e6)
 
 
-def test_a_draft_that_never_drafts_is_an_error_and_not_a_cost(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_that_never_drafts_fails(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = RepeatDrafter(0)
     monkeypatch.setattr(PassTimer, "_drafter", lambda self, gamma: idle)
     models = Models(Priced(clock, target_price), Priced(clock, draft_price), GAMMAS)
@@ -140,9 +136,7 @@ def test_a_draft_that_never_drafts_is_an_error_and_not_a_cost(
     wide=st.integers(0, 40), drafts=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=20, deadline=None)
-def test_no_shape_of_engine_is_fed_beyond_its_buffers(
-    max_length: int, gammas: set[int], wide: int, drafts: bool
-) -> None:
+def test_buffers_are_never_left(max_length: int, gammas: set[int], wide: int, drafts: bool) -> None:
     # The toy engine itself refuses passes that are too wide or lie outside.
     fitting = (0, *sorted(g for g in gammas if g < max_length - 2))
     widest = max(fitting) + 1 + wide

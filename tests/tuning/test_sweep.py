@@ -75,9 +75,7 @@ BUILT = models()
 
 @settings(max_examples=40)
 @given(plain_ns=st.floats(1e4, 1e10), prompts=st.integers(4, 500), quick=st.booleans())
-def test_slow_models_get_shorter_sweeps_that_still_tell_something(
-    plain_ns: float, prompts: int, quick: bool
-) -> None:
+def test_slow_models_get_shorter_sweeps(plain_ns: float, prompts: int, quick: bool) -> None:
     costs = Costs((plain_ns,) * 9, COSTS.draft_ns)
     effort = plan_effort(BUILT, costs, prompts, quick=quick)
     assert 4 <= effort.prompts <= prompts
@@ -109,9 +107,7 @@ def test_prompts_are_spread_over_all() -> None:
         assert max(gaps) - min(gaps) <= 1
 
 
-def test_candidates_take_turns_on_each_prompt(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, Candidate]] = []
     generate = Generator.generate
 

@@ -110,9 +110,7 @@ def test_a_tuning_of_something_else_is_ignored(bundle: Bundle, tuning: Tuning) -
     ],
     ids=range(15),
 )  # fmt: skip
-def test_a_damaged_record_is_ignored(
-    bundle: Bundle, tuning: Tuning, changes: dict[str, Any]
-) -> None:
+def test_damage_is_ignored(bundle: Bundle, tuning: Tuning, changes: dict[str, Any]) -> None:
     (bundle.path / FILE_NAME).write_text(json.dumps({**asdict(tuning), **changes}))
     assert "damaged" in ignored(bundle)
 
@@ -170,9 +168,7 @@ def test_a_write_that_fails_leaves_the_old_record_and_nothing_else(
     assert inside(bundle) == [FILE_NAME]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_place_is_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(bundle.path)
     assert inside(bundle) == []
     (bundle.path / FILE_NAME).mkdir()
