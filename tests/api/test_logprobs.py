@@ -103,9 +103,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("model", BIASED),
     ("model", {"allowed_token_ids": (65, 66, 67, 68, 69), **SAMPLED}),
     ("cascade", {"logits_processors": upside_down, "no_repeat_ngram_size": 2, **SAMPLED}),
-    ("ngram", {"allowed_token_ids": (65, 66, 67)}),
     ("model", {**BIASED, "temperature": 0.9, "verifier": "rejection"}),
-    ("model", {"stop": ("e",), "temperature": 1.0}),
     ("model", {"stop": ("\x00", "q", "zab"), "temperature": 1.0, "verifier": "rejection"}),
     ("model", {"stop_token_ids": range(0, 256, 9), "temperature": 1.0}),
 ]
@@ -176,22 +174,6 @@ def test_what_was_held_back_comes_with_no_tokens(tokenizer: Tokenizer) -> None:
         params = SamplingParams(max_tokens=2, stop=("abc",), logprobs=k)
         *_, last = one.stream([1, 2, 3], params)
         assert (last.text, last.token_ids, last.logprobs) == ("ab", [], entries)
-
-
-class Secretive(TableEngine):
-    """An engine that has no scores to read."""
-
-    def forward(self, *args: Any) -> Any:
-        return replace(super().forward(*args), logits=None)  # type: ignore[arg-type]
-
-
-def test_nobody_reads_scores_who_is_not_asked_for_them(tokenizer: Tokenizer) -> None:
-    target = Secretive(4, vocab=tokenizer.size)
-    one = generator(target, near(target, 5, 0.8), tokenizer)
-    assert len(one.generate([1, 2], SamplingParams(max_tokens=30)).token_ids) == 30
-    for params in (SamplingParams(logprobs=0), SamplingParams(prompt_logprobs=0)):
-        with pytest.raises(TypeError):
-            one.generate([1, 2], params)
 
 
 OPTIONS = st.fixed_dictionaries(

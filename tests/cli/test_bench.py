@@ -12,48 +12,42 @@ from cli.conftest import Run
 from specrt.bundle import Manifest, read_manifest
 
 pytestmark = pytest.mark.usefixtures("opened")
-FEW = ("--max-tokens", 24, "--gammas", "4", "--repeats", 1)
+FEW = ("--max-tokens", 12, "--gammas", "4", "--repeats", 1)
 
 
-def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: Path) -> None:
-    options = ("--prompts", two_prompts, "--max-tokens", 8, "--gammas", "2", "--repeats", 2)
-    ran = cli("bench", codelet, *options)
-    assert ran.status == 0
-    assert all(line.startswith("bench: ") for line in ran.err.splitlines())
-    assert "outputs identical to plain decoding: 2 compared" in ran.out
-    found = json.loads(ran.out.splitlines()[-1])
-    assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
-    assert found["sampling"]["max_tokens"] == 8
-    assert found["outputs"] == {"compared": 2, "differing": 0, "differences": []}
-    (task,) = found["tasks"]
-    assert (task["category"], task["prompts"]) == (two_prompts.stem, 2)
-    plain, drafting = task["results"]
-    for row in (plain, drafting):
-        assert row["tokens_per_second"]["median"] > 0
-        assert row["emitted"] == 2 * 2 * 7  # prompts, repeats, tokens after the prefill's
-        assert row["speedup"]["low"] <= row["speedup"]["median"] <= row["speedup"]["high"]
-        assert row["itl_ms"]["p50"] <= row["itl_ms"]["p95"]
-    assert (plain["gamma"], plain["drafted"], plain["speedup"]["median"]) == (0, 0, 1.0)
-    assert (drafting["gamma"], drafting["drafter"]) == (2, "model")
-    assert drafting["drafted"] > 0
-    assert found["memory"]["peak_bytes"] > found["memory"]["weight_bytes"] > 0
-    assert found["bandwidth"]["threads"] == found["threads"]
-
-
-def test_classes_and_drafters(cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path) -> None:
+def test_bench_ends_with_one_line_of_json(
+    cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
+) -> None:
     prose = tmp_path / "more.jsonl"
     prose.write_text('{"prompt": "Once", "category": "prose"}\n' * 3, encoding="utf-8")
     files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 2)
-    ran = cli("bench", codelet, *files, "--max-tokens", 3, "--gammas", "2,0", "--repeats", 1,
+    ran = cli("bench", codelet, *files, "--max-tokens", 8, "--gammas", "2,0", "--repeats", 2,
               "--drafter", "model,none", "--drafter", "none", "--markdown")  # fmt: skip
     assert ran.status == 0
+    assert all(line.startswith("bench: ") for line in ran.err.splitlines())
+    assert "outputs identical to plain decoding: 4 compared" in ran.out
     assert "| prose 2 | 0 |" in ran.out
     found = json.loads(ran.out.splitlines()[-1])
+    assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
+    assert found["sampling"]["max_tokens"] == 8
+    assert found["outputs"] == {"compared": 4, "differing": 0, "differences": []}
     assert [(t["category"], t["prompts"]) for t in found["tasks"]] == [
         (two_prompts.stem, 2), ("prose", 2), ("all", 4),
     ]  # fmt: skip
     for task in found["tasks"]:
-        assert [(r["gamma"], r["drafter"]) for r in task["results"]] == [(0, "none"), (2, "model")]
+        plain, drafting = task["results"]
+        assert [(r["gamma"], r["drafter"]) for r in (plain, drafting)] == [
+            (0, "none"), (2, "model"),
+        ]  # fmt: skip
+        for row in (plain, drafting):
+            assert row["tokens_per_second"]["median"] > 0
+            assert row["emitted"] == task["prompts"] * 2 * 7  # repeats, tokens after the prefill's
+            assert row["speedup"]["low"] <= row["speedup"]["median"] <= row["speedup"]["high"]
+            assert row["itl_ms"]["p50"] <= row["itl_ms"]["p95"]
+        assert (plain["drafted"], plain["speedup"]["median"]) == (0, 1.0)
+        assert drafting["drafted"] > 0
+    assert found["memory"]["peak_bytes"] > found["memory"]["weight_bytes"] > 0
+    assert found["bandwidth"]["threads"] == found["threads"]
 
 
 @pytest.mark.usefixtures("believe_everything")

@@ -23,7 +23,6 @@ from specrt.tuning import (
     RepeatDrafter,
     measure_costs,
     rising,
-    turned,
 )
 from support.rows import PackedTable
 from support.toy import TableEngine, TableOutput
@@ -157,12 +156,6 @@ def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
     assert rising(sorted(costs)) == sorted(costs)
     assert len(found) == len(costs)
     assert rising([1, 5, 3, 9]) == [1, 4, 4, 9], "a dip is shared by its neighbours"
-
-
-def test_turns_are_a_rotation() -> None:
-    laps = [turned([3, 1, 2], 7 + i) for i in range(3)]
-    for column in (*laps, *zip(*laps, strict=True)):
-        assert sorted(column) == [1, 2, 3]
 
 
 def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:
