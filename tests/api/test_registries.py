@@ -13,8 +13,8 @@ from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import Distribution
 from specrt.sampling.noise import Noise, Purpose
 from specrt.sampling.processors import PROCESSORS, ProcessorContext
-from specrt.speculation.drafters import DRAFTERS, DraftContext, DrafterSpec
-from specrt.speculation.round import NOTHING, Passes, Proposal, Round, Verdict
+from specrt.speculation.drafters import DRAFTERS, DrafterSpec, NoDrafter
+from specrt.speculation.round import NOTHING, Passes, Proposal, Verdict
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
 from support.toy import TableEngine, generator, near
@@ -28,19 +28,13 @@ def toy(tokenizer: Tokenizer) -> Generator:
     return generator(target, near(target, 6, 0.8), tokenizer)
 
 
-class EchoDrafter:
+class EchoDrafter(NoDrafter):
     """Proposes the last token, over and over."""
-
-    def __init__(self, context: DraftContext) -> None:
-        self._policy = context.policy("echo")
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
-        count = min(self._policy.choose(), room)
+        count = min(2, room)
         return Proposal([tokens[-1]] * count, None, "echo") if count else NOTHING
-
-    def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        self._policy.observe(round_)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -48,7 +42,7 @@ def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch, temperature:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
     with pytest.raises(RequestError, match=r"drafter 'echo' is unknown.*model"):
         toy.generate(PROMPT, params, drafter="echo")
-    monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(EchoDrafter, ("echo",)))
+    monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(lambda _: EchoDrafter(), ("echo",)))
     done = toy.generate(PROMPT, params, gamma=2, drafter="echo")
     assert done.token_ids == toy.generate(PROMPT, params, gamma=0).token_ids
     assert set(done.speculation.sources) == {"echo"}

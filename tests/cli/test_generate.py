@@ -50,18 +50,12 @@ def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Pa
     assert ran.out.count("\n") == 1
     found = json.loads(ran.out)
     counts = found["speculation"]
-    assert counts["sources"] == {
-        "model": {"drafted": counts["drafted"], "accepted": counts["accepted"]}
-    }
-    assert found["seed"] == 5
-    assert len(found["token_ids"]) == 20
-    assert counts["gamma"] == 2
+    assert (found["seed"], len(found["token_ids"]), counts["gamma"]) == (5, 20, 2)
+    assert counts["sources"]["model"]["drafted"] == counts["drafted"]
     assert counts["emitted"] == 19  # all but the prefill's
     assert counts["accepted"] <= counts["evaluated"] <= counts["drafted"] <= 3 * counts["rounds"]
     assert counts["emitted"] == counts["accepted"] + counts["rounds"]
     assert counts["acceptance_rate"] == round(counts["accepted"] / counts["evaluated"], 4)
-    assert counts["draft_yield"] == round(counts["accepted"] / counts["drafted"], 4)
-    assert counts["tokens_per_round"] == round(counts["emitted"] / counts["rounds"], 4)
     entries = [e[str(t)] for t, e in zip(found["token_ids"], found["logprobs"], strict=True)]
     assert all(e.keys() == {"logprob", "rank", "decoded_token"} for e in entries)
     assert len(found["prompt_logprobs"]) == found["prompt_tokens"]

@@ -46,10 +46,6 @@ COMPARE = [
     ("--prompts {prompts} --gammas 9", "gamma 9 is not among those"),
     ("--prompts {empty}", "{empty} holds no prompts; expected JSON lines"),
 ]
-VERIFY = [
-    ("--prompts {prompts} --gammas 0", "nothing to compare"),
-    ("--prompts {prompts} --drafter none", "'none' is not one of"),
-]
 BENCH = [
     ("--max-tokens 2048", "prompts.jsonl:1: a prompt of 9 tokens and 2048 more do not fit"),
     ("--max-tokens 1", "Invalid value for '--max-tokens'"),
@@ -64,6 +60,8 @@ BENCH = [
     ("--regex () --gammas 2 --max-tokens 4 --repeats 1", "nothing to time"),
 ]
 OTHERS = [
+    ("verify {codelet} --prompts {prompts} --gammas 0", "nothing to compare"),
+    ("verify {codelet} --prompts {prompts} --drafter none", "'none' is not one of"),
     ("tune {none}", "{none} does not exist; build one with"),
     ("tune {codelet} --prompts {few}", "3 prompts with room for 288 tokens are too few to tune on"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
@@ -84,7 +82,6 @@ OTHERS = [
 TABLE = [
     *((f"generate {{codelet}} {options}", told) for options, told in GENERATE),
     *((f"{verb} {{codelet}} {o}", told) for verb in ("verify", "bench") for o, told in COMPARE),
-    *((f"verify {{codelet}} {options}", told) for options, told in VERIFY),
     *((f"bench {{codelet}} --prompts {{prompts}} {options}", told) for options, told in BENCH),
     *OTHERS,
 ]

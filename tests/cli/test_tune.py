@@ -116,15 +116,6 @@ def test_refused_before_measuring(cli: Run, bundle: Path, monkeypatch: pytest.Mo
     assert not list(bundle.glob(f"*{FILE_NAME}*"))
 
 
-@pytest.mark.nightly
-def test_a_build_tunes_in_a_process_of_its_own(bundle: Path) -> None:
-    tuning, reason = tune_quickly(bundle)
-    assert reason is None
-    assert tuning is not None
-    assert tuning.pools == 1
-    assert read_tuning(Bundle.open(bundle), tuning.threads) == (tuning, None)
-
-
 def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, reason = tune_quickly(tmp_path / "-none")
     assert reason is not None

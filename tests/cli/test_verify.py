@@ -21,6 +21,11 @@ def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Pat
     assert found == {
         "prompts": 2, "tokens": 48, "tolerance": 1e-3, "divergences": [], "unexplained": 0,
     }  # fmt: skip
+    # Where nothing was drafted nothing is proved.
+    short = ("--max-tokens", 2, "--gammas", "4", "--drafter", "ngram", "--json")
+    ran = cli("verify", codelet, "--prompts", two_prompts, *short)
+    assert (ran.status, ran.out) == (2, "")
+    assert "drafted nothing at gamma 4, so nothing was verified" in ran.err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("believe_everything", "opened")
@@ -37,16 +42,6 @@ def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, two_prompts: Path) 
     first = found["divergences"][0]
     assert first["margin"] > 1e-3
     assert first["plain_token"] != first["speculative_token"]
-
-
-@pytest.mark.usefixtures("opened")
-def test_nothing_drafted_is_nothing_proved(cli: Run, codelet: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.jsonl"
-    short.write_text('{"prompt": "import"}', encoding="utf-8")
-    options = ("--prompts", short, "--max-tokens", 2, "--gammas", "4", "--drafter", "ngram")
-    ran = cli("verify", codelet, *options, "--json")
-    assert (ran.status, ran.out) == (2, "")
-    assert "drafted nothing at gamma 4, so nothing was verified" in ran.err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("believe_everything")

@@ -140,8 +140,8 @@ def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.Dat
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
         max_leaves=5,
     )
-    inside = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
-    inside[data.draw(st.sampled_from(sorted(inside)))] = data.draw(junk)
+    part = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
+    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(junk)
     (bundle.path / FILE_NAME).write_text(json.dumps(record))
     found, notice = read_tuning(bundle, THREADS)
     assert (found is None) != (notice is None)
