@@ -159,16 +159,11 @@ def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
 
 
 def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:
-    def prices(batch: int) -> tuple[float, ...]:
-        rows = [Priced(clock, target_price, max_width=32) for _ in range(batch)]
-        models = Models(PackedTable(rows), None, GAMMAS)
-        return measure_costs(models, clock=clock, budget_s=20.0).verify_ns
-
-    assert shared_widths(8, 4, 256) == [18, 36]
-    assert shared_widths(8, 7, 256) == [18, 36, 63]
-    assert shared_widths(8, 4, 30) == [18, 27]
-    assert shared_widths(8, 1, 256) == []
-    costs = prices(3)
+    for rows, longest, widths in ((4, 256, [18, 36]), (7, 256, [18, 36, 63]), (4, 30, [18, 27]),
+                                  (1, 256, [])):  # fmt: skip
+        assert shared_widths(8, rows, longest) == widths
+    engine = PackedTable([Priced(clock, target_price, max_width=32) for _ in range(3)])
+    costs = measure_costs(Models(engine, None, GAMMAS), clock=clock, budget_s=20.0).verify_ns
     assert len(costs) == 27
     known = [*GAMMAS, 17, 26]
     assert [costs[g] for g in known] == [target_price(g + 1) for g in known]
