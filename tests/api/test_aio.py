@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -57,52 +57,44 @@ def pauses() -> bool:
     return not any(thread.name == "specrt" for thread in threading.enumerate())
 
 
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def timed_out(task: asyncio.Task[Any]) -> None:
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(task, 0.01)
-
-
-@pytest.mark.parametrize("end", [cancelled, timed_out])
-def test_a_cancelled_task_frees_its_row_while_the_pass_still_runs(
-    made: Generator, end: Callable[[asyncio.Task[Any]], Awaitable[None]]
-) -> None:
+def test_a_cancelled_task_frees_its_row_while_the_pass_still_runs(made: Generator) -> None:
     async def main() -> None:
         stream = made.astream([1, 2], LONG)
-        await stream.__anext__()
+        await anext(stream)
         await until(pauses)  # it ran ahead
         gate = Gate(target_of(made))
         task = asyncio.create_task(stream.finish())
         await until(gate.inside.is_set)
-        await end(task)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(task, 0.01)
         assert not gate.go.is_set(), "it waited for the pass"
         assert stream.completion.finish_reason == "cancelled"
         gate.go.set()
-        short = await made.agenerate([9], SamplingParams(max_tokens=2, ignore_eos=True))
-        assert short.finish_reason == "length"
         async with made.astream([1, 2], LONG) as stream:
-            await stream.__anext__()
+            await anext(stream)
         assert stream.completion.finish_reason is None
-        with pytest.raises(StopAsyncIteration):
-            await stream.__anext__()
+        assert await anext(stream, None) is None
 
     played(main())
 
 
-@pytest.mark.parametrize("how", ["aclose", "cancel", "thread"])
-def test_whoever_waits_is_at_the_end_when_another_task_closes(made: Generator, how: str) -> None:
+@pytest.mark.parametrize("how", ["aclose", "cancel", "thread", "close"])
+def test_whoever_waits_is_told_when_another_task_ends_it(made: Generator, how: str) -> None:
     async def main() -> None:
         gate = Gate(target_of(made))
-        stream = made.astream([1, 2], LONG)
+        stream, later = made.astream([1, 2], LONG), made.astream([3, 2], LONG)
         task = asyncio.create_task(stream.finish())
         await until(gate.inside.is_set)
         with pytest.raises(RequestError, match="another task reads this stream"):
-            await stream.__anext__()
+            await anext(stream)
+        if how == "close":
+            closing = asyncio.create_task(asyncio.to_thread(made.close))
+            gate.go.set()
+            await closing
+            for waiting in (task, anext(later)):
+                with pytest.raises(RequestError, match="this generator was closed"):
+                    await waiting
+            return
         if how == "aclose":
             await stream.aclose()
         elif how == "cancel":
@@ -113,25 +105,6 @@ def test_whoever_waits_is_at_the_end_when_another_task_closes(made: Generator, h
         assert done.token_ids == []
         assert done.finish_reason == (None if how == "aclose" else "cancelled")
         gate.go.set()
-
-    played(main())
-
-
-def test_a_generator_that_is_closed_says_so_to_who_waits(made: Generator) -> None:
-    async def main() -> None:
-        gate = Gate(target_of(made))
-        streams = [made.astream([i, 2], LONG) for i in range(3)]
-        later = made.astream([3, 2], LONG)
-        tasks = [asyncio.create_task(stream.finish()) for stream in streams]
-        await until(gate.inside.is_set)
-        closing = asyncio.create_task(asyncio.to_thread(made.close))
-        gate.go.set()
-        await closing
-        for task in tasks:
-            with pytest.raises(RequestError, match="this generator was closed"):
-                await task
-        with pytest.raises(RequestError, match="this generator was closed"):
-            await later.__anext__()
 
     played(main())
 
@@ -158,17 +131,15 @@ def test_a_loop_that_ends_takes_its_streams_along(made: Generator) -> None:
 
 ACTS = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from(["read", "read", "cancel", "task", "aclose"])),
-    max_size=40,
+    max_size=30,
 )
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(acts=ACTS)
-def test_whatever_is_cancelled_the_rest_is_as_alone(
-    tokenizer: Tokenizer, acts: list[tuple[int, str]]
-) -> None:
+def test_the_rest_is_as_alone(tokenizer: Tokenizer, acts: list[tuple[int, str]]) -> None:
     made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    params = [SamplingParams(max_tokens=10 + 9 * i, temperature=0.5, seed=i) for i in range(6)]
+    params = [SamplingParams(max_tokens=10 + 6 * i, temperature=0.5, seed=i) for i in range(6)]
 
     async def main() -> None:
         streams = [made.astream([i, 1], params[i]) for i in range(6)]

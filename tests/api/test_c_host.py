@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -16,8 +15,6 @@ import pytest
 from specrt import c_host
 from specrt.generator import Generator
 from specrt.text import Tokenizer
-
-PROMPT = "def area(radius):\n"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +38,13 @@ def test_info_tells_what_the_bundle_is(host: c_host.Host, generator: Generator) 
     )  # fmt: skip
 
 
-def test_texts_become_ids_and_back_and_ids_are_a_prompt(
-    host: c_host.Host, generator: Generator
-) -> None:
-    status, ids = host.encode("żółw = 1\n".encode())
-    tokens = generator.tokenizer.encode("żółw = 1\n")
+def test_texts_become_ids_and_back(host: c_host.Host, generator: Generator) -> None:
+    text = "żółw = 1\n"
+    status, ids = host.encode(text.encode())
+    tokens = generator.tokenizer.encode(text)
     assert (status, list(memoryview(ids).cast("q"))) == (0, tokens)
-    assert host.decode(ids) == (0, "żółw = 1\n".encode())
-    for prompt, is_text in ((ids, 0), ("żółw = 1\n".encode(), 1)):
+    assert host.decode(ids) == (0, text.encode())
+    for prompt, is_text in ((ids, 0), (text.encode(), 1)):
         given = asked(params={"max_tokens": 1}, gamma=-1, drafter="ngram")
         stats = host.begin(prompt, is_text, given)[1].stats()
         assert (stats[1], *stats[12:14]) == (len(tokens), -1, b"ngram")
@@ -68,56 +64,6 @@ def test_errors_are_told_with_their_status(host: c_host.Host, tmp_path: Path) ->
     ):
         assert told[0] == status, told
         assert said in told[1], told
-
-
-FUNCTION = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_float), ctypes.c_size_t,
-)  # fmt: skip
-HOLD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
-
-
-def addresses(*functions: Any) -> list[int]:
-    return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
-
-
-def test_processors_are_called_by_address_and_let_go_of(
-    host: c_host.Host, generator: Generator
-) -> None:
-    prompt = generator.tokenizer.encode(PROMPT)
-    held, seen = [], []
-
-    @FUNCTION  # type: ignore[untyped-decorator]
-    def only(user: int, ids: Any, count: int, scores: Any, size: int) -> int:
-        seen.append((user, ids[: len(prompt)]))
-        for token in range(size):
-            scores[token] = float(token == 65)
-        return 0
-
-    hold = HOLD(lambda user, by: held.append((user, by)))
-    function, counted = addresses(only, hold)
-    given = asked(params={"max_tokens": 3}, processors=[[function, 77, counted]])
-    run = host.begin(PROMPT.encode(), 1, given)[1]
-    assert held == [(77, 1)]
-    ids = array("q")
-    while len(told := run.next()) > 1:
-        ids.frombytes(told[2])
-    assert list(ids) == [65, 65, 65]
-    assert seen
-    assert all(one == (77, prompt) for one in seen)
-    del run
-    assert held == [(77, 1), (77, -1)]
-
-
-def test_a_processor_may_end_the_generation(host: c_host.Host) -> None:
-    hold = HOLD(lambda user, by: None)
-    refuse = FUNCTION(lambda *_: 3)
-    function, counted = addresses(refuse, hold)
-    run = host.begin(PROMPT.encode(), 1, asked(processors=[[function, 0, counted]]))[1]
-    status, said = run.next()
-    assert status == 9
-    assert b"processor number 1 returned 3" in said
-    assert b"expected 0 to go on" in said
 
 
 def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:

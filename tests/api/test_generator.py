@@ -32,73 +32,60 @@ def made(target: TableEngine, tokenizer: Tokenizer) -> Generator:
     return generator(target, near(target, 5, 0.7), tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "told"),
-    [
-        *(([1, bad, 2], f"token id {bad!r} is not in the vocabulary of 0 to 264")
-          for bad in (-1, 265, 10**12, 1.0, "a", None, True)),
-        (["a"], "token id 'a' is not in the vocabulary"),
-        ([], "the prompt has no tokens; give at least one"),
-        (b"abc", "the prompt is of type bytes; expected text or token ids"),
-        (None, "the prompt is of type NoneType; expected text or token ids"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_prompt_that_is_neither_text_nor_ids_is_refused(
-    made: Generator, target: TableEngine, prompt: Any, told: str
-) -> None:
-    with pytest.raises(RequestError, match=f"^{re.escape(told)}"):
-        made.stream(prompt)
+WRONG: list[tuple[Any, str]] = [
+    *(([1, bad, 2], f"token id {bad!r} is not in the vocabulary of 0 to 264")
+      for bad in (-1, 265, 10**12, 1.0, "a", None, True)),
+    ([], "the prompt has no tokens; give at least one"),
+    (b"abc", "the prompt is of type bytes; expected text or token ids"),
+    (None, "the prompt is of type NoneType; expected text or token ids"),
+]  # fmt: skip
+
+
+def test_what_is_no_prompt_is_refused(made: Generator, target: TableEngine) -> None:
+    for prompt, told in WRONG:
+        with pytest.raises(RequestError, match=f"^{re.escape(told)}"):
+            made.stream(prompt)
+    for params in (5, {"max_tokens": 5}, "greedy"):
+        with pytest.raises(RequestError, match="expected SamplingParams"):
+            made.stream([1, 2], params)  # type: ignore[arg-type]
     assert target.calls == []
 
 
-@pytest.mark.parametrize("params", [5, {"max_tokens": 5}, "greedy"])
-def test_what_are_no_params_are_refused(made: Generator, params: Any) -> None:
-    with pytest.raises(RequestError, match="expected SamplingParams"):
-        made.stream([1, 2], params)
-
-
-def test_every_token_id_of_the_vocabulary_is_taken(made: Generator, tokenizer: Tokenizer) -> None:
-    assert tokenizer.size == 265
+def test_ids_and_bos_make_prompts(target: TableEngine, made: Generator, tmp_path: Path) -> None:
     plain = made.generate([0, 264], PARAMS)
     assert plain.prompt_tokens == 2
     again = made.generate(np.array([0, 264]), PARAMS)  # type: ignore[arg-type]
     assert again.token_ids == plain.token_ids
-
-
-def test_an_empty_prompt_starts_from_bos_where_there_is_one(
-    target: TableEngine, made: Generator, tmp_path: Path
-) -> None:
-    with pytest.raises(RequestError, match="the prompt is empty and this model has no BOS token"):
-        made.stream("")
     with_bos = generator(target, None, Tokenizer(byte_level(tmp_path), bos_token_id=262))
     done = with_bos.generate("", PARAMS)
     assert done.prompt_tokens == 1
     assert done.token_ids == made.generate([262], PARAMS).token_ids
 
 
-def spoil(value: float, at: int, row: int) -> object:
-    def corrupt(call: int, logits: NDArray[np.float32]) -> None:
-        if call == at:
-            logits[0, min(row, logits.shape[1] - 1), 7] = value
-
-    return corrupt
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "verifier": "rejection"}], ids=str
+    ("value", "gamma", "options"),
+    [
+        (np.nan, 0, {}),
+        (np.inf, 4, {}),
+        (np.inf, 0, {"temperature": 1.0}),
+        (np.nan, 4, {"temperature": 1.0}),
+        (np.nan, 4, {"temperature": 1.0, "verifier": "rejection"}),
+    ],
+    ids=str,
 )
 def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
-    tokenizer: Tokenizer, value: float, gamma: int, options: dict[str, object]
+    tokenizer: Tokenizer, value: float, gamma: int, options: dict[str, Any]
 ) -> None:
-    params = SamplingParams(max_tokens=30, seed=1, **options)  # type: ignore[arg-type]
+    def corrupt(call: int, logits: NDArray[np.float32]) -> None:
+        if call == 6:
+            logits[0, 0, 7] = value
+
+    params = SamplingParams(max_tokens=30, seed=1, **options)
     target = TableEngine(4, vocab=tokenizer.size)
     made = generator(target, near(target, 5, 0.7), tokenizer)
     whole = made.generate("the", params, gamma=gamma)
     target.calls.clear()
-    target.corrupt = spoil(value, at=6, row=0)  # type: ignore[assignment]
+    target.corrupt = corrupt
     stream = made.stream("the", params, gamma=gamma)
     with pytest.raises(EngineError, match="logits that are not numbers"):
         list(stream)
@@ -114,15 +101,11 @@ def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
     assert made.generate("the", params, gamma=gamma).token_ids == whole.token_ids
 
 
-def test_the_bundles_gamma_is_the_default_and_nothing_is_drafted_without_a_draft(
-    target: TableEngine, tokenizer: Tokenizer
-) -> None:
+def test_the_bundles_gamma_is_the_default(target: TableEngine, tokenizer: Tokenizer) -> None:
     draft = near(target, 5, 1.0)
     with generator(target, draft, tokenizer, gammas=(0, 2, 4), gamma=2) as made:
         assert made.generate("a", PARAMS).speculation.gamma == 2
         assert made.generate("a", PARAMS, gamma=4).speculation.gamma == 4
-        with pytest.raises(RequestError, match=r"gamma 3 is not .* built for: 0, 2, 4; choose"):
-            made.stream("a", gamma=3)
     assert target.closed
     assert draft.closed
     counts = generator(target, None, tokenizer).generate("a", PARAMS, gamma=4).speculation
@@ -143,30 +126,27 @@ def test_a_completion_has_its_times_and_public_names(made: Generator) -> None:
     assert len(done.timings.arrivals) == done.speculation.rounds + 1
     assert min(done.timings.ttft_ms, done.timings.itl_ms, done.timings.tokens_per_second) > 0
     found = done.to_json()
-    assert {
+    assert set(found) >= {
         "text", "token_ids", "prompt_tokens", "finish_reason", "ttft_ms", "itl_ms",
         "tokens_per_second", "speculation",
-    } <= set(found)  # fmt: skip
-    assert {
+    }  # fmt: skip
+    assert set(found["speculation"]) == {
         "gamma", "rounds", "drafted", "evaluated", "accepted", "emitted", "acceptance_rate",
         "draft_yield", "tokens_per_round", "drafter", "fallback", "sources",
-    } == set(found["speculation"])  # fmt: skip
+    }  # fmt: skip
 
 
 def test_asked_each_round_the_times_are_those_asked_at_the_end() -> None:
     dice = random.Random(3)
     often, now = Timings(0), 0
     assert (often.itl_ms, often.tokens_per_second) == (0.0, 0.0)
-    for _ in range(40):
-        now += dice.randrange(1, 9_000_000)
-        often.arrivals.append((now, dice.randrange(0, 5)))
-        once = Timings(0, list(often.arrivals))
-        gaps = [
-            (after - before) / count / 1e6
-            for (before, _), (after, count) in zip(once.arrivals, once.arrivals[1:], strict=False)
-            for _ in range(count)
-        ]
-        assert often.itl_ms == once.itl_ms == (median(gaps) if gaps else 0.0)
-        assert often.tokens_per_second == once.tokens_per_second
+    gaps: list[float] = []
+    for number in range(40):
+        gap, count = dice.randrange(1, 9_000_000), dice.randrange(0, 5)
+        now += gap
+        often.arrivals.append((now, count))
+        if number:
+            gaps += [gap / count / 1e6 for _ in range(count)]
+        assert often.itl_ms == (median(gaps) if gaps else 0.0)
         if gaps:
             assert often.tokens_per_second == len(gaps) / ((now - often.arrivals[0][0]) / 1e9)

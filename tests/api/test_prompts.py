@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shared import REPOSITORY
 from specrt.errors import RequestError
 from specrt.text import Prompt, decode_utf8, first_of_each, of_categories, read_prompts, read_text
 
@@ -19,12 +20,14 @@ def lines(folder: Path, text: str) -> Path:
 def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
     path = lines(
         tmp_path,
-        '{"prompt": "a", "category": "code"}\n\n'
+        '\ufeff{"prompt": "\ufeffa", "category": "code"}\n\n'
         '{"question_id": 7, "category": "qa", "turns": ["b\\n", "c"]}\r\n'
-        '{"prompt": ""}',
+        '{"prompt": "one\u2028two\u0085three"}',  # only newlines end a line
     )
     prompts = read_prompts(path)
-    assert prompts == [Prompt("a", "code"), Prompt("b\n", "qa"), Prompt("")]
+    assert prompts == [
+        Prompt("\ufeffa", "code"), Prompt("b\n", "qa"), Prompt("one\u2028two\u0085three"),
+    ]  # fmt: skip
     assert [p.place for p in prompts] == [f"{path}:1", f"{path}:3", f"{path}:4"]
 
 
@@ -38,35 +41,17 @@ def test_prompts_are_chosen_by_category() -> None:
     assert [p.text for p in first_of_each(prompts, 2)] == ["0", "1", "2", "3"]
 
 
-def test_only_newlines_end_a_line(tmp_path: Path) -> None:
-    text = "one\u2028two\u0085three"
-    path = lines(tmp_path, f'{{"prompt": "{text}"}}\n{{"prompt": "b"}}\n')
-    assert [p.text for p in read_prompts(path)] == [text, "b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path) -> None:
+    for line, told in (
         ("{", "is not JSON"),
-        pytest.param("[" * 100_000, "is not JSON", id="deep"),
+        ("[" * 100_000, "is not JSON"),
         ("[1]", "is list; expected an object with `prompt`"),
         ('{"text": "a"}', "has neither a string `prompt` nor a list of `turns`"),
-        ('{"prompt": 5}', "has neither a string `prompt`"),
-        ('{"turns": []}', "has neither a string `prompt`"),
-        ('{"turns": [5]}', "has neither a string `prompt`"),
-    ],
-)
-def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
-    path = lines(tmp_path, f'{{"prompt": "a"}}\n\n{line}\n')
-    with pytest.raises(RequestError) as refused:
-        read_prompts(path)
-    assert str(refused.value).startswith(f"{path}:3 ")
-    assert told in str(refused.value)
-
-
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
-    path = lines(tmp_path, '\ufeff{"prompt": "\ufeffa"}\n')
-    assert read_prompts(path) == [Prompt("\ufeffa")]
+        *((f'{{"{key}}}', "has neither") for key in ('prompt": 5', 'turns": []', 'turns": [5]')),
+    ):
+        path = lines(tmp_path, f'{{"prompt": "a"}}\n\n{line}\n')
+        with pytest.raises(RequestError, match=rf"prompts\.jsonl:3 {told}"):
+            read_prompts(path)
 
 
 def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -83,13 +68,8 @@ def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
         read_text(tmp_path / "none")
 
 
-PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("code", 16), ("prose", 12), ("copy", 12), ("adversarial", 8)]
-)
-def test_every_set_that_comes_with_specrt_is_of_one_kind(name: str, count: int) -> None:
-    prompts = read_prompts(PROMPTS / f"{name}.jsonl")
-    assert len({p.text for p in prompts}) == len(prompts) == count
-    assert len({p.category for p in prompts}) == 1
+def test_every_set_that_comes_with_specrt_is_of_one_kind() -> None:
+    for name, count in {"code": 16, "prose": 12, "copy": 12, "adversarial": 8}.items():
+        prompts = read_prompts(REPOSITORY / "benchmarks" / "prompts" / f"{name}.jsonl")
+        assert len({p.text for p in prompts}) == len(prompts) == count
+        assert len({p.category for p in prompts}) == 1

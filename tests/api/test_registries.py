@@ -13,9 +13,8 @@ from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import Distribution
 from specrt.sampling.noise import Noise, Purpose
 from specrt.sampling.processors import PROCESSORS, ProcessorContext
-from specrt.speculation.drafters import DRAFTERS, DraftContext, DrafterSpec
-from specrt.speculation.gamma import GammaPolicy
-from specrt.speculation.round import NOTHING, Passes, Proposal, Round, Verdict
+from specrt.speculation.drafters import DRAFTERS, DrafterSpec, NoDrafter
+from specrt.speculation.round import NOTHING, Passes, Proposal, Verdict
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
 from support.toy import TableEngine, generator, near
@@ -29,23 +28,13 @@ def toy(tokenizer: Tokenizer) -> Generator:
     return generator(target, near(target, 6, 0.8), tokenizer)
 
 
-class EchoDrafter:
+class EchoDrafter(NoDrafter):
     """Proposes the last token, over and over."""
-
-    def __init__(self, policy: GammaPolicy) -> None:
-        self._policy = policy
-
-    @classmethod
-    def of(cls, context: DraftContext) -> EchoDrafter:
-        return cls(context.policy("echo"))
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         yield from ()
-        count = min(self._policy.choose(), room)
+        count = min(2, room)
         return Proposal([tokens[-1]] * count, None, "echo") if count else NOTHING
-
-    def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        self._policy.observe(round_)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -53,7 +42,7 @@ def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch, temperature:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
     with pytest.raises(RequestError, match=r"drafter 'echo' is unknown.*model"):
         toy.generate(PROMPT, params, drafter="echo")
-    monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(EchoDrafter.of, ("echo",)))
+    monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(lambda _: EchoDrafter(), ("echo",)))
     done = toy.generate(PROMPT, params, gamma=2, drafter="echo")
     assert done.token_ids == toy.generate(PROMPT, params, gamma=0).token_ids
     assert set(done.speculation.sources) == {"echo"}
@@ -81,16 +70,11 @@ def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
 class OddOnly:
     """Rules out even tokens above a limit."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, _: ProcessorContext) -> None:
         self._limit = limit
-        self.committed: list[int] = []
-
-    @classmethod
-    def of(cls, limit: int, context: ProcessorContext) -> OddOnly | None:
-        return cls(limit) if limit < context.vocabulary else None
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self.committed += tokens
+        """See `Processor`; its limit needs no history."""
 
     def edit(self, row: Row, path: Sequence[int]) -> None:
         row[self._limit :: 2] = -np.inf
@@ -99,15 +83,12 @@ class OddOnly:
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_a_processor(toy: Generator, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, extra_args={"odd_only": 4})
-    with pytest.raises(RequestError, match="extra_args has 'odd_only'"):
-        toy.generate(PROMPT, params)
-    monkeypatch.setitem(PROCESSORS, "odd_only", OddOnly.of)
+    own_field = SamplingParams(extra_args={"logit_bias": {1: 1.0}})
+    for refused, name in ((params, "odd_only"), (own_field, "logit_bias")):
+        with pytest.raises(RequestError, match=f"extra_args has '{name}'"):
+            toy.generate(PROMPT, refused)
+    monkeypatch.setitem(PROCESSORS, "odd_only", OddOnly)
     done = toy.generate(PROMPT, params, drafter=drafter)
     assert done.token_ids == toy.generate(PROMPT, params, gamma=0).token_ids
     assert any(token > 4 for token in done.token_ids)
     assert not any(token >= 4 and token % 2 == 0 for token in done.token_ids)
-
-
-def test_an_option_that_has_a_field_is_no_extra(toy: Generator) -> None:
-    with pytest.raises(RequestError, match="extra_args has 'logit_bias'"):
-        toy.generate(PROMPT, SamplingParams(extra_args={"logit_bias": {1: 1.0}}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,49 +71,45 @@ def together(works: list[Callable[[], None]]) -> list[BaseException]:
     return raised
 
 
-class Player:
-    """A thread's part: what it asks of the generator, and what it got."""
+Whole = list[tuple[int, Completion]]
 
-    def __init__(self, made: Generator, shared: list[Stream], acts: list[Act]) -> None:
-        self.made, self.shared, self.acts = made, shared, acts
-        self.whole: list[tuple[int, Completion]] = []
 
-    def __call__(self) -> None:
-        for act, number in self.acts:
-            self.play(act, number)
-
-    def play(self, act: str, number: int) -> None:
-        prompt, params = [number, 1], params_of(number)
-        stream = self.shared[number]
+def play(made: Generator, shared: list[Stream], acts: list[Act], whole: Whole) -> None:
+    """Do what a script says, and keep the completions that came whole."""
+    for act, number in acts:
+        prompt, params, stream = [number, 1], params_of(number), shared[number]
         if act == "read":  # one stream in several threads: each chunk goes to one of them
             next(stream, None)
         elif act == "generate":
-            self.whole.append((number, self.made.generate(prompt, params)))
+            whole.append((number, made.generate(prompt, params)))
         elif act == "many":
-            found = self.made.generate_many([prompt, prompt], params)
-            self.whole += [(number, done) for (done,) in found]
+            whole += [(number, done) for (done,) in made.generate_many([prompt, prompt], params)]
         elif act == "cancel":
             stream.cancel()
         elif act == "drop":
             stream.close()
         else:
-            self.made.forget()
+            made.forget()
+
+
+def plays(
+    made: Generator, shared: list[Stream], scripts: list[list[Act]], whole: Whole
+) -> list[Callable[[], None]]:
+    return [partial(play, made, shared, acts, whole) for acts in scripts]
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(batch=st.integers(1, 3), scripts=THREADS)
 def test_whatever_threads_do_each_gets_its_text(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]]
 ) -> None:
     made, one = several(build, batch, tokenizer), alone(tokenizer)
     shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
-    players = [Player(made, shared, acts) for acts in scripts]
-    assert together(list(players)) == []
+    whole: Whole = []
+    assert together(plays(made, shared, scripts, whole)) == []
     expected = [one.generate([i, 1], params_of(i)).token_ids for i in range(8)]
-    for player in players:
-        for number, done in player.whole:
-            assert done.token_ids == expected[number]
+    assert all(done.token_ids == expected[number] for number, done in whole)
     ended = {n for acts in scripts for act, n in acts if act in ("cancel", "drop")}
     for number, stream in enumerate(shared):
         found = stream.finish().token_ids
@@ -124,7 +121,7 @@ def test_whatever_threads_do_each_gets_its_text(
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(batch=st.integers(1, 3), scripts=THREADS, late=st.integers(0, 30))
 def test_closing_under_threads_is_told_to_each(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int
@@ -141,31 +138,22 @@ def test_closing_under_threads_is_told_to_each(
         used.append("closed")
         engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
 
-    raised = together([*(Player(made, shared, acts) for acts in scripts), close, made.close])
+    raised = together([*plays(made, shared, scripts, []), close, made.close])
     assert all(isinstance(error, RequestError) for error in raised), raised
     assert {str(error) for error in raised} <= {CLOSED}
     assert set(used) <= {"closed"}
     made.close()
 
 
-def test_a_logits_processor_may_cancel_the_stream_it_runs_in(
-    made: Generator, tokenizer: Tokenizer
-) -> None:
+def test_a_processor_may_cancel_its_own_stream(made: Generator, tokenizer: Tokenizer) -> None:
     def stops(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(tokens) == 12:
-            with pytest.raises(RequestError, match="cannot use the generator that runs it"):
-                made.close()
             stream.cancel()
         return row
 
     params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=(stops,))
     stream = made.stream([1, 2], params, gamma=0)
-    whole = made.stream([3], SamplingParams(max_tokens=3, ignore_eos=True))
-    assert whole.finish().finish_reason == "length"
-    whole.cancel()
-    assert whole.completion.finish_reason == "length", "it was finished before"
     found = [token for chunk in stream for token in chunk.token_ids]
     assert stream.completion.finish_reason == "cancelled"
     assert found == stream.completion.token_ids
-    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[: len(found)]
-    assert len(found) == 10
+    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[:10]

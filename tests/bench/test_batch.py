@@ -77,9 +77,7 @@ def test_texts_that_differ_are_counted(tokenizer: Tokenizer, ticks: list[int]) -
     assert [t.same for t in found] == [12, 0]
 
 
-def test_more_rows_than_there_are_and_failures_are_told(
-    tokenizer: Tokenizer, ticks: list[int]
-) -> None:
+def test_too_many_rows_and_failures_are_told(tokenizer: Tokenizer, ticks: list[int]) -> None:
     made = rows(tokenizer, ticks)
     check_rows(made, [1, 4])
     for wrong in (0, 5):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.samples import DRAFTING, drafting, plain, rounds, row, sample
 from specrt.bench.lossless import Comparison
@@ -36,14 +34,9 @@ LOSING = Configuration(4, "model")
 MIB = 1 << 20
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
-def test_a_quarter_of_the_values_lies_outside_each_quartile(values: list[float]) -> None:
-    spread = Spread.of(values)
-    assert min(values) <= spread.low <= spread.median <= spread.high <= max(values)
-    quarter = (len(values) - 1) // 4 + 1
-    assert sum(v < spread.low for v in values) <= quarter
-    assert sum(v > spread.high for v in values) <= quarter
+def test_a_spread_has_the_quartiles() -> None:
     assert Spread.of([4.0, 1.0, 3.0, 2.0]) == (2.5, 1.75, 3.25)
+    assert Spread.of([5.0]) == (5, 5, 5)
 
 
 def test_a_row_of_known_numbers() -> None:
@@ -65,29 +58,22 @@ def test_a_row_of_known_numbers() -> None:
     assert facts["speedup"] == {"median": 1.4667, "low": 1.4667, "high": 1.4667}
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=9))
-def test_a_speedup_is_the_median_of_the_ratios_of_pairs(slowness: list[tuple[int, int]]) -> None:
+def test_a_speedup_is_the_median_of_the_ratios_of_pairs() -> None:
+    slowness = [(1, 1), (1, 2), (3, 1), (2, 2), (1, 5)]  # drafting, plain
     pairs = [(number, 0) for number in range(len(slowness))]
     result = row(
         [drafting(p, own) for p, (own, _) in zip(pairs, slowness, strict=True)],
         [plain(p, base) for p, (_, base) in zip(pairs, slowness, strict=True)],
     )
-    ratios = sorted(4400 * base / (3000 * own) for own, base in slowness)
-    middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
-    assert result.speedup.median == pytest.approx(middle)
-    time, base = (sum(each) for each in zip(*slowness, strict=True))
-    assert result.overall == pytest.approx(4400 * base / (3000 * time))
-    winning = sum(ratio > 1 for ratio in ratios) >= 0.75 * len(ratios)
-    assert (result.standing == "faster") == winning
+    assert result.speedup.median == pytest.approx(4400 / 3000)
+    assert result.overall == pytest.approx(4400 * 11 / (3000 * 8))
+    assert result.standing == "faster"  # on at least three of four
 
 
-@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 5))
-def test_repeated_tokens_are_those_whose_run_came_before(tokens: list[int], run: int) -> None:
-    expected = sum(
-        any(tokens[j : j + run] == tokens[i : i + run] for j in range(i))
-        for i in range(len(tokens) - run + 1)
-    )
-    assert repeated_tokens(tokens, run) == expected
+def test_repeated_tokens_are_those_whose_run_came_before() -> None:
+    assert repeated_tokens([1, 2, 3, 1, 2, 4, 1, 2, 4], 2) == 3
+    assert repeated_tokens([1, 1, 1, 1], 1) == 3
+    assert repeated_tokens([1, 2], 3) == 0
 
 
 def reported(samples: Samples, categories: list[str]) -> BenchReport:

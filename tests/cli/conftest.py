@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +13,47 @@ from typing import Any
 
 import pytest
 
-from cli.ran import Ran, Run
 from specrt.cli import run
 from specrt.generator import Generator
 from specrt.speculation.round import Verdict
 from specrt.system import measure_bandwidth
+
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
+    "from specrt.cli import main; main()",
+]
+"""The command line in a process of its own."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a finished command printed, and how it ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """What a command said that refused its input: status 2, one line, nothing on stdout."""
+        assert (self.status, self.out) == (2, ""), self
+        assert self.err.startswith("specrt: ")
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1, self.err
+        return self.err
+
+
+Run = Callable[..., Ran]
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `specrt` with some arguments, and bytes on standard input."""
 
-    def command(*args: object, stdin: bytes = b"") -> Ran:
-        source: Any = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False)
+    def command(*args: object, stdin: bytes = b"", terminal: bool = False) -> Ran:
+        source: Any = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: terminal)
         monkeypatch.setattr("sys.stdin", source)
         capsys.readouterr()
         status = run([str(a) for a in args])
@@ -34,25 +64,20 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def _quiet_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine prints no more lines of progress than a fast one."""
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as little progress as a fast machine does, and read little memory."""
     monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 1e6)
+    little = partial(measure_bandwidth, array_bytes=1 << 20, reads=2)
+    monkeypatch.setattr("specrt.cli.bench.measure_bandwidth", little)
 
 
 @pytest.fixture
 def opened(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `generate` and `chat` run codelet on engines that are open already."""
+    """Let verbs run codelet on engines that are open already."""
     generator.forget()
     monkeypatch.setattr(generator, "close", lambda: None)
-    for verb in ("generate", "chat"):
+    for verb in ("generate", "chat", "verify", "bench"):
         monkeypatch.setattr(f"specrt.cli.{verb}.load", lambda *_, **__: generator)
-
-
-@pytest.fixture(autouse=True)
-def _read_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the bandwidth of memory in no time."""
-    little = partial(measure_bandwidth, array_bytes=1 << 20, reads=2)
-    monkeypatch.setattr("specrt.cli.bench.measure_bandwidth", little)
 
 
 @pytest.fixture

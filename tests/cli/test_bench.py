@@ -8,64 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 from specrt.bundle import Manifest, read_manifest
 
-FEW = ("--max-tokens", 24, "--gammas", "4", "--repeats", 1)
+pytestmark = pytest.mark.usefixtures("opened")
+FEW = ("--max-tokens", 12, "--gammas", "4", "--repeats", 1)
 
 
-def test_bench_ends_with_one_line_of_json(cli: Run, codelet: Path, two_prompts: Path) -> None:
-    options = ("--prompts", two_prompts, "--max-tokens", 8, "--gammas", "2", "--repeats", 2)
-    ran = cli("bench", codelet, *options)
-    assert ran.status == 0
-    assert all(line.startswith("bench: ") for line in ran.err.splitlines())
-    assert "outputs identical to plain decoding: 2 compared" in ran.out
-    found = json.loads(ran.out.splitlines()[-1])
-    assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
-    assert found["sampling"]["max_tokens"] == 8
-    assert found["outputs"] == {"compared": 2, "differing": 0, "differences": []}
-    (task,) = found["tasks"]
-    assert (task["category"], task["prompts"]) == (two_prompts.stem, 2)
-    plain, drafting = task["results"]
-    for row in (plain, drafting):
-        assert row["tokens_per_second"]["median"] > 0
-        assert row["emitted"] == 2 * 2 * 7  # prompts, repeats, tokens after the prefill's
-        assert row["speedup"]["low"] <= row["speedup"]["median"] <= row["speedup"]["high"]
-        assert row["itl_ms"]["p50"] <= row["itl_ms"]["p95"]
-    assert (plain["gamma"], plain["drafted"], plain["speedup"]["median"]) == (0, 0, 1.0)
-    assert (drafting["gamma"], drafting["drafter"]) == (2, "model")
-    assert drafting["drafted"] > 0
-    assert found["memory"]["peak_bytes"] > found["memory"]["weight_bytes"] > 0
-    assert found["bandwidth"]["threads"] == found["threads"]
-
-
-def test_bench_tells_classes_and_drafters_apart(
+def test_bench_ends_with_one_line_of_json(
     cli: Run, codelet: Path, two_prompts: Path, tmp_path: Path
 ) -> None:
     prose = tmp_path / "more.jsonl"
     prose.write_text('{"prompt": "Once", "category": "prose"}\n' * 3, encoding="utf-8")
     files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 2)
-    ran = cli("bench", codelet, *files, "--max-tokens", 4, "--gammas", "2,0", "--repeats", 1,
+    ran = cli("bench", codelet, *files, "--max-tokens", 8, "--gammas", "2,0", "--repeats", 2,
               "--drafter", "model,none", "--drafter", "none", "--markdown")  # fmt: skip
     assert ran.status == 0
+    assert all(line.startswith("bench: ") for line in ran.err.splitlines())
+    assert "outputs identical to plain decoding: 4 compared" in ran.out
     assert "| prose 2 | 0 |" in ran.out
     found = json.loads(ran.out.splitlines()[-1])
+    assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
+    assert found["sampling"]["max_tokens"] == 8
+    assert found["outputs"] == {"compared": 4, "differing": 0, "differences": []}
     assert [(t["category"], t["prompts"]) for t in found["tasks"]] == [
         (two_prompts.stem, 2), ("prose", 2), ("all", 4),
     ]  # fmt: skip
     for task in found["tasks"]:
-        assert [(r["gamma"], r["drafter"]) for r in task["results"]] == [(0, "none"), (2, "model")]
-    only = cli("bench", codelet, *files, "--category", "prose", "--max-tokens", 4, "--gammas", "0",
-               "--repeats", 1, "--json")  # fmt: skip
-    assert [t["category"] for t in json.loads(only.out)["tasks"]] == ["prose"]
+        plain, drafting = task["results"]
+        assert [(r["gamma"], r["drafter"]) for r in (plain, drafting)] == [
+            (0, "none"), (2, "model"),
+        ]  # fmt: skip
+        for row in (plain, drafting):
+            assert row["tokens_per_second"]["median"] > 0
+            assert row["emitted"] == task["prompts"] * 2 * 7  # repeats, tokens after the prefill's
+            assert row["speedup"]["low"] <= row["speedup"]["median"] <= row["speedup"]["high"]
+            assert row["itl_ms"]["p50"] <= row["itl_ms"]["p95"]
+        assert (plain["drafted"], plain["speedup"]["median"]) == (0, 1.0)
+        assert drafting["drafted"] > 0
+    assert found["memory"]["peak_bytes"] > found["memory"]["weight_bytes"] > 0
+    assert found["bandwidth"]["threads"] == found["threads"]
 
 
 @pytest.mark.usefixtures("believe_everything")
-@pytest.mark.parametrize("options", [(), ("--json", "--temperature", "0.9")])
-def test_bench_gives_no_speed_when_outputs_differ(
-    cli: Run, codelet: Path, two_prompts: Path, options: tuple[str, ...]
-) -> None:
-    ran = cli("bench", codelet, "--prompts", two_prompts, *FEW, *options)
+def test_no_speed_where_outputs_differ(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    ran = cli("bench", codelet, "--prompts", two_prompts, *FEW, "--temperature", "0.9")
     assert (ran.status, ran.out) == (1, "")
     assert "outputs differ from plain decoding" in ran.err
     assert f"specrt verify {codelet} --prompts {two_prompts}" in ran.err
@@ -90,10 +77,8 @@ def test_bench_where_nothing_is_promised_tells_how_many_outputs_differ(
     assert all(d["margin"] > 0 for d in found["differences"])
 
 
-def test_bench_compares_rows_structures_and_verifiers(
-    cli: Run, codelet: Path, two_prompts: Path
-) -> None:
-    options = ("--prompts", two_prompts, "--max-tokens", 12, "--repeats", 1, "--gammas", "0,2")
+def test_rows_structures_and_verifiers(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    options = ("--prompts", two_prompts, "--max-tokens", 6, "--repeats", 1, "--gammas", "0,2")
     ran = cli("bench", codelet, *options, "--rows", "1")
     assert ran.status == 0
     assert "over 1 row, gamma 0" in ran.out

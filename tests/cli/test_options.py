@@ -6,30 +6,19 @@ import io
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specrt.cli.options import progress, table
 
-CELLS = st.text("abc 1.", max_size=6).map(str.strip)
 
-
-@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n))),
-       st.integers(0, 2))  # fmt: skip
-def test_a_table_holds_every_cell_in_its_column(rows: list[list[str]], left: int) -> None:
-    columns = [f"c{number}" for number in range(len(rows[0]) if rows else 2)]
-    left = min(left, len(columns))
-    lines = table(columns, rows, left=left).split("\n")
-    assert len(lines) == 1 + len(rows)
-    assert all(line == line.rstrip() for line in lines)
-    ends = [lines[0].index(name) + len(name) for name in columns]
-    for row, line in zip(rows, lines[1:], strict=True):
-        for place, cell in enumerate(row):
-            if place >= left:
-                assert line.ljust(ends[-1])[: ends[place]].endswith(cell)
-    markdown = table(columns, rows, left=left, markdown=True).split("\n")
-    assert {line.count("|") for line in markdown} == {len(columns) + 1}
-    assert len(markdown) == 2 + len(rows)
+def test_a_table_holds_every_cell_in_its_column() -> None:
+    rows = [("a b", "1.5", ""), ("c", "", "12345")]
+    assert table(("name", "ms", "tokens"), rows, left=1).split("\n") == [
+        "name   ms  tokens",
+        "a b   1.5",
+        "c           12345",
+    ]
+    markdown = table(("name", "ms", "tokens"), rows, left=1, markdown=True).split("\n")
+    assert [line.count("|") for line in markdown] == [4] * 4
 
 
 class Stream(io.StringIO):

@@ -9,14 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cli.conftest import COMMAND
 from shared import REPOSITORY
-
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # may be ignored
-    "from specrt.cli import main; main()",
-]
 
 
 def arguments(codelet: Path, *more: str) -> list[str]:
@@ -41,16 +35,14 @@ def test_ctrl_c_keeps_the_text_so_far(codelet: Path) -> None:
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
     script = (
-        "import os, signal, sys\n"
+        "import os, runpy, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import runpy\n"
-        "slow = sys.argv.pop()\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
         "        if name == slow:\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "sys.argv.append('inspect')\n"
+        "slow, sys.argv[1:] = sys.argv[1], ['inspect']\n"
         "runpy.run_module('specrt', run_name='__main__')\n"
     )
     for module in ("click", "specrt.cli.inspect"):
@@ -76,19 +68,13 @@ def test_a_closed_pipe_ends_without_a_word(codelet: Path) -> None:
 
 def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [*COMMAND, "generate", str(codelet), "--max-tokens", "12", "--json"]
+    few = ("generate", str(codelet), "--max-tokens", "3", "--threads", "1", "--json")
     done = subprocess.run(
-        command, input='s = "żółw żółw żółw '.encode(), capture_output=True, env=environment,
-        timeout=60, check=False,
+        [*COMMAND, *few], input='s = "żółw żółw żółw '.encode(), capture_output=True,
+        env=environment, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode("utf-8").startswith("{")
-    refused = subprocess.run(
-        [*COMMAND, "generate", str(codelet), "--prompt", b"caf\xe9"], capture_output=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert (refused.returncode, refused.stdout) == (2, b"")
-    assert refused.stderr.startswith(b"specrt: the prompt is not valid Unicode")
 
 
 def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
@@ -100,13 +86,12 @@ def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "specrt: No space left on device\n")
 
 
-def test_closed_streams_are_no_reason_to_fail(codelet: Path) -> None:
-    few = " ".join(map(shlex.quote, arguments(codelet, "--max-tokens", "3")))
+def test_closed_streams_are_no_reason_to_fail() -> None:
+    words = " ".join(map(shlex.quote, [*COMMAND, "doctor", "--help"]))
     done = subprocess.run(
-        ["sh", "-c", f"{few} >&- <&-"], capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", f"{words} >&- <&-"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0
-    assert done.stderr.startswith("[3 tokens")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_make_passes_a_prompt_on_as_it_is() -> None:

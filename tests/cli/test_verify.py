@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.ran import Run
+from cli.conftest import Run
 
 
+@pytest.mark.usefixtures("opened")
 def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Path) -> None:
     options = ("--prompts", two_prompts, "--max-tokens", 12, "--gammas", "0,2,5")
     ran = cli("verify", codelet, *options)
@@ -20,36 +21,27 @@ def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Pat
     assert found == {
         "prompts": 2, "tokens": 48, "tolerance": 1e-3, "divergences": [], "unexplained": 0,
     }  # fmt: skip
+    # Where nothing was drafted nothing is proved.
+    short = ("--max-tokens", 2, "--gammas", "4", "--drafter", "ngram", "--json")
+    ran = cli("verify", codelet, "--prompts", two_prompts, *short)
+    assert (ran.status, ran.out) == (2, "")
+    assert "drafted nothing at gamma 4, so nothing was verified" in ran.err.splitlines()[-1]
 
 
-@pytest.mark.usefixtures("believe_everything")
-def test_verify_fails_on_a_verifier_that_accepts_all(
-    cli: Run, codelet: Path, two_prompts: Path
-) -> None:
-    options = ("--prompts", two_prompts, "--max-tokens", 24, "--gammas", "4")
+@pytest.mark.usefixtures("believe_everything", "opened")
+def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, two_prompts: Path) -> None:
+    options = ("--prompts", two_prompts, "--max-tokens", 12, "--gammas", "4")
     ran = cli("verify", codelet, *options)
     assert ran.status == 1
     assert "NOT EXPLAINED by rounding" in ran.out
     assert "unexplained" in ran.out.splitlines()[-1]
-    ran = cli("verify", codelet, *options, "--json")
-    found = json.loads(ran.out)
-    assert (ran.status, found["unexplained"] > 0) == (1, True)
-    first = found["divergences"][0]
-    assert first["margin"] > found["tolerance"]
-    assert first["plain_token"] != first["speculative_token"]
     # With a tolerance above every margin the same divergences count as near-ties.
-    assert cli("verify", codelet, *options, "--tolerance", 100).status == 0
-
-
-def test_verify_that_drafted_nothing_has_proved_nothing(
-    cli: Run, codelet: Path, tmp_path: Path
-) -> None:
-    short = tmp_path / "short.jsonl"
-    short.write_text('{"prompt": "import"}', encoding="utf-8")
-    options = ("--prompts", short, "--max-tokens", 2, "--gammas", "4", "--drafter", "ngram")
-    ran = cli("verify", codelet, *options, "--json")
-    assert (ran.status, ran.out) == (2, "")
-    assert "drafted nothing at gamma 4, so nothing was verified" in ran.err.splitlines()[-1]
+    ran = cli("verify", codelet, *options, "--tolerance", 100, "--json")
+    found = json.loads(ran.out)
+    assert (ran.status, found["unexplained"], len(found["divergences"]) > 0) == (0, 0, True)
+    first = found["divergences"][0]
+    assert first["margin"] > 1e-3
+    assert first["plain_token"] != first["speculative_token"]
 
 
 @pytest.mark.usefixtures("believe_everything")

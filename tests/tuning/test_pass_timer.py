@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from specrt.errors import EngineError
 from specrt.scheduler.request import OutputProcessor
-from specrt.speculation.costs import Costs, shared_widths
+from specrt.speculation.costs import shared_widths
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from specrt.tuning import (
@@ -23,7 +23,6 @@ from specrt.tuning import (
     RepeatDrafter,
     measure_costs,
     rising,
-    turned,
 )
 from support.rows import PackedTable
 from support.toy import TableEngine, TableOutput
@@ -36,7 +35,7 @@ class Priced(TableEngine):
     """An engine whose passes take what they are said to cost."""
 
     def __init__(self, clock: Clock, price: Callable[[int], int], **options: Any) -> None:
-        super().__init__(memory=1, max_length=options.pop("max_length", 512), **options)
+        super().__init__(memory=1, max_length=512, **options)
         self._clock, self._price = clock, price
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
@@ -52,10 +51,6 @@ def draft_price(width: int) -> int:
     return 90_000 + 1_000 * width
 
 
-def measured(models: Models, clock: Clock, **options: Any) -> Costs:
-    return measure_costs(models, clock=clock, **options)
-
-
 @pytest.mark.parametrize("draft", ["wrong", "right", "none"])
 def test_costs_are_those_of_the_engines(clock: Clock, draft: str) -> None:
     target = Priced(clock, target_price)
@@ -65,7 +60,7 @@ def test_costs_are_those_of_the_engines(clock: Clock, draft: str) -> None:
         models = Models(target, Priced(clock, draft_price, seed=int(draft == "wrong")), GAMMAS)
         first = draft_price(2 if draft == "right" else 1)  # after a round whose tokens all stay
         wanted[1:] = [first + draft_price(1) * (g - 1) for g in GAMMAS[1:]]
-    costs = measured(models, clock)
+    costs = measure_costs(models, clock=clock)
     assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
     assert costs.draft_ns == tuple(wanted)
     assert costs.outside_ns == 0
@@ -78,8 +73,12 @@ def test_a_pass_that_takes_far_too_long_now_and_then_does_not_count(clock: Clock
         return target_price(width) * (40 if next(passes) % 5 == 0 else 1)
 
     draft = Priced(clock, lambda width: 90_000, seed=1)
-    costs = measured(Models(Priced(clock, price), draft, GAMMAS), clock, budget_s=20.0)
+    shares: list[float] = []
+    models = Models(Priced(clock, price), draft, GAMMAS)
+    costs = measure_costs(models, clock=clock, budget_s=20.0, progress=shares.append)
     assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
 
 
 def test_time_outside_the_engines_is_counted_once_a_round(
@@ -95,13 +94,13 @@ def test_time_outside_the_engines_is_counted_once_a_round(
     target = Priced(clock, target_price)
     draft = Priced(clock, lambda width: 90_000, seed=1)
     models = Models(target, draft, GAMMAS)
-    assert measured(models, clock, tokenizer=tokenizer).outside_ns == 7_000
-    assert measured(models, clock).outside_ns == 0
+    assert measure_costs(models, clock=clock, tokenizer=tokenizer).outside_ns == 7_000
+    assert measure_costs(models, clock=clock).outside_ns == 0
 
 
 def test_rounds_are_timed_at_a_filled_context(clock: Clock) -> None:
     target, draft = Priced(clock, target_price), Priced(clock, draft_price, seed=1)
-    measured(Models(target, draft, GAMMAS), clock)
+    measure_costs(Models(target, draft, GAMMAS), clock=clock)
     for engine in (target, draft):
         assert (engine.buffer[0, : CONTEXT + 1] >= 0).all()
         starts = [call.start for call in engine.calls]
@@ -114,46 +113,29 @@ def test_rounds_are_timed_at_a_filled_context(clock: Clock) -> None:
     ("plain_ms", "gammas"),
     [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
 )
-def test_slow_engines_are_measured_at_fewer_gammas(
-    clock: Clock, plain_ms: int, gammas: set[int]
-) -> None:
+def test_slow_engines_have_fewer_gammas(clock: Clock, plain_ms: int, gammas: set[int]) -> None:
     target = Priced(clock, lambda width: plain_ms * 1_000_000 + width)
-    costs = measured(Models(target, None, GAMMAS), clock)
+    costs = measure_costs(Models(target, None, GAMMAS), clock=clock)
     assert {call.width - 1 for call in target.calls if call.start > CONTEXT} == gammas
     assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g + 1 for g in GAMMAS])
     # The slowest engines have a plain step, a warm-up and one lap.
     assert clock.now <= max(0.7e9, 25 * plain_ms * 1e6)
 
 
-def test_progress_rises_to_one_within_a_limit_of_laps(clock: Clock) -> None:
-    shares: list[float] = []
-    target = Priced(clock, target_price)
-    measured(Models(target, None, GAMMAS), clock, budget_s=1e6, progress=shares.append)
-    assert shares == sorted(shares)
-    assert len(shares) == 40
-    assert shares[-1] == 1
-
-
-def test_a_draft_that_never_drafts_is_an_error_and_not_a_cost(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_that_never_drafts_fails(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = RepeatDrafter(0)
     monkeypatch.setattr(PassTimer, "_drafter", lambda self, gamma: idle)
     models = Models(Priced(clock, target_price), Priced(clock, draft_price), GAMMAS)
     with pytest.raises(EngineError, match=r"proposed nothing.*name a gamma"):
-        measured(models, clock)
+        measure_costs(models, clock=clock)
 
 
 @given(
-    max_length=st.integers(4, 300),
-    gammas=st.sets(st.integers(1, 12), max_size=5),
-    wide=st.integers(0, 40),
-    drafts=st.booleans(),
-)
-@settings(max_examples=30, deadline=None)
-def test_no_shape_of_engine_is_fed_beyond_its_buffers(
-    max_length: int, gammas: set[int], wide: int, drafts: bool
-) -> None:
+    max_length=st.integers(4, 300), gammas=st.sets(st.integers(1, 12), max_size=5),
+    wide=st.integers(0, 40), drafts=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_buffers_are_never_left(max_length: int, gammas: set[int], wide: int, drafts: bool) -> None:
     # The toy engine itself refuses passes that are too wide or lie outside.
     fitting = (0, *sorted(g for g in gammas if g < max_length - 2))
     widest = max(fitting) + 1 + wide
@@ -165,6 +147,7 @@ def test_no_shape_of_engine_is_fed_beyond_its_buffers(
     assert len(costs.verify_ns) == len(costs.draft_ns) == max(fitting) + 1
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
 def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
     found = rising(costs)
@@ -175,24 +158,12 @@ def test_rising_costs_never_fall_and_keep_their_sum(costs: list[float]) -> None:
     assert rising([1, 5, 3, 9]) == [1, 4, 4, 9], "a dip is shared by its neighbours"
 
 
-@given(st.lists(st.integers(), min_size=1, max_size=9, unique=True), st.integers(0, 50))
-def test_turns_are_a_rotation(order: list[int], lap: int) -> None:
-    laps = [turned(order, lap + i) for i in range(len(order))]
-    for column in (*laps, *map(list, zip(*laps, strict=True))):
-        assert sorted(column) == sorted(order)
-
-
 def test_passes_of_several_rows_are_priced_by_their_tokens(clock: Clock) -> None:
-    def prices(batch: int) -> tuple[float, ...]:
-        rows = [Priced(clock, target_price, max_width=32) for _ in range(batch)]
-        models = Models(PackedTable(rows), None, GAMMAS)
-        return measured(models, clock, budget_s=20.0).verify_ns
-
-    assert shared_widths(8, 4, 256) == [18, 36]
-    assert shared_widths(8, 7, 256) == [18, 36, 63]
-    assert shared_widths(8, 4, 30) == [18, 27]
-    assert shared_widths(8, 1, 256) == []
-    costs = prices(3)
+    for rows, longest, widths in ((4, 256, [18, 36]), (7, 256, [18, 36, 63]), (4, 30, [18, 27]),
+                                  (1, 256, [])):  # fmt: skip
+        assert shared_widths(8, rows, longest) == widths
+    engine = PackedTable([Priced(clock, target_price, max_width=32) for _ in range(3)])
+    costs = measure_costs(Models(engine, None, GAMMAS), clock=clock, budget_s=20.0).verify_ns
     assert len(costs) == 27
     known = [*GAMMAS, 17, 26]
     assert [costs[g] for g in known] == [target_price(g + 1) for g in known]

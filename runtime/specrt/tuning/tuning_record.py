@@ -80,7 +80,10 @@ class Tuning:
     machine: Machine
     threads: Count
     pools: Annotated[int, Interval(1, 2)]
-    """Thread pools of the engines: one for both, as `share_pool` makes it, or one for each."""
+    """Thread pools of the engines: one for both, as `share_pool` makes it, or one for each.
+
+    For people: costs hold whatever the pools, and the gamma policy follows what rounds take.
+    """
     verify_ns: tuple[int, ...]
     draft_ns: tuple[int, ...]
     outside_ns: int
@@ -114,12 +117,10 @@ class Tuning:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def read_tuning(
-    bundle: Bundle, threads: int, pools: int | None = None
-) -> tuple[Tuning | None, str | None]:
+def read_tuning(bundle: Bundle, threads: int) -> tuple[Tuning | None, str | None]:
     """Return the tuning of a bundle, or the reason to ignore it; neither where there is no record.
 
-    `threads` and `pools` are those of the engines about to run; None admits any number of pools.
+    `threads` are those of the engines about to run.
     """
     path = bundle.file(FILE_NAME)
     if not os.path.lexists(path):
@@ -131,7 +132,7 @@ def read_tuning(
     except (OSError, ValueError, RecursionError, SpecrtError) as error:
         reason = str(error).split(";")[0]
         return None, f"{path} is ignored, it is damaged ({reason}); {_again(bundle, threads)}"
-    stale = _stale(tuning, bundle, threads, pools)
+    stale = _stale(tuning, bundle, threads)
     if stale is not None:
         return None, f"{path} is ignored: {stale}; costs are measured where they are needed"
     return tuning, None
@@ -215,7 +216,7 @@ def _problems(tuning: Tuning, bundle: Bundle) -> Iterator[str]:
             yield f"drafter {short(drafter)}, expected one of {', '.join(DRAFTERS)}"
 
 
-def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> str | None:
+def _stale(tuning: Tuning, bundle: Bundle, threads: int) -> str | None:
     """Return why a sound record does not hold here, and the remedy; None where it holds."""
     again = _again(bundle, threads)
     if tuning.source != bundle.manifest.source:
@@ -227,10 +228,6 @@ def _stale(tuning: Tuning, bundle: Bundle, threads: int, pools: int | None) -> s
         return f"it was measured on another machine ({differs}); {again}"
     if tuning.threads != threads:
         return f"it was measured with {tuning.threads} threads, not {threads}; {again}"
-    several = bundle.manifest.draft is not None and threads > 1
-    if several and pools not in (None, tuning.pools):
-        ways = {1: "one thread pool for both engines", 2: "a thread pool for each engine"}
-        return f"it was measured with {ways[tuning.pools]} (see owns_process of `specrt.load`)"
     return None
 
 
