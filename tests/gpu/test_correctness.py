@@ -37,7 +37,7 @@ def stale_keys(engine: Any) -> None:
     update = plan.update
 
     def broken(at: Any, fed: Any, start: Any) -> Any:
-        cache = plan.unpacked(plan.cache(at["key.0"]))[0, 0, :, 0]
+        cache = plan.cache(at["key.0"])[0, 0, :, 0]
         if fed.shape[1] > 1 and cache[start[0] + 1] > 0:
             fed[0, 1] = int(cache[start[0] + 1]) - 1
         return update(at, fed, start)
