@@ -44,7 +44,7 @@ def test_a_pass_that_finds_no_memory_leaves_the_engine_as_it_was() -> None:
     for one in (engine, fresh):
         one.forward([[1, 2, 3]], 0)
     live, taken = device.live, engine.memory_bytes
-    for call in ("cudaMalloc", "cudaHostAlloc", "create_execution_context", "set_tensor_address"):
+    for call in ("cudaMalloc", "create_execution_context", "cudaHostAlloc", "set_tensor_address"):
         device.cuda.fail(call)
         with pytest.raises(EngineError):
             engine.forward([[1] * 5], 3)
