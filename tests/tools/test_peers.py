@@ -15,7 +15,7 @@ sys.path.insert(0, str(PEERS))
 
 from peerbench.measure import WARM_TOKENS, Row, measure  # noqa: E402
 from peerbench.process import Runner, RunnerError  # noqa: E402
-from peerbench.protocol import Completed, Hello, Order, Outcome  # noqa: E402
+from peerbench.protocol import Completed, Order, Outcome  # noqa: E402
 from peerbench.schedule import Contender, interleave  # noqa: E402
 from peerbench.summary import figures, ratio  # noqa: E402
 from peerbench.table import HEADINGS, markdown, verdict  # noqa: E402
