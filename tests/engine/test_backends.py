@@ -9,46 +9,17 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import ArrayLike, NDArray
 
 import specrt
-from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
-from specrt.engine.backends import (
-    BACKENDS,
-    Backend,
-    backend_named,
-    check_versions,
-    host_bytes,
-)
-from specrt.engine.protocol import check_bounds
+from engine.tensorrt_site import Site, pair
+from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord
+from specrt.engine.backends import BACKENDS, Backend, backend_named, check_versions, host_bytes
 from specrt.errors import BundleError, EngineError
 from specrt.params import SamplingParams
-from support.toy import TableOutput, byte_level
+from support.toy import plain
 
 GEOMETRY = Geometry(1, 1, 1, 4, 270, 64, (0,))
-
-
-class BigramEngine:
-    """An engine in NumPy: the scores after a token are a row of a saved table."""
-
-    def __init__(
-        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        **_: Any,
-    ) -> None:  # fmt: skip
-        self.geometry, self.batch = geometry, batch
-        self.max_length, self.max_width = max_length, max_width
-        self.table: NDArray[np.float32] = np.load(path)
-
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
-        fed, starts = np.asarray(tokens, np.int64), np.asarray(start)
-        check_bounds(self, fed.shape[1], int(starts.min()), int(starts.max()))
-        logits = self.table[fed[:, -(rows or fed.shape[1]) :]]
-        return TableOutput(logits, logits.argmax(-1), np.ones(logits.shape[:2], np.float32))
-
-    def close(self) -> None:
-        pass
 
 
 def model(role: str, backend: str = "") -> ModelRecord:
@@ -57,7 +28,7 @@ def model(role: str, backend: str = "") -> ModelRecord:
 
 def manifest_of(backend: str, **options: Any) -> Manifest:
     made = Manifest(
-        format=FORMAT, name="bigrams", backend=backend, precision="fp32", batch=1, max_length=64,
+        format=FORMAT, name="pair", backend=backend, precision="fp32", batch=1, max_length=64,
         prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(), bos_token_id=None,
         target=model("target"), draft=model("draft"), versions={},
         device={"machine": platform.machine()}, source="0" * 64, files={},
@@ -65,38 +36,18 @@ def manifest_of(backend: str, **options: Any) -> Manifest:
     return replace(made, **options)
 
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """A bundle of two tables; the draft's is the target's with some noise."""
-    rng = np.random.default_rng(5)
-    table = rng.standard_normal((270, 270)).astype(np.float32)
-    np.save(tmp_path / "target.npy", table)
-    np.save(tmp_path / "draft.npy", table + 0.3 * rng.standard_normal(table.shape))
-    byte_level(tmp_path)
-    files = {path.name: hash_file(path) for path in tmp_path.iterdir()}
-    text = manifest_of("bigrams", files=files).to_json()
-    (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def test_a_backend_from_outside_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "bigrams", Backend(BigramEngine, lambda: "bigrams 1"))
-    with specrt.load(bundle) as generator:
-        assert isinstance(generator.models.target, BigramEngine)
-        params = SamplingParams(max_tokens=40)
-        fast = generator.generate("a prompt", params)
-        plain = generator.generate("a prompt", params, gamma=0)
-    token, tokens = ord("t"), []
-    for _ in range(40):
-        token = int(np.load(bundle / "target.npy")[token].argmax())
-        tokens.append(token)
-    assert fast.token_ids == plain.token_ids == tokens
-    assert fast.speculation.accepted > 0
-
-
-def test_an_unknown_backend_is_named_beside_those_there_are(bundle: Path) -> None:
-    with pytest.raises(EngineError, match=rf"'bigrams'.*{', '.join(BACKENDS)}"):
-        specrt.load(bundle)
+def test_a_backend_from_outside_is_one_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = pair()
+    folder, prompt = site.bundle(target, draft, backends=("tables", "tables")), [1, 2, 3]
+    with pytest.raises(EngineError, match=rf"'tables'.*{', '.join(BACKENDS)}"):
+        specrt.load(folder)
+    monkeypatch.setitem(BACKENDS, "tables", Backend(site.table, lambda: "tables 1"))
+    with specrt.load(folder) as generator:
+        assert generator.models.target is target
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        found = generator.generate(prompt, params, gamma=4)
+    assert found.token_ids == plain(target, prompt, 40)
+    assert found.speculation.accepted > 0
 
 
 @pytest.mark.parametrize(

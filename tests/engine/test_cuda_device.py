@@ -20,25 +20,20 @@ def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
 
 
 def test_a_discrete_gpu_copies_and_an_integrated_one_shares() -> None:
-    double = CudaDouble()
-    one = device(double)
-    staged = one.stage(8)
-    assert not one.integrated
-    staged.host[:] = np.arange(8)
-    staged.send()
-    one.wait()
-    assert double.memory[staged.address].tolist() == list(range(8))
-    double.memory[staged.address][:] = 9
-    staged.fetch()
-    one.wait()
-    assert staged.host.tolist() == [9] * 8
-    shared = CudaDouble(integrated=True)
-    jetson = device(shared)
-    staged = jetson.stage(8)
-    assert (jetson.integrated, shared.memory) == (True, {})
-    assert staged.address == staged.host.ctypes.data
-    staged.send()
-    staged.fetch()
+    double, shared = CudaDouble(), CudaDouble(integrated=True)
+    for cuda in (double, shared):
+        one = device(cuda)
+        assert one.integrated is (cuda is shared)
+        staged = one.stage(8)
+        staged.host[:] = np.arange(8)
+        staged.send()
+        one.wait()
+        place = cuda.host if one.integrated else cuda.memory
+        assert place[staged.address].tolist() == list(range(8))
+        place[staged.address][:] = 9
+        staged.fetch()
+        one.wait()
+        assert staged.host.tolist() == [9] * 8
     assert not shared.calls["cudaMemcpyAsync"]
     assert not device(CudaDouble(integrated=True, maps=False)).integrated
 

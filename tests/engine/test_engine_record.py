@@ -13,9 +13,7 @@ import pytest
 import specrt
 from engine.tensorrt_site import Site, pair
 from specrt.bundle import hash_file
-from specrt.engine.tensorrt import engine as opening
-from specrt.engine.tensorrt import engine_record, library
-from specrt.engine.tensorrt.engine import Lease
+from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
     Compiled,
@@ -29,11 +27,9 @@ from specrt.engine.tensorrt.engine_record import (
     remark,
     this_device,
 )
-from specrt.engine.tensorrt.library import FLAVOURS
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import EngineError, SpecrtError
 from specrt.system import Gpu, Survey
-from support.cuda_double import DoubleDevice
 from support.tensorrt_double import (
     PREFILL,
     EngineDouble,
@@ -144,15 +140,6 @@ def test_on_another_machine_nothing_is_opened(
     assert site.devices == []
 
 
-def test_without_the_library_its_source_is_named(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = site.bundle(*pair())
-    monkeypatch.setattr(library, "is_installed", lambda name: False)
-    monkeypatch.setattr(opening, "open_library", library.open_library.__wrapped__)
-    assert f"which is not installed: {FLAVOURS['tensorrt'].install}" in refusal(folder)
-
-
 # The record
 
 
@@ -251,15 +238,3 @@ def test_what_was_asked_of_the_builder_decides_where_a_plan_runs_and_how_it_is_o
     assert (found := read_engine_record(path)) == record
     assert found.wants == opened
     assert found.device == device
-
-
-def test_a_device_is_closed_with_its_last_holder_and_once() -> None:
-    device = DoubleDevice()
-    lease, holders = Lease(device), [object(), object()]
-    for holder in holders:
-        lease.take(holder)
-    lease.drop(object())  # of somebody who never held it
-    for holder, closed in zip(holders[::-1], (0, 1), strict=True):
-        lease.drop(holder)
-        lease.drop(holder)
-        assert device.closed == closed

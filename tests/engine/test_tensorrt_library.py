@@ -111,11 +111,8 @@ def test_messages_go_to_the_blocks_that_listen() -> None:
 def test_the_real_library_is_as_written_down() -> None:
     pytest.importorskip("tensorrt_rtx")
     real = open_library("tensorrt-rtx")
-    assert real.native
-    assert real.tells_validity
-    assert real.tells_capturable
-    assert real.tells_aliases
-    assert real.has_runtime_config
+    tells = (real.tells_validity, real.tells_capturable, real.tells_aliases)
+    assert (*tells, real.native, real.has_runtime_config) == (True,) * 5
     assert {"7.5", "8.6", "12.0"} <= set(real.capabilities)
     with real.messages() as log:
         builder = real.module.Builder(real.logger)  # it must outlive its networks
