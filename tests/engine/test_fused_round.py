@@ -14,34 +14,20 @@ from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from support.cuda_double import DoubleDevice
-from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
+from support.tensorrt_double import GAMMAS, PREFILL, Pair, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near
 
 LENGTH = 160
 PROMPT = [3, 1, 4, 1, 5]
 
 
-class Pair:
-    """A table and one like it as engines on one device, and their rounds."""
-
-    def __init__(
-        self, *, device: dict[str, Any] | None = None, draft: dict[str, Any] | None = None,
-        capture: bool = True, **options: Any,
-    ) -> None:  # fmt: skip
-        toy = TableEngine(7, max_length=LENGTH)
-        self.device = DoubleDevice(**(device or {}))
-        self.target = opened(self.device, toy, capture=capture, **options)
-        said = {"confidence": True, **options, **(draft or {})}
-        profiles = draft_profiles(PREFILL)
-        self.draft = opened(self.device, near(toy, 8, 0.7), profiles, capture=capture, **said)
-        self.rounds = CapturedRounds(self.target, self.draft, capture=capture)
-        self.target.forward([PROMPT], 0, 1)
-        self.draft.forward([PROMPT], 0, 1)
-
-    def close(self) -> None:
-        self.target.close()
-        self.draft.close()
-        assert self.device.live == []
+def ready(broken_at: tuple[int, ...] = (), **options: Any) -> Pair:
+    """Return a table and one like it, which have read the prompt."""
+    toy = TableEngine(7, max_length=LENGTH)
+    pair = Pair(toy, near(toy, 8, 0.7), broken_at, **options)
+    pair.target.forward([PROMPT], 0, 1)
+    pair.draft.forward([PROMPT], 0, 1)
+    return pair
 
 
 def one_by_one(
@@ -72,7 +58,7 @@ def same(found: Any, wanted: Any) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"candidates": 4},
-    {"draft": {"confidence": False, "candidates": 7}, "device": {"integrated": True}},
+    {"own": {"confidence": False, "candidates": 7}, "integrated": True},
     {"capture": False, "compute": "bf16"},
 ]
 
@@ -82,7 +68,9 @@ OPTIONS: list[dict[str, Any]] = [
 def test_a_round_is_its_passes_one_by_one(options: dict[str, Any], seed: int) -> None:
     """Whatever is accepted, whatever the gamma, with single passes and prompts in between."""
     rng = np.random.default_rng(seed)
-    fused, single = Pair(**options), Pair(**options)
+    device = DoubleDevice(integrated="integrated" in options)
+    options = {name: value for name, value in options.items() if name != "integrated"}
+    fused, single = ready(device=device, **options), ready(**options)
     committed, cached = [*PROMPT, 2], len(PROMPT)
     while len(committed) < 35:
         gamma = int(rng.choice(GAMMAS))
@@ -115,7 +103,7 @@ def runs_a_pass(pair: Pair, tokens: list[int], start: int, rows: int | None = No
 
 @pytest.mark.parametrize("form", ["native", "decomposed"])
 def test_what_was_captured_is_one_launch_and_one_wait(form: str) -> None:
-    pair = Pair(form=form)
+    pair = ready(form=form)
     runs: list[Callable[[], object]] = [
         partial(pair.target.forward, [[4]], 4), partial(pair.target.forward, [[4] * 5], 4)
     ]  # fmt: skip
@@ -130,7 +118,7 @@ def test_what_was_captured_is_one_launch_and_one_wait(form: str) -> None:
 
 
 def test_only_the_same_pass_is_known_to_have_run() -> None:
-    pair = Pair()
+    pair = ready()
     fed = [5, *pair.rounds.run([5], 4, 5, 4, 3).tokens]
     other = [*fed[:-1], (fed[-1] + 1) % 29]
     for tokens, start, rows, again in (
@@ -147,7 +135,7 @@ def test_only_the_same_pass_is_known_to_have_run() -> None:
 @pytest.mark.parametrize("step", [0, 1, 3])
 def test_a_draft_without_numbers_says_so_and_breaks_nothing(step: int) -> None:
     """Neither its round counts as a pass that ran, nor the one before."""
-    pair, plain = Pair(draft={"broken_at": (5 + step,)}), Pair()
+    pair, plain = ready((5 + step,)), ready()
     for _ in range(2):
         good = pair.rounds.run([5], 4, 5, 4, step) if step in GAMMAS else None
         found = pair.rounds.run([5], 4, 5, 4, 4)
@@ -167,7 +155,7 @@ def test_a_draft_without_numbers_says_so_and_breaks_nothing(step: int) -> None:
 
 
 def test_rounds_fit_where_nothing_is_written_outside() -> None:
-    pair = Pair()
+    pair = ready()
     for gamma, pending, draft_start, target_start, fits in (
         (4, 2, 8, 9, True), (5, 1, 9, 9, False), (0, 1, 9, 9, False), (4, 0, 9, 9, False),
         (4, 3, 7, 9, False), (4, 1, -1, 9, False), (4, 1, 9, -1, False),

@@ -21,7 +21,7 @@ from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
-from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
 from specrt.engine.tensorrt.plan import TYPES, TrtPlan
@@ -403,18 +403,29 @@ class Noted:
 
 
 class Pair:
-    """Two tables as TensorRT engines on one device, and their rounds."""
+    """Two tables as TensorRT engines on one device, and their rounds.
+
+    `options` are those of both records, `own` of the draft's.
+    """
 
     def __init__(
-        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = ()
-    ) -> None:
-        self.device = DoubleDevice()
-        self.target = opened(self.device, target)
+        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = (), *,
+        device: DoubleDevice | None = None, capture: bool = True,
+        own: Mapping[str, Any] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.device = device or DoubleDevice()
+        self.target = opened(self.device, target, capture=capture, **options)
         self.draft = opened(
-            self.device, draft, draft_profiles(PREFILL), confidence=True, broken_at=broken_at
-        )
-        found = fused_rounds(self.target, self.draft)
-        self.rounds = Noted(found) if found else None
+            self.device, draft, draft_profiles(PREFILL), broken_at=broken_at, capture=capture,
+            **{"confidence": True, **options, **(own or {})},
+        )  # fmt: skip
+        found = CapturedRounds(self.target, self.draft, capture=capture)
+        self.rounds = Noted(found) if found.gammas else None
+
+    def close(self) -> None:
+        self.target.close()
+        self.draft.close()
+        assert self.device.live == []
 
     def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
         both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)
