@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,29 +96,24 @@ def test_without_what_it_needs_nothing_is_opened(
         opener("cuda", device="cuda", device_id=device_id)
 
 
-class Fallen:
-    """A session that fell back to the CPU, as ONNX Runtime's does without saying so."""
-
-    asked: dict[str, Any]
-
-    def __init__(self, path: str, options: Any, **asked: Any) -> None:
-        Fallen.asked = {**asked, "options": options}
-
-    def get_providers(self) -> list[str]:
-        return ["CPUExecutionProvider"]
-
-
 def test_falling_back_to_the_cpu_is_an_error(
     monkeypatch: pytest.MonkeyPatch, opener: Opener
 ) -> None:
+    """ONNX Runtime does so without saying so."""
+    asked: dict[str, Any] = {}
+
+    def fallen(path: str, options: Any, **given: Any) -> Any:
+        asked.update(given, options=options)
+        return SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+
     with_cuda(monkeypatch, Devices(("A GPU", "Another")))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Fallen)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fallen)
     monkeypatch.setattr(ort_cuda, "unloadable", lambda: "libcublasLt.so.13: not found")
     with pytest.raises(EngineError, match=r"does not start: libcublasLt\.so\.13: not found; .*pip"):
         opener("cuda", device="cuda", device_id=1)
-    ((provider, options),) = Fallen.asked["providers"]
+    ((provider, options),) = asked["providers"]
     assert (provider, options["device_id"]) == (ort_cuda.PROVIDER, "1")
-    session = Fallen.asked["options"]
+    session = asked["options"]
     assert session.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
 
 

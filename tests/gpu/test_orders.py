@@ -142,22 +142,17 @@ def test_a_step_whose_process_dies_keeps_its_facts(
     assert reason in outcome.reason
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Callable[..., Results]:
-    """Returns the results of a machine's inventory: what each backend lacks."""
-
-    def make(**lacks: str) -> Results:
-        results = Results(tmp_path / "machine.json")
-        backends = {name: lacks.get(name, "") for name in BACKENDS}
-        results.put(Outcome(INVENTORY, OK, facts={"problem": "", "backends": backends}))
-        return results
-
-    return make
+def machine(folder: Path, **lacks: str) -> Results:
+    """Return the results of a machine's inventory: what each backend lacks."""
+    results = Results(folder / "machine.json")
+    backends = {name: lacks.get(name, "") for name in BACKENDS}
+    results.put(Outcome(INVENTORY, OK, facts={"problem": "", "backends": backends}))
+    return results
 
 
 @pytest.mark.parametrize(("minutes", "slow"), [(0.1, 1), (10, 0.3), (10, 6)])
 def test_no_step_begins_that_is_not_done_by_its_minutes(
-    machine: Callable[..., Results], minutes: float, slow: float
+    tmp_path: Path, minutes: float, slow: float
 ) -> None:
     now = 0.0
 
@@ -168,7 +163,7 @@ def test_no_step_begins_that_is_not_done_by_its_minutes(
         return Outcome(step.key, OK)
 
     every = steps(RunSettings())
-    ended = run_order(every, machine(), launch, minutes=minutes, clock=lambda: now)
+    ended = run_order(every, machine(tmp_path), launch, minutes=minutes, clock=lambda: now)
     assert now <= 60 * minutes + 1e-6
     status = [outcome.status for outcome in ended]
     assert len(status) == len(every)
@@ -176,8 +171,8 @@ def test_no_step_begins_that_is_not_done_by_its_minutes(
     assert NOT_RUN in status or minutes * slow < 10
 
 
-def test_what_the_machine_lacks_is_not_run_and_says_why(machine: Callable[..., Results]) -> None:
-    results = machine(tensorrt="no library")
+def test_what_the_machine_lacks_is_not_run_and_says_why(tmp_path: Path) -> None:
+    results = machine(tmp_path, tensorrt="no library")
     chosen = [s for s in steps(RunSettings()) if s.matches(["codelet.logits*"])]
     ended = run_order(chosen, results, lambda step, seconds: Outcome(step.key, OK))
     found = {outcome.key: (outcome.status, outcome.reason) for outcome in ended}
