@@ -70,12 +70,8 @@ def large(engines: Path, tmp_path: Path) -> Path:
 
 def growth(work: str, graph: Path, out: Path, slices: int = 0) -> int:
     """Return the bytes by which a process grows that does some work on a graph."""
-    ran = subprocess.run(
-        [sys.executable, "-c", MEASURED, work, str(graph), str(out), str(slices)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", MEASURED, work, str(graph), str(out), str(slices)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     grown: int = json.loads(ran.stdout)
     return grown
@@ -90,5 +86,5 @@ def test_a_model_larger_than_memory_is_built(large: Path, tmp_path: Path, work: 
         tables = [t for t in engine.graph.initializer if list(t.dims) == [VOCABULARY, 128]]
         assert len(tables) == 1, "the table that is also the last projection is stored once"
         assert (out / "engine.data").stat().st_size >= VOCABULARY * 128 * 4
-    # The measure sees a table that is whole in memory.
-    assert growth(work, large, tmp_path / "whole", 1 << 40) > 1.5 * MOST[work]
+        # The measure sees a table that is whole in memory.
+        assert growth(work, large, tmp_path / "whole", 1 << 40) > 1.5 * MOST[work]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.engine.tensorrt.engine_record import writes_weight
@@ -40,6 +39,7 @@ def walk(watch: Watch, name: str, inside: Any) -> None:
     watch.finish(name)
 
 
+@settings(max_examples=30)
 @given(STEPS, st.booleans())
 def test_progress_never_falls_whatever_phases_come(inside: Any, known: bool) -> None:
     told: list[float] = []
@@ -53,70 +53,37 @@ def test_progress_never_falls_whatever_phases_come(inside: Any, known: bool) -> 
     assert 0 <= told[0] <= told[-1] <= 1
 
 
-def test_steps_name_the_profile_they_belong_to() -> None:
-    told: dict[str, float] = {}
-    watch = Watch(told.__setitem__, ("prefill", "decode", "verify 4"))
-    watch.start("Building engine", 6)
-    watch.start("Computing profile costs", 15)
-    for number in range(15):
-        watch.step("Computing profile costs", number)
-    assert list(told) == [
-        "building engine",
-        "profile prefill (1 of 3)",
-        "profile decode (2 of 3)",
-        "profile verify 4 (3 of 3)",
-    ]
-    assert told["profile decode (2 of 3)"] < told["profile verify 4 (3 of 3)"]
-
-
 def test_a_step_says_to_stop_once_it_is_asked() -> None:
     asked = iter([False, True])
     watch = Watch(nothing, ("decode",), cancelled=lambda: next(asked))
     watch.start("phase", 9)
-    assert watch.step("phase", 0)
-    assert not watch.step("phase", 1)
-    assert not watch.step("phase", 2)
+    assert [watch.step("phase", 0) for _ in range(3)] == [True, False, False]
     with pytest.raises(CancelledError):
         watch.check()
 
 
 def test_an_error_of_the_caller_waits_until_the_library_is_done() -> None:
-    def progress(stage: str, done: float) -> None:
-        raise KeyError("from the progress bar")
-
-    watch = Watch(progress, ("decode",))
+    watch = Watch(lambda stage, done: 1 / 0, ("decode",))
     watch.start("phase", 2)
     assert not watch.step("phase", 0)
-    with pytest.raises(KeyError, match="from the progress bar"):
+    with pytest.raises(ZeroDivisionError):
         watch.check()
 
 
-@pytest.fixture
-def mine() -> Iterator[list[int]]:
+def test_ctrl_c_stops_a_build_and_the_handler_of_before_comes_back() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    yield seen
-    signal.signal(signal.SIGINT, before)
-
-
-def test_the_handler_of_before_comes_back(mine: list[int]) -> None:
-    ours = signal.getsignal(signal.SIGINT)
-    watch = Watch(nothing, ("decode",))
-    with interruptible(watch):
-        os.kill(os.getpid(), signal.SIGINT)
-    assert watch.interrupted
-    assert mine == []
-    assert signal.getsignal(signal.SIGINT) is ours
-    os.kill(os.getpid(), signal.SIGINT)
-    assert mine == [signal.SIGINT]
-    with pytest.raises(KeyboardInterrupt):
-        watch.check()
-
-
-def test_a_second_ctrl_c_would_end_the_process_at_once(mine: list[int]) -> None:
-    with interruptible(Watch(nothing, ("decode",))):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    try:
+        watch, ours = Watch(nothing, ("decode",)), signal.getsignal(signal.SIGINT)
+        with interruptible(watch):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "a second ends the process"
+        assert (watch.interrupted, seen) == (True, [])
+        assert signal.getsignal(signal.SIGINT) is ours
+        with pytest.raises(KeyboardInterrupt):
+            watch.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def listing(*kernels: tuple[str, int, str, str]) -> Message:
@@ -135,14 +102,12 @@ LISTED = [
     Message("info", "Total Activation Memory: 7 bytes"),
     listing(
         ("__mye1_0", 0, "shape_call", ""),
-        ("__mye9", 0, "signal", ""),
         ("0.q_U3+0.k_U4", 0, "gemm", "__myelin_CASK_STUB"),
         ("1.q_U8+1.k_U9", 0, "gemm", "__myelin_CASK_STUB"),
         ("_gemm_mha_v2", 0, "kgen", "_gemm_mha_v2_0xab12"),
         ("__myl_CastMulCastFc", 0, "runtime_fusion", ""),
         ("_gemv_mha_v1", 1, "kgen", "_gemv_mha_v1_0xed73"),
         ("__myl_CastMulCast", 1, "kgen", "__myl_CastMulCast_0x1003"),
-        ("__myl_ReplCastMulCast", 1, "kgen", "__myl_ReplCastMulCast_0x1"),
     ),
 ]
 
@@ -155,7 +120,7 @@ def test_kernels_are_read_out_of_the_messages() -> None:
         ("__myl_CastMulCastFc", "runtime_fusion", 1),
     ]
     assert (wide.launches, wide.attention, wide.dequantising) == (4, "gemm", 0)
-    assert (narrow.launches, narrow.attention, narrow.dequantising) == (3, "gemv", 2)
+    assert (narrow.launches, narrow.attention, narrow.dequantising) == (2, "gemv", 1)
     assert (wide.activation_bytes, narrow.activation_bytes) == (100, 7)
     silent = compiled([], profiles("target", 8, ()))
     assert [(one.launches, one.attention) for one in silent] == [(0, "none"), (0, "none")]
@@ -179,13 +144,8 @@ def test_the_head_of_a_plan() -> None:
 
 
 def test_warnings_are_kept_once_and_fit_a_record() -> None:
-    said = [
-        Message("warning", "ModelImporter: Make sure input rows has Int64 binding."),
-        Message("warning", "slow\x00 path " + "x" * 400),
-        Message("warning", "slow\x00 path " + "x" * 400),
-        Message("info", "nothing"),
-    ]
-    kept = highlights(said)
-    assert len(kept) == 1
-    assert kept[0].isprintable()
-    assert len(kept[0]) <= 255
+    slow = Message("warning", "slow\x00 path " + "x" * 400)
+    importer = Message("warning", "ModelImporter: Make sure input rows has Int64 binding.")
+    (kept,) = highlights([importer, slow, slow, Message("info", "nothing")])
+    assert kept.isprintable()
+    assert len(kept) <= 255

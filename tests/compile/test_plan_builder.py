@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,18 +72,17 @@ def test_a_plan_is_what_the_record_says(draft: Case, library: Library, tmp_path:
 
 
 def test_options_reach_the_plan(draft: Case, library: Library, tmp_path: Path) -> None:
-    plain = plan(draft, library, tmp_path / "plain").record
     made = plan(
         draft, library, tmp_path / "few", aux_streams=0, weight_streaming=True,
         capabilities=("8.9", "12.0", "8.9"),
     ).record  # fmt: skip
-    assert set(made.settings) - set(plain.settings) == {
+    assert {
         BuildSetting("aux_streams", "0"),
         BuildSetting("weight_streaming", "True"),
         BuildSetting("capabilities", "8.9, 12.0, 8.9"),
-    }
+    } <= set(made.settings)
     assert ("weight_streaming", "True") in summary(made)
-    assert made.capabilities == ("8.9", "12.0") != plain.capabilities
+    assert made.capabilities == ("8.9", "12.0")
     assert (tmp_path / "few").read_bytes()[32] == 0x18
 
 
@@ -96,14 +93,11 @@ def first(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.op_type == kind)
 
 
-def drop_mask(model: onnx.ModelProto) -> None:
-    del first(model, "Attention").input[3:]
-
-
 def counted_lengths(model: onnx.ModelProto) -> None:
     """The form that TensorRT's parser takes and forgets."""
-    drop_mask(model)
-    first(model, "Attention").input.extend(["", "", "", "start"])
+    node = first(model, "Attention")
+    del node.input[3:]
+    node.input.extend(["", "", "", "start"])
 
 
 def cast_before_cache(model: onnx.ModelProto) -> None:
@@ -129,19 +123,8 @@ def written_elsewhere(model: onnx.ModelProto) -> None:
     node.CopyFrom(helper.make_node("Identity", [node.input[0]], list(node.output), name=node.name))
 
 
-def circular(model: onnx.ModelProto) -> None:
-    node = first(model, "TensorScatter")
-    for attribute in [a for a in node.attribute if a.name == "mode"]:
-        node.attribute.remove(attribute)
-    node.attribute.append(helper.make_attribute("mode", "circular"))
-
-
 def unknown_operator(model: onnx.ModelProto) -> None:
     first(model, "Attention").op_type = "Gobble"
-
-
-def no_argmax(model: onnx.ModelProto) -> None:
-    del model.graph.output[[o.name for o in model.graph.output].index("argmax")]
 
 
 def surplus_output(model: onnx.ModelProto) -> None:
@@ -149,28 +132,30 @@ def surplus_output(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_tensor_value_info(mask, TensorProto.FLOAT16, None))
 
 
-def fewer_candidates(model: onnx.ModelProto) -> None:
-    kept = [o for o in model.graph.output if not o.name.startswith("candidates")]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
+def without(prefix: str) -> Edit:
+    """Return what leaves out the outputs whose names begin so."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for output in [o for o in model.graph.output if o.name.startswith(prefix)]:
+            model.graph.output.remove(output)
+
+    return edit
 
 
-TAMPERED = [
-    (drop_mask, "lost its mask"),
-    (counted_lengths, "lost its mask"),
-    (cast_before_cache, "reads 'scaled', which is no input"),
-    (no_place_to_write, "'key.0' has no place to write at"),
-    (crossed_caches, "KV update of '(key|value).0' gives 'present_(value|key).0'"),
-    (written_elsewhere, "'key.0' has 0 KV updates"),
-    (circular, r"node '.*' \(TensorScatter\): .*linear mode"),
-    (unknown_operator, r"node '.*' \(Gobble\): .*Plugin not found"),
-    (no_argmax, "has no output 'argmax'"),
-    (surplus_output, "has an output '.*' that the runtime does not know"),
-    (fewer_candidates, "cuts out 0 candidates a row; the recipe says 16"),
-]
-
-
-@pytest.mark.parametrize(("edit", "words"), TAMPERED, ids=[edit.__name__ for edit, _ in TAMPERED])
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (counted_lengths, "lost its mask"),
+        (cast_before_cache, "reads 'scaled', which is no input"),
+        (no_place_to_write, "'key.0' has no place to write at"),
+        (crossed_caches, "KV update of '(key|value).0' gives 'present_(value|key).0'"),
+        (written_elsewhere, "'key.0' has 0 KV updates"),
+        (unknown_operator, r"node '.*' \(Gobble\): .*Plugin not found"),
+        (surplus_output, "has an output '.*' that the runtime does not know"),
+        (without("argmax"), "has no output 'argmax'"),
+        (without("candidates"), "cuts out 0 candidates a row; the recipe says 16"),
+    ],
+)
 def test_graphs_that_are_refused_or_silently_changed_are_caught(
     edit: Edit, words: str, draft: Case, library: Library, tmp_path: Path
 ) -> None:
@@ -186,7 +171,6 @@ def test_graphs_that_are_refused_or_silently_changed_are_caught(
     ("file", "content", "words"),
     [
         (ENGINE, b"junk" * 99, r"engine\.onnx is not an ONNX graph"),
-        (ENGINE, None, r"engine\.onnx is not an ONNX graph"),
         (WEIGHTS, b"short", r"cannot parse .*engine\.data"),
         (WEIGHTS, None, r"cannot parse .*engine\.data"),
     ],
@@ -203,46 +187,26 @@ def test_files_that_are_damaged_or_missing_are_named(
     assert left(tmp_path) == []
 
 
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_disk_that_is_full_leaves_what_was_there(
     draft: Case, library: Library, tmp_path: Path
 ) -> None:
     out = tmp_path / "model.plan"
     out.write_bytes(b"earlier")
-    with files_up_to(1 << 20), pytest.raises(BuildError, match="could not be written, with"):
-        plan(draft, library, out)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(BuildError, match="could not be written, with"):
+            plan(draft, library, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert left(tmp_path) == ["model.plan"]
     assert out.read_bytes() == b"earlier"
 
 
-def test_a_cancelled_build_ends_in_any_thread(
-    draft: Case, library: Library, tmp_path: Path
-) -> None:
-    asked, found = [], []
-
-    def cancelled() -> bool:
-        asked.append(True)
-        return len(asked) > 40
-
-    def work() -> None:
-        try:
-            build(draft, library, tmp_path / "p", cancelled=cancelled)
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert [type(error) for error in found] == [CancelledError]
+def test_a_cancelled_build_ends(draft: Case, library: Library, tmp_path: Path) -> None:
+    asked = iter(range(1000))
+    with pytest.raises(CancelledError):
+        build(draft, library, tmp_path / "p", cancelled=lambda: next(asked) > 40)
     assert left(tmp_path) == []
 
 
@@ -305,19 +269,15 @@ MEASURED = [  # MiB: floats, codes, int4, gammas (None: prefill alone), peak
 ]
 
 
-@pytest.mark.parametrize(("floats", "codes", "halves", "gammas", "peak"), MEASURED)
-def test_the_estimate_of_memory_is_above_what_was_measured_and_near(
-    floats: int, codes: int, halves: int, gammas: tuple[int, ...] | None, peak: int
-) -> None:
-    made = profiles("target", 128, gammas or ())
-    if gammas is None:
-        made = made[:1]
-    weights = Weights(floats * MIB, codes * MIB, halves * MIB)
-    needed = need(weights, made, PlanOptions(), RTX)
-    taken = peak * MIB - weights.stored  # mapped weights can be dropped
-    assert taken <= needed.host_bytes <= 1.4 * taken + 140 * MIB
-    assert needed.device_bytes == 0
-    assert need(weights, made, PlanOptions(workspace_mib=5), ENTERPRISE).device_bytes > 0
+def test_the_estimate_of_memory_is_above_what_was_measured_and_near() -> None:
+    for floats, codes, halves, gammas, peak in MEASURED:
+        made = profiles("target", 128, gammas or ())
+        weights = Weights(floats * MIB, codes * MIB, halves * MIB)
+        needed = need(weights, made if gammas is not None else made[:1], PlanOptions(), RTX)
+        taken = peak * MIB - weights.stored  # mapped weights can be dropped
+        assert taken <= needed.host_bytes <= 1.4 * taken + 140 * MIB
+        assert needed.device_bytes == 0
+        assert need(weights, made, PlanOptions(workspace_mib=5), ENTERPRISE).device_bytes > 0
 
 
 def test_too_little_memory_is_a_warning_with_a_remedy(
@@ -335,7 +295,10 @@ def test_too_little_memory_is_a_warning_with_a_remedy(
         assert memory_warning(needed, room, ENTERPRISE) == ""
     assert "of memory, and" in memory_warning(needed, Room(both - 1, both, shared=True), ENTERPRISE)
     stages: list[str] = []
-    build(draft, library, tmp_path / "p", progress=lambda *said: stages.append(said[0]),
-          room=Room(64 << 20))  # fmt: skip
+    options, graph = PlanOptions(candidates=16), draft.lowered.folder / ENGINE
+    build_plan(
+        graph, tmp_path / "p", library, PROFILES[1:2], options,
+        lambda stage, done: stages.append(stage), room=Room(64 << 20),
+    )  # fmt: skip
     assert "warning: building this plan may take" in stages[0]
     assert (tmp_path / "p").is_file(), "all the same"

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ class TableReference:
         return logits, logits.argmax(-1)
 
 
+@cache
+def tables() -> dict[str, TableEngine]:
+    """Return the tables of every machine's models."""
+    target = TableEngine(vocab=VOCABULARY, max_length=LENGTH, memory=8, max_width=64)
+    return {"target": target, "draft": near(target, 2, 0.9)}
+
+
 def unchanged(engine: Any) -> None:
     """Break nothing."""
 
@@ -62,8 +70,7 @@ class GpuDouble(Workbench):
     devices: list[DoubleDevice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        target = TableEngine(vocab=VOCABULARY, max_length=LENGTH, memory=8, max_width=64)
-        self.tables = {"target": target, "draft": near(target, 2, 0.9)}
+        self.tables = tables()
 
     def survey(self) -> Survey:
         return Survey((Gpu(0, "Double", "8.9", 1 << 29),), "", (13, 0), "1.0")

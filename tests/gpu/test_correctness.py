@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def stale_keys(engine: Any) -> None:
     update = plan.update
 
     def broken(at: Any, fed: Any, start: Any) -> Any:
-        cache = plan.unpacked(plan.cache(at["key.0"]))[0, 0, :, 0]
+        cache = plan.cache(at["key.0"])[0, 0, :, 0]
         if fed.shape[1] > 1 and cache[start[0] + 1] > 0:
             fed[0, 1] = int(cache[start[0] + 1]) - 1
         return update(at, fed, start)
@@ -88,11 +89,9 @@ def test_a_broken_engine_fails_its_check_and_the_others_are_run(
 
 def test_rounds_that_differ_from_their_passes_are_a_failure(double: GpuDouble) -> None:
     def late(engine: Any) -> None:
+        forward = engine.forward
         if engine.model.record.confidence:  # the draft
-            singly = engine.forward
-            engine.forward = lambda tokens, start, rows=None: singly(
-                tokens, max(0, start - 1), rows
-            )
+            engine.forward = lambda tokens, start, rows: forward(tokens, max(0, start - 1), rows)
 
     double.damage = late
     with pytest.raises(CheckError, match="a round drafted"):
@@ -113,7 +112,7 @@ def test_text_that_parts_from_plain_decoding_is_a_failure(double: GpuDouble) -> 
         engine.forward = broken
 
     double.damage = wrong
-    for step in (correctness.verify, lambda *a: speed.speed(*a, "1B", "fp16")):
+    for step in (correctness.verify, partial(speed.speed, size="1B", precision="fp16")):
         with pytest.raises(CheckError):
             step(double, "ort-cuda", Evidence())
 

@@ -1,31 +1,23 @@
-"""The CUDA engines on a GPU: their numbers, their captured graphs, and speculation on them.
+"""Engines of ONNX Runtime on a GPU, in every precision: their numbers and captured graphs.
 
-Skipped where no GPU answers; `make gpu-check` runs them.
+Skipped where no GPU answers; `make gpu-check` runs them, and speculation on bundles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import specrt
-from specrt.bench.lossless import compare
-from specrt.bundle import Bundle, Geometry
+from specrt.bundle import Geometry
 from specrt.engine.ort_cuda import OrtCudaEngine, missing, unloadable
 from specrt.engine.protocol import Engine
-from specrt.generator import Generator
-from specrt.params import SamplingParams
-from specrt.speculation.pool import Models
-from specrt.text import read_prompts
-from specrt_export.builder import build
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
-from specrt_export.recipe import read_recipe
 
 _LACKS = missing() or unloadable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_LACKS), reason=_LACKS or "runs here")]
@@ -35,8 +27,6 @@ TOLERANCES = {"fp16": 0.1, "bf16": 0.8, "int8": 0.1, "int4": 0.1}
 """Logits. On the CPU provider fp16 comes to 0.02 on codelet, whose scores spread over 28; bf16
 keeps three bits less, so eight times that. int8 and int4 are multiplied with fp16 activations and
 compared with the same whole numbers in fp32."""
-GAMMAS = [1, 2, 4, 8]
-
 Built = tuple[Path, Path, Path, Geometry]
 """Engine, portable graph, the folder of its weights, geometry."""
 
@@ -116,39 +106,3 @@ def test_replays_equal_launches(built: Callable[[str, str], Built], precision: s
     assert captured._captured == CAPTURES
     for one, other in zip(run(captured), run(launched), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.fixture(params=["cuda draft", "cpu draft"])
-def pair(
-    request: pytest.FixtureRequest, built: Callable[[str, str], Built], codelet: Path
-) -> Iterator[Generator]:
-    """Codelet with its target on the GPU, and its draft there or on the CPU."""
-    target = opened(built("target", "fp16"))
-    with specrt.load(codelet, threads=1) as other:
-        on_cpu = request.param == "cpu draft"
-        draft = other.models.draft if on_cpu else opened(built("draft", "fp16"))
-        models = Models(target, draft, (0, *GAMMAS), gamma=4)
-        yield Generator(models, other.tokenizer)
-        target.close()
-
-
-def test_speculation_is_lossless_within_the_tolerance(pair: Generator, code_prompts: Path) -> None:
-    prompts = [prompt.text for prompt in read_prompts(code_prompts)]
-    report = list(compare(pair, prompts, GAMMAS, 96, TOLERANCES["fp16"]))[-1]
-    assert report.unexplained == 0, report
-    left = {(d.prompt, d.gamma) for d in report.divergences}
-    assert len(left) <= len(prompts), "near-ties are rare; this many divergences are not"
-
-
-def test_a_bundle_opens_by_its_backend(engines: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(engines.parent / "benchmarks" / "gpu" / "codelet.toml")
-    build(recipe, tmp_path / "bundle")
-    manifest = Bundle.open(tmp_path / "bundle").manifest
-    assert (manifest.backend, manifest.precision) == ("ort-cuda", "fp16")
-    with specrt.load(tmp_path / "bundle") as generator:
-        models = generator.models
-        assert isinstance(models.target, OrtCudaEngine)
-        assert isinstance(models.draft, OrtCudaEngine)
-        params = SamplingParams(max_tokens=32, ignore_eos=True)
-        done = generator.generate("def f(x):\n", params, gamma=4)
-        assert len(done.token_ids) == 32

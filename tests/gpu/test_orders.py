@@ -4,53 +4,66 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from forked import fork
 from gpu_double import GpuDouble
+from gpucheck import supervisor
 from gpucheck.conclusion import figures, summary
 from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results
 from gpucheck.orders import BACKENDS, INVENTORY, Step, run_order, steps
 from gpucheck.settings import SCRIPT, RunSettings
 from gpucheck.supervisor import report, supervise
 
-Fail = Callable[[Path], None]
+
+@dataclass
+class Forked:
+    """A child forked from the test's process; its time is up as soon as it says that it hangs."""
+
+    pid: int
+    hangs: Path
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        while (code := self.poll()) is None:
+            if timeout is not None and self.hangs.exists():
+                raise subprocess.TimeoutExpired("forked", timeout)
+            time.sleep(0.002)
+        return code
 
 
-def nothing(hangs: Path) -> None:
-    """Let the step go on."""
-
-
-def exception(hangs: Path) -> None:
-    raise OSError("a cable\nwas pulled")
-
-
-def time_out(hangs: Path) -> None:
-    hangs.touch()
-    time.sleep(600)
-
-
-def non_zero(hangs: Path) -> None:
-    os._exit(3)
-
-
-def killed(hangs: Path) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-REASONS = {
-    exception: "OSError: a cable was pulled", time_out: "stopped at its limit",
-    non_zero: "ended with 3", killed: "ended by SIGKILL",
-}  # fmt: skip
+def fork(work: Callable[[], None], hangs: Path = Path("nowhere")) -> Forked:
+    """Run work in a child, which leads a process group of its own as those of a run do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child runs nothing but this thread
+        pid = os.fork()
+    os.setpgid(pid, pid or os.getpid())  # here and there: whoever comes first
+    if pid:
+        return Forked(pid, hangs)
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def different(double: GpuDouble) -> list[Step]:
@@ -59,92 +72,87 @@ def different(double: GpuDouble) -> list[Step]:
     return [step for step in steps(double.settings) if not step.matches(alike)]
 
 
-def walk(
-    double: GpuDouble, results: Results, fails: dict[str, tuple[Fail, int]]
-) -> dict[str, list[dict[str, Any]]]:
-    """Run every step in a child, some of which fail at some fact.
-
-    Returns the facts of each step after each time that it added some.
-    """
-    folder = double.settings.work
-    marks = {step.key: folder / f"{number}" for number, step in enumerate(different(double))}
+def walk(double: GpuDouble, results: Results, fails: bool = False) -> dict[str, Outcome]:
+    """Run every step, which may fail as soon as it keeps a fact; return their outcomes."""
 
     def launch(step: Step, seconds: float) -> Outcome:
-        mark, hangs = marks[step.key], folder / f"{marks[step.key].name}.hangs"
-        mark.write_text("")
-        fail, last = fails.get(step.key, (nothing, 0))
-
         def work(evidence: Evidence) -> None:
-            save, pid = evidence.save, os.getpid()
+            save = evidence.save
 
-            def saved() -> None:
+            def failing() -> None:
                 save()
-                with mark.open("a") as file:
-                    file.write(json.dumps(evidence.facts, default=str) + "\n")
-                if os.getpid() == pid and mark.read_text().count("\n") == last:
-                    fail(hangs)
+                raise OSError("a cable\nwas pulled")
 
-            evidence.save = saved
+            evidence.save = failing if fails else save
             step.run(double, step.backend, evidence)
 
-        child = lambda log: fork(lambda: report(results, step.key, work), hangs)  # noqa: E731
-        return supervise(results, step.key, child, seconds)
+        report(results, step.key, work)
+        outcome = results.outcome(step.key)
+        assert outcome is not None
+        return outcome
 
-    run_order(different(double), results, launch)
-    return {key: [json.loads(line) for line in m.read_text().splitlines()]
-            for key, m in marks.items() if m.exists()}  # fmt: skip
+    return {outcome.key: outcome for outcome in run_order(different(double), results, launch)}
 
 
-def test_every_step_keeps_its_facts_when_it_fails_and_stops_no_other(
-    double: GpuDouble, tmp_path: Path
+def test_every_step_finds_something_and_keeps_it_when_it_fails(
+    double: GpuDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step fails in one of the ways, halfway through its facts."""
-    every = [step.key for step in different(double)]
-    results = Results(tmp_path / "whole.json")
-    whole = walk(double, results, {})
-    assert {
-        key: (o["status"], o["reason"]) for key, o in results.read()["steps"].items()
-    } == dict.fromkeys(every, (OK, ""))
-    assert min(map(len, whole.values())) > 0, "every step finds something"
-    timed = {key for key, facts in whole.items() if "device_ms" in facts[-1]}
+    monkeypatch.setattr(supervisor, "end_with_parent", lambda: None)
+    whole = walk(double, Results(tmp_path / "whole.json"))
+    assert [(o.key, o.status, o.reason) for o in whole.values() if o.status != OK] == []
+    assert all(outcome.facts for outcome in whole.values())
+    timed = {key for key, outcome in whole.items() if "device_ms" in outcome.facts}
     assert timed == {"codelet.passes@tensorrt"}, "captured passes are timed on the device"
-    assert "device_round_ms" in whole["codelet.speed@tensorrt"][-1]
-    ways = list(REASONS)
-    fails = {
-        key: (ways[number % len(ways)], (len(whole[key]) + 1) // 2)
-        for number, key in enumerate(every)
-    }
-    results = Results(tmp_path / "failed.json")
-    found = walk(double, results, fails)
-    kept = results.read()["steps"]
-    assert list(kept) == every
-    for key, (fail, half) in fails.items():
-        assert kept[key]["facts"] == found[key][-1], (fail, key)
-        # Of independent checks in one step, those after an exception are run as well.
-        more = fail is exception and key.startswith("codelet.engine")
-        assert more or len(found[key]) == half, (fail, key)
-        assert kept[key]["status"] == FAILED
-        assert REASONS[fail] in kept[key]["reason"]
+    assert "device_round_ms" in whole["codelet.speed@tensorrt"].facts
+    failed = walk(double, Results(tmp_path / "failed.json"), fails=True)
+    assert list(failed) == list(whole), "one that fails stops no other"
+    for outcome in failed.values():
+        assert outcome.facts
+        assert outcome.status == FAILED
+        assert outcome.reason.endswith("OSError: a cable was pulled")
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Callable[..., Results]:
-    """Returns the results of a machine's inventory: what each backend lacks."""
-
-    def make(**lacks: str) -> Results:
-        results = Results(tmp_path / "machine.json")
-        backends = {name: lacks.get(name.replace("-", "_"), "") for name in BACKENDS}
-        results.put(Outcome(INVENTORY, OK, facts={"problem": "", "backends": backends}))
-        return results
-
-    return make
+def time_out(hangs: Path) -> None:
+    hangs.touch()
+    time.sleep(600)
 
 
-@pytest.mark.parametrize("minutes", [0.1, 10, 30])
-@pytest.mark.parametrize("slow", [0.3, 6])
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (time_out, "stopped at its limit"),
+        (lambda hangs: os._exit(3), "ended with 3"),
+        (lambda hangs: os.kill(os.getpid(), signal.SIGKILL), "ended by SIGKILL"),
+    ],
+)
+def test_a_step_whose_process_dies_keeps_its_facts(
+    tmp_path: Path, end: Callable[[Path], None], reason: str
+) -> None:
+    results, hangs = Results(tmp_path / "x.json"), tmp_path / "hangs"
+
+    def step(evidence: Evidence) -> None:
+        evidence.add(found=1)
+        end(hangs)
+
+    supervise(results, "a", lambda log: fork(lambda: report(results, "a", step), hangs), 600)
+    outcome = results.outcome("a")
+    assert outcome is not None
+    assert (outcome.status, outcome.facts) == (FAILED, {"found": 1})
+    assert reason in outcome.reason
+
+
+def machine(folder: Path, **lacks: str) -> Results:
+    """Return the results of a machine's inventory: what each backend lacks."""
+    results = Results(folder / "machine.json")
+    backends = {name: lacks.get(name, "") for name in BACKENDS}
+    results.put(Outcome(INVENTORY, OK, facts={"problem": "", "backends": backends}))
+    return results
+
+
+@pytest.mark.parametrize(("minutes", "slow"), [(0.1, 1), (10, 0.3), (10, 6)])
 def test_no_step_begins_that_is_not_done_by_its_minutes(
-    machine: Callable[..., Results], minutes: float, slow: float
+    tmp_path: Path, minutes: float, slow: float
 ) -> None:
     now = 0.0
 
@@ -155,7 +163,7 @@ def test_no_step_begins_that_is_not_done_by_its_minutes(
         return Outcome(step.key, OK)
 
     every = steps(RunSettings())
-    ended = run_order(every, machine(), launch, minutes=minutes, clock=lambda: now)
+    ended = run_order(every, machine(tmp_path), launch, minutes=minutes, clock=lambda: now)
     assert now <= 60 * minutes + 1e-6
     status = [outcome.status for outcome in ended]
     assert len(status) == len(every)
@@ -163,8 +171,8 @@ def test_no_step_begins_that_is_not_done_by_its_minutes(
     assert NOT_RUN in status or minutes * slow < 10
 
 
-def test_what_the_machine_lacks_is_not_run_and_says_why(machine: Callable[..., Results]) -> None:
-    results = machine(tensorrt="no library")
+def test_what_the_machine_lacks_is_not_run_and_says_why(tmp_path: Path) -> None:
+    results = machine(tmp_path, tensorrt="no library")
     chosen = [s for s in steps(RunSettings()) if s.matches(["codelet.logits*"])]
     ended = run_order(chosen, results, lambda step, seconds: Outcome(step.key, OK))
     found = {outcome.key: (outcome.status, outcome.reason) for outcome in ended}
@@ -188,37 +196,39 @@ def test_slices_side_by_side_lose_nothing(tmp_path: Path) -> None:
     assert results.outcome("kept") == Outcome("kept", OK, facts={"n": 3, "p": "x", "s": "{1}"})
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
-    ("given_", "said"),
+    ("options", "said"),
     [
-        (["--minutes", "nan"], "--minutes: nan"), (["--only", "codelet.verfy"], "codelet.verfy"),
-        (["--only", INVENTORY, "--out", "{}"], "names another"),
+        (["--minutes", "nan"], "--minutes: nan"),
+        (["--only", "codelet.verfy"], "codelet.verfy"),
+        (["--only", INVENTORY, "--out", "{}"], "is not JSON"),
     ],
-)  # fmt: skip
-def test_a_wrong_option_is_one_line(tmp_path: Path, given_: list[str], said: str) -> None:
+)
+def test_a_wrong_option_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
     foreign = tmp_path / "y"
     foreign.write_text("words")
-    done = run_script("--work", str(tmp_path), *(a.format(foreign) for a in given_))
-    expected = "is not JSON" if said == "names another" else said
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert expected in done.stderr
+    main = runpy.run_path(str(SCRIPT / "__main__.py"))["main"]
+    with pytest.raises(SystemExit) as ended:
+        main(["--work", str(tmp_path), *(option.format(foreign) for option in options)])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert said in shown.err
     assert foreign.read_text() == "words"
 
 
 def test_the_script_on_this_machine(tmp_path: Path) -> None:
     out = tmp_path / "x.json"
-    done = run_script("--work", str(tmp_path), "--out", str(out), "--only", "bandwidth")
-    steps_ = json.loads(out.read_text())["steps"]
+    command = [sys.executable, SCRIPT, "--work", tmp_path, "--out", out, "--only", "bandwidth"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert steps_[INVENTORY]["facts"]["versions"]["numpy"]
-    assert steps_[INVENTORY]["facts"]["backends"].keys() == set(BACKENDS)
-    if steps_[INVENTORY]["facts"]["problem"]:
-        assert "no GPU" in steps_["bandwidth"]["reason"]
+    found = json.loads(out.read_text())["steps"]
+    machine = found[INVENTORY]["facts"]
+    assert machine["versions"]["numpy"]
+    assert machine["backends"].keys() == set(BACKENDS)
+    if machine["problem"]:
+        assert "no GPU" in found["bandwidth"]["reason"]
         assert "bandwidth not run: no GPU" in done.stdout
 
 
@@ -243,8 +253,9 @@ def test_ctrl_c_ends_the_step_and_keeps_its_facts(tmp_path: Path) -> None:
     assert running.wait() == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
-    assert results.facts("a") == {"found": 1}
-    assert results.outcome("a") == replace(results.outcome("a"), status=FAILED)  # type: ignore[type-var]
+    outcome = results.outcome("a")
+    assert outcome is not None
+    assert outcome == replace(outcome, status=FAILED, facts={"found": 1})
 
 
 def test_figures_are_those_of_the_8b_target() -> None:

@@ -55,8 +55,6 @@ class CudaDouble:
         self.size = size
         self.attributes = {"integrated": int(integrated), "maps": int(maps)}
         self.calls: Counter[str] = Counter()
-        self.arguments: dict[str, tuple[Any, ...]] = {}
-        """Of the latest call of each name."""
         self.fails: dict[str, int] = {}
         self.code = Code.cudaErrorInvalidValue
         self.lost = False
@@ -95,7 +93,6 @@ class CudaDouble:
             raise AttributeError(name)
 
         def call(*arguments: Any) -> tuple[Any, ...]:
-            self.arguments[name] = arguments
             code = self.enter(name)
             if code and not any(part in name for part in ("cudaGet", "Free", "Destroy")):
                 if name == "cudaStreamEndCapture":

@@ -21,7 +21,7 @@ from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
-from specrt.engine.tensorrt.fused_round import CapturedRounds, fused_rounds
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
 from specrt.engine.tensorrt.plan import TYPES, TrtPlan
@@ -176,7 +176,7 @@ class EngineDouble:
         return 1 << 20
 
     def create_runtime_config(self) -> Any:
-        return ConfigDouble(self)
+        return ConfigDouble()
 
     def create_execution_context(self, how: Any) -> ContextDouble | None:
         assert self.cuda.capturing is None, "a context was made during a capture"
@@ -211,13 +211,11 @@ class EngineDouble:
                 assert not np.shares_memory(source, to), f"{name} is read and written at once"
                 to[:] = source
             sign = 1 if name.startswith("key") else -1
-            for b, first in enumerate(start):
-                for s, token in enumerate(fed[b]):
-                    if 0 <= first + s < self.max_length:  # others are ignored, as TensorRT does
-                        to[b, :, first + s] = self._packed(np.float32(sign * (token + 1)))
-            tokens = self.unpacked(to) * sign - 1
-            assert (tokens == tokens[:, :1, :, :1]).all(), f"{name} disagrees with itself"
-            held.append(tokens[:, 0, :, 0].astype(np.int64))
+            for b, first in enumerate(start.tolist()):
+                last = min(first + fed.shape[1], self.max_length)  # the rest is ignored, as by TRT
+                to[b, :, first:last] = sign * (fed[b, : last - first, None] + 1)
+            assert (to == to[:, :1, :, :1]).all(), f"{name} disagrees with itself"
+            held.append(to[:, 0, :, 0].astype(np.int64) * sign - 1)
         assert all((h == held[0]).all() for h in held), "the layers disagree"
         return held[0]
 
@@ -237,22 +235,11 @@ class EngineDouble:
             ):
                 self.array(at[name], kind, (*shape, count))[:] = values
 
-    def cache(self, address: int) -> NDArray[Any]:
-        """Return a KV buffer."""
-        g, kind = self.geometry, KV_TYPES[self.record.compute]
+    def cache(self, address: int) -> Any:
+        """Return a KV buffer, whose bytes are whole numbers here, whatever their type is."""
+        g, halves = self.geometry, KV_TYPES[self.record.compute] != "float32"
         shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
-        found: NDArray[Any] = self.array(address, "uint16" if kind == "bfloat16" else kind, shape)
-        return found
-
-    def _packed(self, value: Any) -> Any:
-        bf16 = self.record.compute == "bf16"
-        return np.float32(value).view(np.uint32) >> 16 if bf16 else value
-
-    def unpacked(self, cache: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers of a KV buffer."""
-        if self.record.compute == "bf16":
-            return (cache.astype(np.uint32) << 16).view(np.float32)
-        return cache.astype(np.float32)
+        return self.array(address, np.int16 if halves else np.int32, shape)
 
     def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
         """Return an array on the device."""
@@ -264,8 +251,7 @@ class EngineDouble:
 class CacheDouble:
     """Kernels made at run time; the library takes back what it wrote itself."""
 
-    def __init__(self) -> None:
-        self.held = b""
+    held = b""
 
     def deserialize(self, data: bytes) -> bool:
         self.held = data if data.startswith(b"kernels") else b""
@@ -278,16 +264,12 @@ class CacheDouble:
 class ConfigDouble:
     """How a context of TensorRT for RTX is made."""
 
-    dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = strategy = ""
-
-    def __init__(self, engine: EngineDouble | None = None) -> None:
-        self.cache: Any = None
+    dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = ""
+    cache: Any = None
+    create_runtime_cache = CacheDouble
 
     def set_execution_context_allocation_strategy(self, strategy: str) -> None:
         self.strategy = strategy
-
-    def create_runtime_cache(self) -> CacheDouble:
-        return CacheDouble()
 
     def set_runtime_cache(self, cache: CacheDouble) -> None:
         self.cache = cache
@@ -297,7 +279,7 @@ def module_double(
     backend: str = "tensorrt", version: str = "", cuda: CudaDouble | None = None, **names: Any
 ) -> Any:
     """Return a module like either library, with the plans that it can open; `names` are extra."""
-    rtx, plans = backend == "tensorrt-rtx", dict[bytes, Callable[[Log], EngineDouble]]()
+    plans = dict[bytes, Callable[[Log], EngineDouble]]()
 
     class Runtime:
         engine_host_code_allowed = False
@@ -312,20 +294,14 @@ def module_double(
             module.host_code = self.engine_host_code_allowed
             return plans[bytes(data)](self._logger.log)
 
-    class RtxRuntime(Runtime):
-        def get_engine_validity(self, data: Any) -> tuple[int, int]:
-            return 2, module.flags
-
     def bare(name: str) -> type:
         return type(name, (), {})
 
     module = SimpleNamespace(
-        __version__=version or VERSIONS[backend], plans=plans,
+        __version__=version or VERSIONS[backend], plans=plans, Runtime=Runtime,
         says="Error Code 1: something is wrong\nand more", flags=0,
         ILogger=bare("ILogger"), IBuilderConfig=bare("IBuilderConfig"),
-        Runtime=RtxRuntime if rtx else Runtime,
-        IExecutionContext=ContextDouble if rtx else bare("IExecutionContext"),
-        ICudaEngine=EngineDouble if rtx else bare("ICudaEngine"),
+        IExecutionContext=bare("IExecutionContext"), ICudaEngine=bare("ICudaEngine"),
         TensorLocation=SimpleNamespace(DEVICE="DEVICE"),
         TensorIOMode=SimpleNamespace(INPUT="in"),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="ours"),
@@ -333,7 +309,10 @@ def module_double(
         CudaGraphStrategy=SimpleNamespace(DISABLED="off"),
         EngineInvalidityDiagnostics=IntEnum("Flags", ["VERSION_MISMATCH", "UNSUPPORTED_CC"]),
     )  # fmt: skip
-    if rtx:
+    if backend == "tensorrt-rtx":
+        validity = {"get_engine_validity": lambda runtime, data: (2, module.flags)}
+        module.Runtime = type("Runtime", (Runtime,), validity)
+        module.IExecutionContext, module.ICudaEngine = ContextDouble, EngineDouble
         module.IRuntimeConfig = ConfigDouble
     vars(module).update(names)
     return module
@@ -424,18 +403,29 @@ class Noted:
 
 
 class Pair:
-    """Two tables as TensorRT engines on one device, and their rounds."""
+    """Two tables as TensorRT engines on one device, and their rounds.
+
+    `options` are those of both records, `own` of the draft's.
+    """
 
     def __init__(
-        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = ()
-    ) -> None:
-        self.device = DoubleDevice()
-        self.target = opened(self.device, target)
+        self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = (), *,
+        device: DoubleDevice | None = None, capture: bool = True,
+        own: Mapping[str, Any] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.device = device or DoubleDevice()
+        self.target = opened(self.device, target, capture=capture, **options)
         self.draft = opened(
-            self.device, draft, draft_profiles(PREFILL), confidence=True, broken_at=broken_at
-        )
-        found = fused_rounds(self.target, self.draft)
-        self.rounds = Noted(found) if found else None
+            self.device, draft, draft_profiles(PREFILL), broken_at=broken_at, capture=capture,
+            **{"confidence": True, **options, **(own or {})},
+        )  # fmt: skip
+        found = CapturedRounds(self.target, self.draft, capture=capture)
+        self.rounds = Noted(found) if found.gammas else None
+
+    def close(self) -> None:
+        self.target.close()
+        self.draft.close()
+        assert self.device.live == []
 
     def drafter(self, policy: GammaPolicy, params: SamplingParams = GREEDY) -> ModelDrafter:
         both = min(self.target.geometry.vocab_size, self.draft.geometry.vocab_size)

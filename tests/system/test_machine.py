@@ -35,7 +35,7 @@ def test_an_x86_processor_is_its_name_and_numbers(tmp_path: Path) -> None:
     assert (machine.accelerator, machine.library) == ("", LIBRARY)
 
 
-def test_an_arm_board_is_its_parts_and_its_name(tmp_path: Path) -> None:
+def test_an_arm_board_is_its_parts_and_its_name_or_its_gpus(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(ARM)
     (tmp_path / "device-tree").mkdir()
     (tmp_path / "device-tree" / "model").write_bytes(b"Some Board Developer Kit\0")
@@ -43,9 +43,6 @@ def test_an_arm_board_is_its_parts_and_its_name(tmp_path: Path) -> None:
     assert machine.cpu == "CPU implementer 0x41 CPU part 0xd42"
     assert machine.vector_units == "asimd, asimddp, sve"
     assert machine.accelerator == "Some Board Developer Kit"
-
-
-def test_gpus_are_named(tmp_path: Path) -> None:
     for number, name in enumerate(("Small GPU", "Large GPU")):
         folder = tmp_path / "driver/nvidia/gpus" / f"0000:0{number}:00.0"
         folder.mkdir(parents=True)
@@ -68,15 +65,15 @@ def test_a_system_that_tells_nothing_useful_is_still_a_machine(
     assert machine.cpu
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Machine)])
-def test_every_difference_is_named(name: str) -> None:
+def test_every_difference_is_named() -> None:
     here = Machine("cpu", "avx2", 2, "", LIBRARY)
-    other = replace(here, **{name: 4 if name == "cores" else "else"})  # type: ignore[arg-type]
-    difference = here.difference(other)
-    assert difference is not None
-    assert difference.startswith(name.replace("_", " "))
-    assert difference.endswith("4" if name == "cores" else "else")
-    assert this_machine(LIBRARY).difference(this_machine(LIBRARY)) is None
+    for name in (field.name for field in fields(Machine)):
+        other = replace(here, **{name: 4 if name == "cores" else "else"})  # type: ignore[arg-type]
+        difference = here.difference(other)
+        assert difference is not None
+        assert difference.startswith(name.replace("_", " "))
+        assert difference.endswith("4" if name == "cores" else "else")
+    assert here.difference(here) is None
 
 
 @pytest.mark.parametrize(("most", "left"), [("1500000", 700000), ("max", 2 << 20), ("", 2 << 20)])

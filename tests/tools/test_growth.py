@@ -20,23 +20,16 @@ from growth.tensor import encode
 from inflate import main
 from specrt.errors import SpecrtError
 
-CODELET = Shape(384, 8, 6, 2, 64, 1024)
 CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 80,
-    "vocab_size": 97,
+    "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 80, "vocab_size": 97,
     "rms_norm_eps": 1e-5,
-}
+}  # fmt: skip
 SIZES = {"hidden": 48, "vocab": 97, "units": 80, "queries": 48, "attended": 48,
          "keys": 16, "values": 16}  # fmt: skip
 
 
-def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
+def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any]) -> Path:
     """Write a checkpoint of 24 weights, all of them one."""
     shapes = {}
     for suffix, kind in KINDS.items():
@@ -44,7 +37,7 @@ def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any] | None = No
         for layer in layers:
             name = f"model.layers.{layer}{suffix}" if layer else suffix
             shapes[name] = np.ones([SIZES[axis] for axis in kind.axes], np.float32)
-    shapes |= extra or {}
+    shapes |= extra
     folder.mkdir()
     write_shards(
         folder,
@@ -52,12 +45,6 @@ def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any] | None = No
     )
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.output
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
@@ -84,48 +71,37 @@ def test_rounding_is_that_of_torch() -> None:
     assert np.array_equal(encode("w", values, "bfloat16"), expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "message"),
-    [
-        ({}, [], "nothing grows"),
-        ({}, ["--layers", 1], "layers 1 is below the checkpoint's 2"),
-        ({}, ["--to", "200M", "--head-dim", 12], "head_dim 12 is no multiple"),
-        ({}, ["--heads", 9], "9 heads are no multiple of 2 kv heads"),
-        ({}, ["--heads", 6, "--kv-heads", 3], "then takes 4 kv heads"),
-        ({}, ["--layers", 10**9, "--dtype", "float16"], "free; use a shorter"),
-        ({"model_type": "gemma2"}, ["--layers", 3], "of model_type 'gemma2'; only llama"),
-        ({"rope_parameters": [1]}, ["--head-dim", 16], "[1]; expected an object"),
-        ({"layer_types": 5}, ["--layers", 3], "layer_types is 5; expected one word for each"),
-        ({"num_hidden_layers": 1}, ["--layers", 3], "holds model.layers.1."),
-        ({"intermediate_size": 81}, ["--layers", 3], "has shape [80, 48], config.json calls for"),
-        ({"vocab_size": None}, ["--layers", 3], "vocab_size is None"),
-        ({"quantization_config": {"bits": 4}}, ["--layers", 3], "is quantised"),
-        ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], "partial_rotary_factor 0.5"),
-    ],
-)
-def test_what_cannot_grow_is_refused_by_name(
-    config: dict[str, Any], arguments: list[object], message: str, tmp_path: Path
-) -> None:
-    folder = tiny(tmp_path / "small", config)
-    code, output = run(folder, "--out", tmp_path / "grown", *arguments)
-    assert code
-    assert message in output
-    assert output.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+FLOAT16 = ["--layers", 3, "--dtype", "float16"]
+REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
+    ({}, [], {}, "nothing grows"),
+    ({}, ["--layers", 1], {}, "layers 1 is below the checkpoint's 2"),
+    ({}, ["--to", "200M", "--head-dim", 12], {}, "head_dim 12 is no multiple"),
+    ({}, ["--heads", 9], {}, "9 heads are no multiple of 2 kv heads"),
+    ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
+    ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
+    ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
+    ({"rope_parameters": [1]}, ["--head-dim", 16], {}, "[1]; expected an object"),
+    ({"layer_types": 5}, ["--layers", 3], {}, "layer_types is 5; expected one word for each"),
+    ({"num_hidden_layers": 1}, ["--layers", 3], {}, "holds model.layers.1."),
+    ({"intermediate_size": 81}, ["--layers", 3], {}, "has shape [80, 48], config.json calls for"),
+    ({"vocab_size": None}, ["--layers", 3], {}, "vocab_size is None"),
+    ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "is quantised"),
+    ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], {}, "partial_rotary_factor 0.5"),
+    ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),
+    ({}, FLOAT16, {"mlp.down_proj.bias": 1e6}, "holds 1e+06, beyond float16"),
+]
+"""Changes of config.json, options, weights of a layer, and what is said."""
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("model.layers.1.self_attn.q_norm.weight", 1.0, "for which no growth is known"),
-        ("model.layers.1.mlp.down_proj.bias", 1e6, "holds 1e+06, beyond float16"),
-    ],
-)
-def test_a_weight_that_cannot_be_kept_leaves_nothing(
-    name: str, value: float, message: str, tmp_path: Path
-) -> None:
-    folder = tiny(tmp_path / "small", {}, {name: np.full(48, value, np.float32)})
-    code, output = run(folder, "--out", tmp_path / "grown", "--layers", 3, "--dtype", "float16")
-    assert code
-    assert message in output
+@pytest.mark.parametrize(("config", "arguments", "weights", "message"), REFUSED)
+def test_what_cannot_grow_is_refused_by_name_and_leaves_nothing(
+    config: dict[str, Any], arguments: list[object], weights: dict[str, float], message: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    extra = {f"model.layers.1.{n}": np.full(48, v, np.float32) for n, v in weights.items()}
+    folder = tiny(tmp_path / "small", config, extra)
+    told = [str(each) for each in (folder, "--out", tmp_path / "grown", *arguments)]
+    result = CliRunner().invoke(main, told)
+    assert isinstance(result.exception, SystemExit)
+    assert message in result.output.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
