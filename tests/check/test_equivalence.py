@@ -318,7 +318,7 @@ def test_parity_finds_a_broken_graph(
     tmp_path: Path,
 ) -> None:
     one = exported("gemma2")
-    model = onnx.load(one.graph.path, load_external_data=False)
+    model = onnx.load(one.graph, load_external_data=False)
     fault(model)
     broken = tmp_path / "broken.onnx"
     onnx.save(model, broken)
@@ -329,6 +329,6 @@ def test_parity_finds_a_broken_graph(
 @pytest.mark.export
 def test_a_window_beyond_reach_is_said(exported: Callable[[str], Exported]) -> None:
     one = exported("gemma2")
-    report = check_parity(one.checkpoint, one.graph.path, reach=WINDOW)
+    report = check_parity(one.checkpoint, one.graph, reach=WINDOW)
     assert report.unreached == (WINDOW,)
     assert [case.name for case in report.cases] == ["prefill", "offset", "rollback"]

@@ -119,7 +119,7 @@ def test_no_architecture_leaves_the_device(
 ) -> None:
     one = exported(name)
     how = Lowering("ort-cuda", "fp16")
-    assert stays_on_device(lowered(one.graph.path, one.checkpoint.folder, tmp_path, how).model)
+    assert stays_on_device(lowered(*one.source, tmp_path, how).model)
 
 
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")

@@ -77,7 +77,7 @@ def operators(case: Case) -> Counter[str]:
 def lower(exported: Callable[[str], Exported], tmp_path: Path) -> Callable[[str, str], Case]:
     def make(name: str, how: str) -> Case:
         one = exported(name)
-        return lowered(one.graph.path, one.checkpoint.folder, tmp_path, LOWERINGS[how])
+        return lowered(*one.source, tmp_path, LOWERINGS[how])
 
     return make
 
@@ -176,7 +176,7 @@ def test_slices_of_weights_do_not_show(
     for size in (1 << 24, 300):
         monkeypatch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", size)
         out = tmp_path / str(size)
-        made.append(lowered(one.graph.path, one.checkpoint.folder, out, LOWERINGS[how]).lowered)
+        made.append(lowered(*one.source, out, LOWERINGS[how]).lowered)
     for file in (ENGINE, WEIGHTS):
         whole, sliced = ((case.folder / file).read_bytes() for case in made)
         assert whole == sliced

@@ -140,9 +140,9 @@ def test_every_form_of_weight_is_quantized(
 ) -> None:
     model = exported(name)
     folder = model.checkpoint.folder
-    quantized = quantize(model.graph.path, folder, tmp_path / "q", precision)
-    hold_equal(model.graph.path, folder, quantized)
-    matrices = [t for t in external_tensors(read_graph(model.graph.path)) if len(t.dims) == 2]
+    quantized = quantize(model.graph, folder, tmp_path / "q", precision)
+    hold_equal(model.graph, folder, quantized)
+    matrices = [t for t in external_tensors(read_graph(model.graph)) if len(t.dims) == 2]
     chosen = {one.choice.weight for one in quantized.stored}
     positions = {"transformer.wpe.weight", "model.decoder.embed_positions.weight"}
     assert {t.name for t in matrices} - chosen <= positions
