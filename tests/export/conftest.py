@@ -133,5 +133,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
 
 
 @pytest.fixture
-def calibrated(engines: Path) -> str:
-    return f'[quality]\ncalibration = "{engines / "codelet" / "calibration.jsonl"}"'
+def text(tmp_path: Path, engines: Path) -> Path:
+    """A calibration text, about as short as one may be, where the small recipe is."""
+    path = tmp_path / "small" / "text.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    lines = (engines / "codelet" / "calibration.jsonl").read_text("utf-8").splitlines()
+    path.write_text(lines[0] + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def calibrated(text: Path) -> str:
+    return f'[quality]\ncalibration = "{text}"'

@@ -238,16 +238,15 @@ def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["recipe", "graph", "calibration"])
 def test_what_a_build_reads_is_never_replaced(
-    small: Path, engines: Path, out: Path, kind: str
+    small: Path, text: Path, out: Path, kind: str
 ) -> None:
     name = {"graph": "target.onnx", "calibration": "text.jsonl", "recipe": small.name}[kind]
     out = small.parent if kind == "recipe" else out
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").write_text("{}", encoding="utf-8")
-    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
-    text = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
-    text += '[quality]\ncalibration = "text.jsonl"\n'
-    small.write_text(text.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
+    lines = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
+    lines += f'[quality]\ncalibration = "{text.name}"\n'
+    small.write_text(lines.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
     if kind != "recipe":
         shutil.move(small.parent / name, out / name)
     with pytest.raises(BuildError, match=f"holds .*{name}, which the build reads"):
@@ -317,12 +316,11 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
 
 
 def test_a_disk_that_is_too_small_is_refused_by_the_precision(
-    small: Path, engines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 0))
-    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
-    text = small.read_text(encoding="utf-8") + '[quality]\ncalibration = "text.jsonl"\n'
+    text = small.read_text(encoding="utf-8") + calibrated
     needed = {}
     for precision in ("fp32", "bf16", "int8", "int4"):
         small.write_text(text.replace("[engine]", f'[engine]\nprecision = "{precision}"'))

@@ -37,12 +37,6 @@ Ask = Callable[..., Recipe]
 
 
 @pytest.fixture
-def text(small: Path, engines: Path) -> Path:
-    """A calibration text beside the small recipe."""
-    return Path(shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl"))
-
-
-@pytest.fixture
 def ask(small: Path, text: Path) -> Ask:
     """Give the small recipe a precision, limits, and lines of the draft's and the target's own."""
     base = small.read_text(encoding="utf-8")
@@ -83,7 +77,7 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert 0.01 < target.quality.kl < 0.2
     assert 0 < draft.quality.kl < 0.01
     assert 0.5 < target.quality.top1 < draft.quality.top1 < 1
-    assert target.quality.tokens == 2048
+    assert 256 <= target.quality.tokens <= 2048
     # Both are codelet's draft: scales and a second table are no parameters.
     assert target.parameters == draft.parameters == 1_417_856
     assert target.weight_bytes < draft.weight_bytes < 2.3e6
@@ -215,7 +209,7 @@ def test_what_tuning_found_holds_when_the_bundle_is_opened(ask: Ask, out: Path) 
     assert tuned is not None, problem
     for even in (True, False):
         write_tuning(out, replace(tuned, pad_to_even=even))
-        with specrt.load(out, threads=1) as generator:
+        with specrt.load(out) as generator:
             target = generator.models.target
             assert isinstance(target, OrtEngine)
             assert (target.pad_to_even, target.pad_single_token) == (even, True)
