@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,6 @@ max_length = 128
 prefill = 64
 gammas = [1, 3]
 gamma = 3
-"""
-
-DRAFTLESS = """
-[target]
-checkpoint = "target"
-graph = "target.onnx"
-
-[engine]
-max_length = 128
-prefill = 64
-gamma = 0
 """
 
 PLANS = """
@@ -88,8 +78,8 @@ def built(small: Path, out: Path, engines: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture
 def draftless(small: Path) -> Recipe:
     """The recipe of a target alone."""
-    small.write_text(DRAFTLESS, encoding="utf-8")
-    return read_recipe(small)
+    recipe = read_recipe(small)
+    return replace(recipe, draft=None, engine=replace(recipe.engine, gamma=0))
 
 
 @pytest.fixture

@@ -335,7 +335,7 @@ def test_a_disk_that_is_too_small_is_refused_by_the_precision(
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     build(draftless, out)
     manifest = Bundle.open(out).manifest
-    assert (manifest.gammas, manifest.gamma, manifest.draft) == (tuple(range(9)), 0, None)
+    assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
     with (
