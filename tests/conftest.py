@@ -42,6 +42,13 @@ def engines() -> Path:
 
 
 @pytest.fixture(scope="session")
+def draft(engines: Path) -> tuple[Path, Path]:
+    """The portable graph of codelet's draft, and its checkpoint."""
+    folder = engines / "codelet"
+    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
+
+
+@pytest.fixture(scope="session")
 def code_prompts() -> Path:
     """The prompt file that codelet is measured on."""
     return REPOSITORY / "benchmarks" / "prompts" / "code.jsonl"

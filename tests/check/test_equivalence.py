@@ -161,13 +161,6 @@ def test_a_spoiled_lowering_is_found(draft: tuple[Path, Path], tmp_path: Path, n
         case.error()
 
 
-@pytest.fixture
-def draft(engines: Path) -> tuple[Path, Path]:
-    """The portable graph of codelet's draft, and its checkpoint."""
-    folder = engines / "codelet"
-    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
-
-
 @pytest.mark.parametrize(
     ("said", "op_type"),
     [("argmax", "ReduceMin"), ("confidence", "Softmax"), ("list of candidates", "TopK")],

@@ -131,12 +131,10 @@ def test_tensorrt_finds_the_first_of_the_largest_and_the_best_after_it(
 
 @pytest.mark.parametrize("backend", LOWERINGS)
 def test_confidence_is_the_share_of_a_drafts_likeliest_token(
-    engines: Path, tmp_path: Path, backend: str
+    draft: tuple[Path, Path], tmp_path: Path, backend: str
 ) -> None:
-    folder = engines / "codelet"
-    source = folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
     for role in ("draft", "target"):
-        case = lowered(*source, tmp_path / role, LOWERINGS[backend], role)
+        case = lowered(*draft, tmp_path / role, LOWERINGS[backend], role)
         with case.compiler.score(case.lowered, 20) as engine:
             tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, 20))
             for rows in (20, 1):
