@@ -20,13 +20,7 @@ from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import (
-    GRAPH,
-    WEIGHTS,
-    Quantized,
-    choose,
-    quantize,
-)
+from specrt_export.quantize import GRAPH, WEIGHTS, Quantized, choose, quantize
 from specrt_export.quantize.codes import decode, encode, unpack
 
 needs_reference = pytest.mark.skipif(
