@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
-from portable.zoo import Exported, architectures
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import TOLERANCES
@@ -31,16 +29,9 @@ from specrt_export.quantize import quantize
 FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
 
 READ_ON_HOST = {
-    "Expand": (1,),
-    "GroupQueryAttention": (6,),
-    "ReduceSum": (1,),
-    "Reshape": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-}
+    "Expand": (1,), "GroupQueryAttention": (6,), "ReduceSum": (1,), "Reshape": (1,),
+    "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "TopK": (1,), "Unsqueeze": (1,),
+}  # fmt: skip
 """Inputs that CUDA kernels read in main memory. Source: the InputMemoryType of their registration
 in onnxruntime/core/providers/cuda and onnxruntime/contrib_ops/cuda."""
 ON_DEVICE = {
@@ -106,16 +97,6 @@ def test_a_width_read_from_a_shape_would_leave_the_device(
     assert not stays_on_device(model)
 
 
-@pytest.mark.export
-@pytest.mark.parametrize("name", architectures())
-def test_no_architecture_leaves_the_device(
-    exported: Callable[[str], Exported], tmp_path: Path, name: str
-) -> None:
-    one = exported(name)
-    how = Lowering("ort-cuda", "fp16")
-    assert stays_on_device(lowered(*one.source, tmp_path, how).model)
-
-
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
 @pytest.mark.parametrize(
     "precision",
@@ -167,9 +148,8 @@ def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
 
 
 def test_a_weight_beyond_fp16_is_named() -> None:
-    large = LazyTensor(
-        "layers.0.w", FLOAT, (2,), lambda a, b: np.array([1.0, 7e4], np.float32)[a:b]
-    )
+    array = np.array([1.0, 7e4], np.float32)
+    large = LazyTensor("layers.0.w", FLOAT, (2,), lambda a, b: array[a:b])
     with pytest.raises(BuildError, match=r"layers\.0\.w has weights up to 7e\+04.*precision bf16"):
         narrowed(large, FP16).load()
     assert np.isfinite(narrowed(large, BF16).load().view(ml_dtypes.bfloat16).astype(float)).all()

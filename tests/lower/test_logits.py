@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from lower.lowering import Lowering, lowered
 from specrt_export.lower.logits import add_argmax, cheapen_argmax, cut_candidates
 from specrt_export.lower.view import GraphView
 
-FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 LOWERINGS = {
     "ort-cpu": Lowering("ort-cpu"),
     "ort-cuda": Lowering("ort-cuda", "fp16"),
@@ -36,25 +34,16 @@ LOGITS = hnp.arrays(
 
 def exported() -> onnx.ModelProto:
     """The argmax of logits as the exporter writes it, -1 for a row with a NaN; and another."""
-    nodes = [
-        helper.make_node("ReduceSum", ["logits", "last"], ["sum"], keepdims=0),
-        helper.make_node("IsNaN", ["sum"], ["broken"]),
-        helper.make_node("ArgMax", ["logits"], ["best"], axis=-1, keepdims=0),
-        helper.make_node("Where", ["broken", "none", "best"], ["argmax"]),
-        helper.make_node("ArgMax", ["logits"], ["other"], axis=-1, keepdims=0),
-    ]
-    shape = ["B", "R", "V"]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("logits", FLOAT, shape)],
-        [helper.make_tensor_value_info(name, INT64, shape[:2]) for name in ("argmax", "other")],
-        [
-            numpy_helper.from_array(np.array([-1]), "last"),
-            numpy_helper.from_array(np.array(-1), "none"),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[B, R, V] logits) => (int64[B, R] argmax, int64[B, R] other)
+        <int64[1] last = {-1}, int64 none = {-1}> {
+            sum = ReduceSum <keepdims = 0> (logits, last)
+            broken = IsNaN (sum)
+            best = ArgMax <axis = -1, keepdims = 0> (logits)
+            argmax = Where (broken, none, best)
+            other = ArgMax <axis = -1, keepdims = 0> (logits)
+        }"""
+    return onnx.parser.parse_model(text)
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -94,17 +83,13 @@ def test_an_argmax_of_another_kind_is_left_alone() -> None:
 
 def added(logits: Any, count: int) -> dict[str, Any]:
     """Return what is read from rows of logits for TensorRT."""
-    nodes = [
-        helper.make_node("Identity", ["given"], ["logits"]),
-        helper.make_node("ArgMax", ["logits"], ["argmax"], axis=-1, keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("given", FLOAT, logits.shape)],
-        [helper.make_tensor_value_info("logits", FLOAT, logits.shape),
-         helper.make_tensor_value_info("argmax", INT64, logits.shape[:2])],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 21)]
-    view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    shape = ", ".join(map(str, logits.shape))
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[{shape}] given) => (float[{shape}] logits, int64[B, R] argmax) {{
+            logits = Identity (given)
+            argmax = ArgMax <axis = -1, keepdims = 0> (logits)
+        }}"""
+    view = GraphView(onnx.parser.parse_model(text))
     add_argmax(view, logits.shape[-1])
     cut_candidates(view, count)
     run = session(view.tidy())

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from lower.lowering import OLD, Case, Lowering, lowered
+from lower.test_half import stays_on_device
 from portable.zoo import MODELS, WIDE, Exported, architectures
 from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
@@ -60,17 +61,16 @@ def fused(name: str) -> dict[str, str]:
     inside = rotary
     if base == name and name in WIDE:  # one layer of smollm3 does not rotate
         inside, joined = 0, int(name == "smollm3")
-    counts = {
-        "linear": (linear, linear),
-        "rms_norm": (norms, norms),
-        "attention": (2, 2),
-        "rotary": (inside, rotary),
-        "qkv": (joined, 2),
-        "gate_up": (gates, gates),
-        "skip_norm": (skips, skips),
-        "quantized": (0, 0),
+    return {
+        "linear": f"{linear}/{linear}",
+        "rms_norm": f"{norms}/{norms}",
+        "attention": "2/2",
+        "rotary": f"{inside}/{rotary}",
+        "qkv": f"{joined}/2",
+        "gate_up": f"{gates}/{gates}",
+        "skip_norm": f"{skips}/{skips}",
+        "quantized": "0/0",
     }
-    return {what: f"{n}/{of}" for what, (n, of) in counts.items()}
 
 
 def operators(case: Case) -> Counter[str]:
@@ -97,6 +97,8 @@ def test_every_architecture_means_the_same(
     assert case.error() <= LOWERINGS[how].error
     if how == "cpu":
         assert counts == fused(name)
+    if how.startswith("cuda"):
+        assert stays_on_device(case.model)
     if how.startswith("cpu-int"):
         assert found["MatMulNBits"] == 9
         assert found["GatherBlockQuantized"] >= 1
@@ -174,12 +176,9 @@ def test_slices_of_weights_do_not_show(
     for file in (ENGINE, WEIGHTS):
         whole, sliced = ((case.folder / file).read_bytes() for case in made)
         assert whole == sliced
-    places = [
-        int(entry.value)
-        for tensor in onnx.load(made[0].folder / ENGINE, load_external_data=False).graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "offset"
-    ]
+    tensors = onnx.load(made[0].folder / ENGINE, load_external_data=False).graph.initializer
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    places = [int(entry.value) for entry in entries if entry.key == "offset"]
     assert all(place % ALIGNMENT == 0 for place in places), "each from a page of its own"
 
 
