@@ -39,6 +39,7 @@ SIZES: dict[str, Any] = {
     # Large, so that attention matters: with the usual 0.02 every token looks at all alike.
     "initializer_range": 0.2,
 }
+SLIDING = {"sliding_window": WINDOW}
 ALTERNATING = ["sliding_attention", "full_attention"]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -58,36 +59,26 @@ MODELS: dict[str, Model] = {
         {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
         {"dtype": "bfloat16"},
     ),
-    "qwen2": (
-        "Qwen2Config",
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-        {},
-    ),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, **SLIDING, "max_window_layers": 1}, {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}, {"max_shard_size": "16KB"}),
-    "mistral": ("MistralConfig", {"sliding_window": WINDOW}, {"dtype": "float16"}),
+    "mistral": ("MistralConfig", SLIDING, {"dtype": "float16"}),
     "phi3": ("Phi3Config", {}, {}),
+    # Small caps, so that leaving one out shows.
     "gemma2": (
         "Gemma2Config",
-        # Small caps, so that leaving one out shows.
         {
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "attn_logit_softcapping": 0.7,
-            "final_logit_softcapping": 2.0,
+            "head_dim": 16, **SLIDING,
+            "attn_logit_softcapping": 0.7, "final_logit_softcapping": 2.0,
         },
         {},
     ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING},
-        {},
-    ),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, **SLIDING, "layer_types": ALTERNATING}, {}),
     "gpt2": ("GPT2Config", {}, {}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
-    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}, {}),
-}
+    "starcoder2": ("Starcoder2Config", SLIDING, {}),
+}  # fmt: skip
 
 
 _WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
