@@ -102,13 +102,13 @@ def stage(line: str) -> str:
 
 
 @no_gpu
-def test_a_build_notes_that_nothing_was_tuned(
+def test_an_older_version_gets_the_simpler_form(
     write_pair: Callable[..., Path], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And says each stage where there is no terminal."""
-    recipe = write_pair(gammas="[]")
+    """And a build says each stage where there is no terminal, and that nothing was tuned."""
+    recipe = write_pair("[tensorrt]", 'version = "10.3"', "candidates = 0", gammas="[]\ngamma = 0")
     text = re.sub(r"\[draft\][^[]*", "", recipe.read_text("utf-8"))
-    recipe.write_text(text.replace("gammas = []", "gammas = []\ngamma = 0"), "utf-8")
+    recipe.write_text(text, "utf-8")
     assert run(["build", str(recipe), "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "note: " in said
@@ -120,6 +120,11 @@ def test_a_build_notes_that_nothing_was_tuned(
     ]  # fmt: skip
     assert [stage for stage in stages if stage in wanted] == wanted
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+    assert (record(out).form, record(out).candidates) == ("decomposed", 0)
+    assert [p.name for p in record(out).profiles] == ["prefill", "decode"]
+    manifest = Bundle.open(out).manifest
+    assert (manifest.draft, manifest.gammas) == (None, (0,))
+    assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
 
 
 def test_a_quantized_target_beside_a_draft_on_the_cpu(
@@ -146,18 +151,6 @@ def test_a_quantized_target_beside_a_draft_on_the_cpu(
     assert host_bytes(manifest) == manifest.draft.weight_bytes + kept
     if survey().problem:
         assert run(["generate", str(out), "--prompt", "x"]) == 2
-
-
-def test_an_older_version_gets_the_simpler_form(
-    read_pair: Callable[..., Recipe], out: Path
-) -> None:
-    recipe = read_pair("[tensorrt]", 'version = "10.3"', "candidates = 0", gammas="[]")
-    build(replace(recipe, draft=None), out)
-    assert (record(out).form, record(out).candidates) == ("decomposed", 0)
-    assert [p.name for p in record(out).profiles] == ["prefill", "decode"]
-    manifest = Bundle.open(out).manifest
-    assert (manifest.draft, manifest.gammas) == (None, (0,))
-    assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
 
 
 def test_the_gate_measures_the_graph_that_the_plan_is_made_of(

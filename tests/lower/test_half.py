@@ -84,19 +84,6 @@ def test_only_scores_are_fp32_and_nothing_leaves_the_device(
     assert 2 * parameters <= written < 2.2 * parameters
 
 
-def test_a_width_read_from_a_shape_would_leave_the_device(
-    draft: tuple[Path, Path], tmp_path: Path
-) -> None:
-    model = lowered(*draft, tmp_path, Lowering("ort-cuda", "fp16")).model
-    shape = onnx.helper.make_node("Shape", ["input_ids"], ["size"])
-    model.graph.node.append(shape)
-    assert not stays_on_device(model)
-    model.graph.node.remove(shape)
-    attention = next(n for n in model.graph.node if n.op_type == "GroupQueryAttention")
-    attention.input[6] = "lengths"
-    assert not stays_on_device(model)
-
-
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
 @pytest.mark.parametrize(
     "precision",

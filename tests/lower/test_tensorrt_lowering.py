@@ -82,15 +82,6 @@ def test_lowered_graphs_are_clean(
         assert rules(case, one, marked=True) == set()
 
 
-def test_int4_of_a_cpu_is_named_by_the_lint(draft: tuple[Path, Path], tmp_path: Path) -> None:
-    """Its scales may be negative, which TensorRT's parser refuses."""
-    stored = quantize(*draft, tmp_path / "stored", Precision.of("int4"))
-    compiler = Lowering("tensorrt", "int4").compiler()
-    source = GraphSource(stored.graph, stored.folder)
-    case = Case(source, compiler.lower("draft", source, tmp_path / "made"), compiler)
-    assert "quantized-scales" in rules(case, (11, 0), marked=True)
-
-
 def test_what_is_no_token_is_looked_up_as_the_first(
     draft: tuple[Path, Path], tmp_path: Path
 ) -> None:
