@@ -372,24 +372,18 @@ def test_what_changed_between_versions() -> None:
     assert found(simple(node("Relu", ["x"], ["y"]), opset=25), (11, 5)) == set()
 
 
-def test_faults_inside_a_branch_are_found() -> None:
+def test_graphs_within_a_graph_are_read() -> None:
     graph = branched()
     graph.graph.node[0].attribute[0].g.node[0].op_type = "Det"
     assert found(graph) == {"control-flow", "operator-unknown"}
-
-
-def test_local_functions_are_known() -> None:
     opsets, body = [helper.make_opsetid("", 24)], [node("Add", ["a", "a"], ["b"])]
     twice = helper.make_function("acme", "Twice", ["a"], ["b"], body, opsets)
     graph = simple(node("Twice", ["x"], ["y"], domain="acme"), domain="acme")
     assert found(graph) == {"operator-unknown"}
     graph.functions.append(twice)
     assert found(graph) == set()
-
-
-def test_the_worst_comes_first() -> None:
     graph = attention(mask=T.BOOL, softcap=2.0, more={6: value("len", I64, [1])})
-    assert [f.severity for f in lint(graph)] == ["refused", "dropped", "slow"]
+    assert [f.severity for f in lint(graph)] == ["refused", "dropped", "slow"], "the worst first"
 
 
 ODD_OPERATORS = [
