@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import specrt
+from portable import zoo
+from portable.zoo import Exported
 from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
 from specrt.text import Tokenizer
 from specrt_export.builder import build, is_fresh
-from specrt_export.checkpoint import Checkpoint
 from specrt_export.recipe import read_recipe
 from support.toy import byte_level
-
-if TYPE_CHECKING:
-    from portable.zoo import Exported
-    from specrt_export.portable.exporter import ExportedGraph
 
 FIRST = ("cpp", "portable", "lower", "compile", "check", "export")
 """Folders whose tests take longest, so that no worker begins one of them last."""
@@ -44,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def engines() -> Path:
     """The folder of recipes."""
     return REPOSITORY / "engines"
+
+
+@pytest.fixture(scope="session")
+def draft(engines: Path) -> tuple[Path, Path]:
+    """The portable graph of codelet's draft, and its checkpoint."""
+    folder = engines / "codelet"
+    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
 
 
 @pytest.fixture(scope="session")
@@ -78,21 +80,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """Exports an architecture of the zoo the first time any worker asks for it."""
-    pytest.importorskip("torch", reason="needs the export extra")
-    from portable.zoo import Exported, exporter
-
-    root = shared_folder(tmp_path_factory) / "zoo"
-    root.mkdir(exist_ok=True)
-    export = exporter(root)
-
-    def shared(name: str) -> Exported:
-        record = root / f"{name}.pickle"
-        with locked(root / f"{name}.lock"):
-            if not record.exists():
-                record.write_bytes(pickle.dumps(export(name).graph))
-        graph: ExportedGraph = pickle.loads(record.read_bytes())
-        return Exported(Checkpoint.open(root / name), graph)
-
-    return shared
+def exported() -> Callable[[str], Exported]:
+    """Exports an architecture of the zoo, or finds it exported by this or an earlier run."""
+    return zoo.exported

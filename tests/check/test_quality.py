@@ -82,13 +82,6 @@ def text(length: int) -> NDArray[np.int64]:
     return np.random.default_rng(0).integers(0, 8192, length)
 
 
-@pytest.fixture
-def draft(engines: Path) -> tuple[Path, Path]:
-    """The portable graph of codelet's draft, and its checkpoint."""
-    folder = engines / "codelet"
-    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
-
-
 @needs_reference
 def test_more_bits_are_nearer(draft: tuple[Path, Path], tmp_path: Path) -> None:
     reference = GraphScorer(GraphRun(*draft), 128)

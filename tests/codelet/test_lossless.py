@@ -26,9 +26,6 @@ from specrt.text import read_prompts
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
-GREEDY_TOKENS = 105
-"""Times 16 prompts and 3 gammas: 5,040 tokens each night, each held to plain decoding."""
-
 ACCEPTANCE_FLOOR = 0.35
 """At gamma 3. A draft that knows nothing of the target is right one time in 8192."""
 
@@ -38,7 +35,7 @@ def prompts(generator: Generator, code_prompts: Path) -> list[list[int]]:
     return [generator.tokenizer.encode(p.text) for p in read_prompts(code_prompts)]
 
 
-def greedy(tokens: int = GREEDY_TOKENS) -> SamplingParams:
+def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, ignore_eos=True)
 
 
@@ -58,16 +55,23 @@ def open_model(bundle: Path, model: str, *, max_width: int | None = None) -> Eng
     )
 
 
-@pytest.mark.parametrize("several", [3, pytest.param(16, marks=pytest.mark.nightly)])
+# Nightly 5,040 tokens, each held to plain decoding.
+@pytest.mark.parametrize(
+    ("several", "tokens", "gammas"),
+    [(3, 48, (3,)), pytest.param(16, 105, (1, 3, 8), marks=pytest.mark.nightly)],
+)
 def test_speculative_greedy_is_plain_greedy(
-    generator: Generator, prompts: list[list[int]], several: int
+    generator: Generator,
+    prompts: list[list[int]],
+    several: int,
+    tokens: int,
+    gammas: tuple[int, ...],
 ) -> None:
-    gammas = (1, 3, 8) if several == 16 else (3,)
     counts = {gamma: SpeculationStats(gamma) for gamma in gammas}
     for number, prompt in enumerate(prompts[:several]):
-        expected = generator.generate(prompt, greedy(), gamma=0).token_ids
+        expected = generator.generate(prompt, greedy(tokens), gamma=0).token_ids
         for gamma in gammas:
-            done = generator.generate(prompt, greedy(), gamma=gamma)
+            done = generator.generate(prompt, greedy(tokens), gamma=gamma)
             counts[gamma].merge(done.speculation)
             at = first_difference(expected, done.token_ids)
             assert at is None, (
@@ -77,19 +81,14 @@ def test_speculative_greedy_is_plain_greedy(
     assert counts[3].acceptance_rate >= ACCEPTANCE_FLOOR
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.95, "min_p": 0.01}],
-    ids=["top-p", "all three"],
-)
 def test_the_same_seed_gives_the_same_text_at_every_gamma(
-    generator: Generator, prompts: list[list[int]], options: dict[str, float]
+    generator: Generator, prompts: list[list[int]]
 ) -> None:
-    params = SamplingParams(max_tokens=32, temperature=0.8, seed=7, ignore_eos=True, **options)
-    texts = {g: generator.generate(prompts[0], params, gamma=g).text for g in (0, 2, 4, 8)}
+    params = SamplingParams(max_tokens=24, temperature=0.8, top_k=50, top_p=0.95, min_p=0.01,
+                            seed=7, ignore_eos=True)  # fmt: skip
+    texts = {g: generator.generate(prompts[0], params, gamma=g).text for g in (0, 2, 8)}
     assert set(texts.values()) == {texts[0]}
-    other = SamplingParams(max_tokens=32, temperature=0.8, seed=8, ignore_eos=True, **options)
-    assert generator.generate(prompts[0], other, gamma=4).text != texts[4]
+    assert generator.generate(prompts[0], replace(params, seed=8), gamma=8).text != texts[8]
 
 
 @pytest.mark.nightly
@@ -109,15 +108,22 @@ def test_a_prompt_may_fill_the_context(generator: Generator, prompts: list[list[
 def test_the_output_is_that_of_transformers(
     generator: Generator, engines: Path, prompts: list[list[int]]
 ) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     folder = engines / "codelet" / "checkpoint" / "target"
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # spinning on cores that other workers use costs tens of seconds
     try:
-        found = [transformers_greedy(torch, model, prompt, 32) for prompt in prompts[:3]]
+        found = [
+            model.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False, max_new_tokens=32, eos_token_id=None, pad_token_id=0,
+            )[0, len(prompt) :].tolist()
+            for prompt in prompts[:3]
+        ]  # fmt: skip
     finally:
         torch.set_num_threads(threads)
     for prompt, other in zip(prompts, found, strict=False):
@@ -127,19 +133,6 @@ def test_the_output_is_that_of_transformers(
             f"transformers leaves at token {at}; the margin there is "
             f"{plain_margin(generator, prompt + expected[:at]):.2e}"
         )
-
-
-def transformers_greedy(torch: Any, model: Any, prompt: list[int], count: int) -> list[int]:
-    whole = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=count,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = whole[0, len(prompt) :].tolist()
-    return tokens
 
 
 def test_a_row_with_a_nan_has_no_most_likely_token(codelet: Path) -> None:
@@ -188,7 +181,7 @@ def test_neighbours_change_no_token(
     rows: Generator, generator: Generator, drafter: str, gamma: specrt.params.Gamma
 ) -> None:
     params = [
-        SamplingParams(max_tokens=24 + 9 * i, temperature=0.7 * (i % 2), seed=i)
+        SamplingParams(max_tokens=16 + 5 * i, temperature=0.7 * (i % 2), seed=i)
         for i in range(len(PROMPTS))
     ]
     found = rows.generate_many(PROMPTS, params, gamma=gamma, drafter=drafter)
@@ -261,7 +254,7 @@ def test_log_probabilities_are_those_of_one_pass_at_every_gamma(
         pytest.importorskip("llguidance", reason="needs the structured extra")
     params = SamplingParams(max_tokens=24, logprobs=5, prompt_logprobs=2, seed=1, **options)
     prompt = list(chain.from_iterable(prompts))[:90]
-    for drafter, gamma in (("none", 0), ("model", 3), ("cascade", 4)):
+    for drafter, gamma in (("none", 0), ("cascade", 4)):
         done = generator.generate(prompt, params, gamma=gamma, drafter=drafter)
         text = [*prompt, *done.token_ids]
         rows = forced(codelet, text)

@@ -67,7 +67,7 @@ def test_speculation_changes_no_token_and_texts_keep_to_it(
         check(generator.generate(PROMPT, params, gamma=3), holds)
 
 
-def test_keys_of_a_schema_are_drafted_for_nothing(generator: Generator) -> None:
+def test_what_a_structure_forces_is_drafted_for_nothing(generator: Generator) -> None:
     option: dict[str, Any] = {
         "regex": r'\{"identifier": [0-9]{1,3}, "description": "[a-z ]{3,9}"\}'
     }
@@ -77,9 +77,6 @@ def test_keys_of_a_schema_are_drafted_for_nothing(generator: Generator) -> None:
     drafted, accepted = done.speculation.sources["forced"]
     assert accepted >= 8
     assert accepted / drafted > 0.8
-
-
-def test_a_draft_within_the_structure_is_accepted(generator: Generator) -> None:
     params = SamplingParams(max_tokens=100, json_schema={"type": "array", "minItems": 30})
     done = generator.generate(PROMPT, params, gamma=3, drafter="model")
     assert done.speculation.acceptance_rate > 0.3

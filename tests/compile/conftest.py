@@ -9,6 +9,7 @@ import pytest
 
 from compile.plans import Planned, make, mark
 from lower.lowering import NEW, Case, Lowering, lowered
+from portable.zoo import Exported
 from shared import locked, shared_folder
 from specrt.engine.tensorrt.engine_record import FILE_NAME
 from specrt.engine.tensorrt.library import Library, open_library
@@ -29,8 +30,8 @@ def source(engines: Path, request: pytest.FixtureRequest) -> Callable[[str], tup
         pair = engines / "codelet"
         if name in ("target", "draft"):
             return pair / "portable" / f"{name}.onnx", pair / "checkpoint" / name
-        exported = request.getfixturevalue("exported")(name)
-        return exported.graph.path, exported.checkpoint.folder
+        exported: Exported = request.getfixturevalue("exported")(name)
+        return exported.source
 
     return find
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,6 @@ max_length = 128
 prefill = 64
 gammas = [1, 3]
 gamma = 3
-"""
-
-DRAFTLESS = """
-[target]
-checkpoint = "target"
-graph = "target.onnx"
-
-[engine]
-max_length = 128
-prefill = 64
-gamma = 0
 """
 
 PLANS = """
@@ -88,8 +78,8 @@ def built(small: Path, out: Path, engines: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture
 def draftless(small: Path) -> Recipe:
     """The recipe of a target alone."""
-    small.write_text(DRAFTLESS, encoding="utf-8")
-    return read_recipe(small)
+    recipe = read_recipe(small)
+    return replace(recipe, draft=None, engine=replace(recipe.engine, gamma=0))
 
 
 @pytest.fixture
@@ -133,5 +123,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
 
 
 @pytest.fixture
-def calibrated(engines: Path) -> str:
-    return f'[quality]\ncalibration = "{engines / "codelet" / "calibration.jsonl"}"'
+def text(tmp_path: Path, engines: Path) -> Path:
+    """A calibration text, about as short as one may be, where the small recipe is."""
+    path = tmp_path / "small" / "text.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    lines = (engines / "codelet" / "calibration.jsonl").read_text("utf-8").splitlines()
+    path.write_text(lines[0] + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def calibrated(text: Path) -> str:
+    return f'[quality]\ncalibration = "{text}"'

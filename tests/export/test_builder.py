@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -67,24 +66,6 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
     assert complete(again) == complete(again, gamma=0)
 
 
-WITHOUT_EXPORTER = """
-import sys
-sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscript")))
-from pathlib import Path
-from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
-build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]))
-"""
-
-
-def test_a_recipe_that_names_its_graphs_needs_no_exporter(small: Path, out: Path) -> None:
-    """As after `pip install specrt[build]`."""
-    command = [sys.executable, "-c", WITHOUT_EXPORTER, str(small), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert is_fresh(read_recipe(small), out)
-
-
 def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:
     recipe = read_recipe(small)
     assert is_fresh(recipe, built)
@@ -92,37 +73,35 @@ def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, buil
     assert is_fresh(read_recipe(small), built)
     assert not is_fresh(replace(recipe, engine=replace(recipe.engine, gamma=1)), built)
 
-    graph = small.parent / "draft.onnx"
+    weights = small.parent / "target" / "model.safetensors"
+    graph, facts = small.parent / "draft.onnx", weights.stat()
     data = graph.read_bytes()
     graph.write_bytes(data + b"\x00")
     assert not is_fresh(recipe, built)
     graph.write_bytes(data)
-    assert is_fresh(recipe, built)
-
-    weights = small.parent / "target" / "model.safetensors"
-    facts = weights.stat()
     os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
     assert not is_fresh(recipe, built)
     os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert is_fresh(recipe, built)
-
     (built / "draft" / "engine.data").unlink()
     assert not is_fresh(recipe, built)
 
 
 SLOW_BUILD = """
 import sys, time
+sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscript")))
 from pathlib import Path
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 
 def hook(stage, done):
-    if stage == "check target":
+    if stage == "write manifest":
         print("there", flush=True)
         time.sleep(60)
 
 build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]), hook)
 """
+"""Without an exporter, as after `pip install specrt[build]`: the recipe names its graphs."""
 
 
 def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, built: Path) -> None:
@@ -133,8 +112,7 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
         assert process.stdout.readline() == b"there\n"
         process.send_signal(signal.SIGKILL)
     (left,) = leftovers(built)
-    assert left.startswith(f".small.{process.pid}.")
-    assert left.endswith(".part")
+    assert re.fullmatch(rf"\.small\.{process.pid}\..*\.part", left)
     assert hashes(built) == before
     with atomic_folder(built) as folder:
         shutil.copytree(built, folder, dirs_exist_ok=True)
@@ -143,9 +121,18 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
 
 
 def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
+    process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+def put(out: Path, text: str) -> None:
+    with atomic_folder(out) as folder:
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def said_in(out: Path) -> str:
+    return (out / "manifest.json").read_text(encoding="utf-8")
 
 
 def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
@@ -154,31 +141,23 @@ def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
     (moved / "manifest.json").write_text("the old one", encoding="utf-8")
     with pytest.raises(KeyboardInterrupt), atomic_folder(out):
         raise KeyboardInterrupt
-    assert (out / "manifest.json").read_text(encoding="utf-8") == "the old one"
-    assert leftovers(out) == []
+    assert (said_in(out), leftovers(out)) == ("the old one", [])
 
 
 @pytest.mark.parametrize("state", ["part", "old"])
 def test_what_others_left_is_not_taken(tmp_path: Path, state: str) -> None:
     """A live build, and a dead one of a bundle with a longer name."""
     mine, pid = tmp_path / "llama3", dead_process()
-    live = tmp_path / f".llama3.{os.getppid()}.a1b2c3d4.part"
-    longer = tmp_path / f".llama3.{pid}.{os.getpid()}.a1b2c3d4.{state}"
-    for other in (live, longer):
+    others = [
+        tmp_path / f".llama3.{os.getppid()}.a1b2c3d4.part",
+        tmp_path / f".llama3.{pid}.{os.getpid()}.a1b2c3d4.{state}",
+    ]
+    for other in others:
         other.mkdir()
         (other / "manifest.json").write_text("theirs", encoding="utf-8")
-    with atomic_folder(mine) as folder:
-        (folder / "manifest.json").write_text("mine", encoding="utf-8")
-    with atomic_folder(tmp_path / f"llama3.{pid}"):
-        pass
-    assert (mine / "manifest.json").read_text(encoding="utf-8") == "mine"
-    for other in (live, longer):
-        assert (other / "manifest.json").read_text(encoding="utf-8") == "theirs"
-
-
-def put(out: Path, text: str) -> None:
-    with atomic_folder(out) as folder:
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+    put(mine, "mine")
+    put(tmp_path / f"llama3.{pid}", "the longer name's")
+    assert [said_in(one) for one in (mine, *others)] == ["mine", "theirs", "theirs"]
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "by two renames"])
@@ -190,13 +169,12 @@ def test_a_bundle_changes_places_with_the_next(
     out = tmp_path / "m[1]"
     for text in ("first", "second"):
         put(out, text)
-        assert (out / "manifest.json").read_text(encoding="utf-8") == text
-        assert [p.name for p in tmp_path.iterdir()] == ["m[1]"]
+        assert (said_in(out), leftovers(out)) == (text, [])
     with atomic_folder(out) as one, atomic_folder(out) as other:
         assert one != other
         (one / "manifest.json").write_text("one", encoding="utf-8")
         (other / "manifest.json").write_text("other", encoding="utf-8")
-    assert (out / "manifest.json").read_text(encoding="utf-8") == "one"
+    assert said_in(out) == "one"
     if exchange:
         return
     rename, calls = Path.rename, []
@@ -210,17 +188,7 @@ def test_a_bundle_changes_places_with_the_next(
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(KeyboardInterrupt):
         put(out, "third")
-    assert (out / "manifest.json").read_text(encoding="utf-8") == "one"
-    assert [p.name for p in tmp_path.iterdir()] == ["m[1]"]
-
-
-@contextmanager
-def unchanged(out: Path) -> Iterator[None]:
-    """Hold that a bundle is as it was, with nothing beside it."""
-    before = hashes(out)
-    yield
-    assert hashes(out) == before
-    assert leftovers(out) == []
+    assert (said_in(out), leftovers(out)) == ("one", [])
 
 
 @contextmanager
@@ -239,19 +207,20 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_disk_that_fills_loses_nothing(
     small: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = read_recipe(small)
+    recipe, before = read_recipe(small), hashes(built)
     told = r"engine\.data could not be written, with \d+ MiB free on its disk"
-    with unchanged(built), largest_file(1 << 20), pytest.raises(BuildError, match=told):
+    with largest_file(1 << 20), pytest.raises(BuildError, match=told):
         build(recipe, built)
+    assert (hashes(built), leftovers(built)) == (before, [])
 
     def full(source: Path, place: Path) -> None:
         # As shutil.copyfile does it: the source first, then what was being written.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(place))
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    told = r"No space left .*\.part/.* is as it was"
-    with unchanged(built), pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=r"No space left .*\.part/.* is as it was"):
         build(recipe, built)
+    assert (hashes(built), leftovers(built)) == (before, [])
 
 
 def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Path) -> None:
@@ -269,16 +238,15 @@ def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["recipe", "graph", "calibration"])
 def test_what_a_build_reads_is_never_replaced(
-    small: Path, engines: Path, out: Path, kind: str
+    small: Path, text: Path, out: Path, kind: str
 ) -> None:
     name = {"graph": "target.onnx", "calibration": "text.jsonl", "recipe": small.name}[kind]
     out = small.parent if kind == "recipe" else out
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").write_text("{}", encoding="utf-8")
-    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
-    text = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
-    text += '[quality]\ncalibration = "text.jsonl"\n'
-    small.write_text(text.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
+    lines = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
+    lines += f'[quality]\ncalibration = "{text.name}"\n'
+    small.write_text(lines.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
     if kind != "recipe":
         shutil.move(small.parent / name, out / name)
     with pytest.raises(BuildError, match=f"holds .*{name}, which the build reads"):
@@ -286,36 +254,13 @@ def test_what_a_build_reads_is_never_replaced(
     assert (out / name).is_file()
 
 
-def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a JSON file in place."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    change(data)
-    path.write_text(json.dumps(data), encoding="utf-8")
-
-
-def add_token(data: dict[str, Any]) -> None:
-    token = {**data["added_tokens"][0], "id": 8192, "content": "<|one too many|>"}
-    data["added_tokens"].append(token)
-
-
-def too_many_tokens(home: Path) -> None:
-    for role in ("target", "draft"):
-        edited(home / role / "tokenizer.json", add_token)
-
-
 def other_vocabulary(home: Path) -> None:
-    def swap(data: dict[str, Any]) -> None:
-        vocabulary = data["model"]["vocab"]
-        a, b = (next(t for t, i in vocabulary.items() if i == at) for at in (300, 301))
-        vocabulary[a], vocabulary[b] = 301, 300
-
-    edited(home / "draft" / "tokenizer.json", swap)
-
-
-def truncated(home: Path) -> None:
-    weights = home / "draft" / "model.safetensors"
-    with weights.open("r+b") as file:
-        file.truncate(weights.stat().st_size - 100)
+    path = home / "draft" / "tokenizer.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = data["model"]["vocab"]
+    a, b = (next(t for t, i in vocabulary.items() if i == at) for at in (300, 301))
+    vocabulary[a], vocabulary[b] = 301, 300
+    path.write_text(json.dumps(data), encoding="utf-8")
 
 
 def moved_weights(home: Path) -> None:
@@ -325,11 +270,6 @@ def moved_weights(home: Path) -> None:
     size = int.from_bytes(data[:8], "little")
     longer = data[8 : 8 + size] + b" " * 64
     weights.write_bytes(len(longer).to_bytes(8, "little") + longer + data[8 + size :])
-
-
-def other_model(home: Path) -> None:
-    codelet = Path(__file__).parents[2] / "engines" / "codelet"
-    shutil.copyfile(codelet / "portable" / "target.onnx", home / "target.onnx")
 
 
 def long_context(home: Path) -> None:
@@ -348,11 +288,7 @@ def short_draft(home: Path) -> None:
 
 REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
     (other_vocabulary, CheckpointError, r"differ at token id 300: '.*' in .*target, '.*' in .*dra"),
-    (too_many_tokens, CheckpointError, r"token id 8192 \('<\|one too many\|>'\), but the model has "
-                                       r"vocab_size 8192"),
-    (truncated, CheckpointError, r"draft/model\.safetensors.* it is truncated"),
     (moved_weights, CheckpointError, r"exported from another checkpoint .*specrt export"),
-    (other_model, CheckpointError, r"exported from another checkpoint .*specrt export"),
     (lambda home: (home / "draft.onnx").unlink(), BuildError,
      r"draft\.onnx does not exist; make it with `specrt export .*remove `draft\.graph`"),
     (lambda home: (home / "draft.onnx").write_bytes(b"not a graph at all"), ExportError,
@@ -360,14 +296,8 @@ REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
     (lambda home: (home / "draft.onnx").write_bytes(b""), ExportError,
      "does not describe its geometry"),
     (lambda home: shutil.rmtree(home / "draft"), CheckpointError, "draft"),
-    (lambda home: (home / "target" / "tokenizer.json").unlink(), CheckpointError,
-     r"has no tokenizer\.json"),
     (long_context, BuildError, "max_length 2049 is more than the 2048 positions"),
     (short_draft, BuildError, "max_length 128 is more than the 100 positions .*draft was trained"),
-    (lambda home: (home / "target" / "generation_config.json").write_text("{"), CheckpointError,
-     r"generation_config\.json is not JSON"),
-    (lambda home: (home / "target" / "generation_config.json").write_text('{"eos_token_id": "x"}'),
-     CheckpointError, "has eos_token_id 'x'"),
 ]  # fmt: skip
 
 
@@ -386,12 +316,11 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
 
 
 def test_a_disk_that_is_too_small_is_refused_by_the_precision(
-    small: Path, engines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 0))
-    shutil.copy(engines / "codelet" / "calibration.jsonl", small.parent / "text.jsonl")
-    text = small.read_text(encoding="utf-8") + '[quality]\ncalibration = "text.jsonl"\n'
+    text = small.read_text(encoding="utf-8") + calibrated
     needed = {}
     for precision in ("fp32", "bf16", "int8", "int4"):
         small.write_text(text.replace("[engine]", f'[engine]\nprecision = "{precision}"'))
@@ -406,7 +335,7 @@ def test_a_disk_that_is_too_small_is_refused_by_the_precision(
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     build(draftless, out)
     manifest = Bundle.open(out).manifest
-    assert (manifest.gammas, manifest.gamma, manifest.draft) == (tuple(range(9)), 0, None)
+    assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
     with (
@@ -415,7 +344,10 @@ def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     ):
         generator.generate("x", gamma=9)
     # The model's own count is held to the tokenizer's, where the recipe names no draft.
-    edited(draftless.folder / "target" / "tokenizer.json", add_token)
+    path = draftless.folder / "target" / "tokenizer.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 8192, "content": "<|one|>"})
+    path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(CheckpointError, match="token ids up to 8192, and the model scores 8192"):
         build(draftless, out)
     assert leftovers(out) == []

@@ -60,85 +60,66 @@ def test_shards_are_gathered_through_links(folder: Path, tmp_path_factory: Any) 
     assert {name: weight.file.name for name, weight in weights.items()} == index
 
 
-def test_config_only_needs_no_weights(folder: Path) -> None:
-    assert Checkpoint.open(folder, config_only=True).weights == {}
+WHOLE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+INDEX = "model.safetensors.index.json"
+DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
+    "short": ({"missing": 1}, r"b\.weight ends at byte \d+ of \d+: it is truncated.*fetch it ag"),
+    "no shape": ({"a.weight": {"dtype": "F32"}}, r"the entry of a\.weight is malformed"),
+    "span": ({"a.weight": {**WHOLE, "data_offsets": [0, 4]}}, r"a\.weight F32\[2\] spans bytes 0"),
+    "back": ({"a.weight": {**WHOLE, "data_offsets": [8, 4]}}, r"spans bytes 8 to 4"),
+    "type": ({"a.weight": {**WHOLE, "dtype": "Q4"}}, "stored as Q4; expected one of"),
+}
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ({"a.weight": "gone.safetensors"}, r"gone\.safetensors is missing; fetch"),
-        ({"a.weight": "here.safetensors", "c": "here.safetensors"}, "places c in here.*not hold"),
-        ({"a.weight": "../here.safetensors"}, r"'\.\./here\.safetensors'; expected a bare file"),
-        ({}, "no weight_map"),
-    ],
-)
-def test_a_wrong_index_is_named(folder: Path, index: dict[str, str], message: str) -> None:
-    write_shard(folder / "here.safetensors", ONE)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    with pytest.raises(CheckpointError, match=message):
-        Checkpoint.open(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"missing": 1}, r"b\.weight ends at byte \d+ of \d+: it is truncated.*fetch it again"),
-        ({"a.weight": {"dtype": "F32"}}, r"the entry of a\.weight is malformed"),
-        (
-            {"a.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
-            r"a\.weight F32\[2\] spans bytes 0 to 4",
-        ),
-        (
-            {"a.weight": {"dtype": "F32", "shape": [-1], "data_offsets": [8, 4]}},
-            r"spans bytes 8 to 4",
-        ),
-        (
-            {"a.weight": {"dtype": "Q4", "shape": [2], "data_offsets": [0, 1]}},
-            "stored as Q4; expected one of",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_named(folder: Path, change: dict[str, Any], message: str) -> None:
     write_shard(folder / "model.safetensors", ONE, **change)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        Checkpoint.open(folder)
-    assert str(folder / "model.safetensors") in str(caught.value)
-
-
-@pytest.mark.parametrize("data", [b"", b"\1\2", b"\xff" * 8 + b"{}", b"\2" + bytes(7) + b"{]"])
-def test_no_header_is_damage(folder: Path, data: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
-        Checkpoint.open(folder)
-
-
-def test_pickles_are_refused_by_name(folder: Path) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*run code.*save_pretrained"):
-        Checkpoint.open(folder)
-
-
-def test_no_weights_at_all_is_said(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"neither.*--config-only"):
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors.*{message}"):
         Checkpoint.open(folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "has no config.json"), ("{", "cannot be read as JSON"), ("[]", "holds a list")],
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", "", r"model\.safetensors is damaged"),
+        ("model.safetensors", "\1\2", r"model\.safetensors is damaged"),
+        ("model.safetensors", "\x7f" * 8 + "{}", r"model\.safetensors is damaged"),
+        ("model.safetensors", "\2" + "\0" * 7 + "{]", r"model\.safetensors is damaged"),
+        (
+            INDEX,
+            '{"weight_map": {"a": "gone.safetensors"}}',
+            r"gone\.safetensors is missing; fetch",
+        ),
+        (INDEX, '{"weight_map": {"c": "here.safetensors"}}', "places c in here.*not hold"),
+        (
+            INDEX,
+            '{"weight_map": {"a": "../x.safetensors"}}',
+            r"'\.\./x\.safe.*expected a bare file",
+        ),
+        (INDEX, "{}", "no weight_map"),
+        ("pytorch_model.bin", "", r"pytorch_model\.bin.*run code.*save_pretrained"),
+        ("README.md", "", r"neither.*--config-only"),
+        ("config.json", "{", "cannot be read as JSON"),
+        ("config.json", "[]", "holds a list"),
+    ],
 )
-def test_a_wrong_config_is_named(tmp_path: Path, text: str | None, message: str) -> None:
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
+def test_what_is_no_checkpoint_is_named(
+    folder: Path, name: str, content: str, message: str
+) -> None:
+    write_shard(folder / "here.safetensors", ONE)
+    (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=message):
-        Checkpoint.open(tmp_path)
+        Checkpoint.open(folder)
 
 
 def test_a_missing_folder_is_no_hub_name(folder: Path) -> None:
+    assert Checkpoint.open(folder, config_only=True).weights == {}
     with pytest.raises(CheckpointError, match=r"no folder .*gone.*hub name looks like"):
         Checkpoint.open(folder / "gone")
     with pytest.raises(CheckpointError, match="is a file; give the folder"):
         Checkpoint.open(folder / "config.json")
     with pytest.raises(CheckpointError, match="revision 'v1' given with the local folder"):
         Checkpoint.open(folder, revision="v1")
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        Checkpoint.open(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -54,81 +53,70 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert read_recipe(recipe(tmp_path, f"\ufeff{alone}")).draft is None
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
-        (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
-        (PAIR + "[engine]\ngama = 3\n", "engine has an unknown key 'gama'; did you mean 'gamma"),
-        (PAIR + '[engine]\n"a\\nb" = 3\n', "unknown key 'a\\nb'; known: backend"),
-        ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
-        ("", "[target] is missing"),
-        ('target = "t"\n', "target is 't'; expected an object"),
-        ("[target]\ncheckpoint = 3\n", "target.checkpoint is 3; expected"),
-        (f"name = 5\n{PAIR}", "name is 5; expected"),
-        (f'name = "a\\u2028b"\n{PAIR}', "printable characters"),
-        (f'name = "{"a" * 256}"\n{PAIR}', "up to 255"),
-        *((f'name = "{name}"\n{PAIR}', f"name is {name!r}; expected a plain folder name")
-          for name in ("", "a/b", ".hidden", "..")),
-        ("x = " + "[" * 20_000, "cannot be read as TOML"),
-        ("x = " + "9" * 5000, "cannot be read as TOML"),
-        ("[target\n", "cannot be read as TOML"),
-    ],
-    ids=lambda value: value[:30],
-)  # fmt: skip
-def test_a_wrong_key_or_name_is_named(tmp_path: Path, text: str, told: str) -> None:
-    assert told in refusal(tmp_path, text)
+PLANS = 'backend = "tensorrt-rtx"\nprecision = "fp16"\n'
+CUDA, ROWS = 'backend = "ort-cuda"\n', 'precision = "fp16"\nbatch = 2'
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("max_length = '9'", "engine.max_length is '9'; expected a whole number"),
-        ("max_length = true", "engine.max_length is True; expected a whole number"),
-        ("gammas = 3", "engine.gammas is 3; expected a list"),
-        ("gammas = [1, '2']", "engine.gammas[1] is '2'; expected a whole number"),
-        ("gammas = [-1, 4]", "engine.gammas[0] is -1; expected a whole number from 0"),
-        ("backend = 'tpu'", "engine.backend is 'tpu'; this version builds ort-cpu"),
-        ("precision = 'fp8'", "engine.precision is 'fp8'; ort-cpu builds fp32"),
-        ("max_length = 1\nprefill = 1", "engine.max_length is 1; expected 2 or more"),
-        ("gamma = 9", "engine.gamma is 9; expected 'auto', 0 or one of engine.gammas"),
-        ("gamma = 'fast'", "engine.gamma is 'fast'; expected a whole number from 0"),
-        ("gamma = true", "engine.gamma is True; expected a whole number from 0"),
-        ("batch = 0", "engine.batch is 0, and ort-cpu builds 1 to 64"),
-        ("batch = 65", "engine.batch is 65, and ort-cpu builds 1 to 64"),
-        ("prefill = 4096", "engine.prefill is 4096; expected 1 to max_length (2048)"),
-        ("max_length = 4\nprefill = 4", "engine.gammas reaches 8; a pass of 9 does not fit 4"),
-    ],
-)
-def test_a_wrong_value_is_named(tmp_path: Path, line: str, told: str) -> None:
-    message = refusal(tmp_path, f"{PAIR}[engine]\n{line}\n")
-    assert told in message
-    assert ("'auto'" in message) == line.startswith("gamma =")
+def plans(line: str) -> str:
+    return models(engine=f"{PLANS}[tensorrt]\n{line}")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (models(target='precision = "fp8"'),
-         "target.precision is 'fp8'; ort-cpu builds fp32, fp16, bf16, int8, int4"),
-        (models(draft='head = "int2"'), "draft.head is 'int2'; ort-cpu builds fp32"),
-        (models(engine='precision = ""'), "engine.precision is ''; ort-cpu builds fp32"),
-        (models('precision = "fp16"', 'precision = "fp32"', 'precision = "garbage"'),
-         "engine.precision is 'garbage'; expected one of fp32, fp16, bf16, int8, int4"),
-        (models('precision = "bf16"') + "[quality]\nmax_kl = 0.1\nmin_top1 = 1\n",
-         "quality.max_kl and min_top1 cannot be held to without quality.calibration, and the "
-         "target would not be stored as fp32"),
-        (models(target='precision = "int4"\nblock = 48'),
-         "target.block is 48; expected one of 32, 64, 128"),
-        (models(draft="block = 64"),
-         "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
-        (models(engine="[quality]\nmax_kl = nan"), "quality.max_kl is nan; expected a finite"),
-        (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
-        (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
-    ],
-    ids=lambda value: value[-30:],
-)  # fmt: skip
-def test_a_wrong_precision_or_limit_is_named(tmp_path: Path, text: str, told: str) -> None:
+WRONG = [
+    ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
+    (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
+    (models(engine='"a\\nb" = 3'), "unknown key 'a\\nb'; known: backend"),
+    ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
+    ("", "[target] is missing"),
+    ('target = "t"\n', "target is 't'; expected an object"),
+    ("[target]\ncheckpoint = 3\n", "target.checkpoint is 3; expected"),
+    (f'name = "a\\u2028b"\n{PAIR}', "printable characters"),
+    (f'name = "{"a" * 256}"\n{PAIR}', "up to 255"),
+    *((f'name = "{name}"\n{PAIR}', f"name is {name!r}; expected a plain folder name")
+      for name in ("", "a/b", ".hidden", "..")),
+    ("x = " + "[" * 20_000, "cannot be read as TOML"),
+    ("x = " + "9" * 5000, "cannot be read as TOML"),
+    (models(engine="max_length = '9'"), "engine.max_length is '9'; expected a whole number"),
+    (models(engine="max_length = true"), "engine.max_length is True; expected a whole number"),
+    (models(engine="gammas = 3"), "engine.gammas is 3; expected a list"),
+    (models(engine="gammas = [-1, 4]"), "engine.gammas[0] is -1; expected a whole number from 0"),
+    (models(engine="backend = 'tpu'"), "engine.backend is 'tpu'; this version builds ort-cpu"),
+    (models(engine="precision = 'fp8'"), "engine.precision is 'fp8'; ort-cpu builds fp32"),
+    (models(engine="max_length = 1\nprefill = 1"), "engine.max_length is 1; expected 2 or more"),
+    (models(engine="gamma = 9"), "engine.gamma is 9; expected 'auto', 0 or one of engine.gammas"),
+    (models(engine="gamma = 'x'"), "engine.gamma is 'x'; expected a whole number from 0"),
+    (models(engine="batch = 65"), "engine.batch is 65, and ort-cpu builds 1 to 64"),
+    (models(engine="prefill = 4096"), "engine.prefill is 4096; expected 1 to max_length (2048)"),
+    (models(engine="max_length = 4\nprefill = 4"), "gammas reaches 8; a pass of 9 does not fit 4"),
+    (models(target='precision = "fp8"'),
+     "target.precision is 'fp8'; ort-cpu builds fp32, fp16, bf16, int8, int4"),
+    (models(draft='head = "int2"'), "draft.head is 'int2'; ort-cpu builds fp32"),
+    (models('precision = "fp16"', 'precision = "fp32"', 'precision = "garbage"'),
+     "engine.precision is 'garbage'; expected one of fp32, fp16, bf16, int8, int4"),
+    (models('precision = "bf16"') + "[quality]\nmax_kl = 0.1\nmin_top1 = 1\n",
+     "quality.max_kl and min_top1 cannot be held to without quality.calibration, and the "
+     "target would not be stored as fp32"),
+    (models(target='precision = "int4"\nblock = 48'), "target.block is 48; expected one of 32, 64"),
+    (models(draft="block = 64"),
+     "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
+    (models(engine="[quality]\nmax_kl = nan"), "quality.max_kl is nan; expected a finite"),
+    (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
+    (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
+    (plans("candidatez = 5"), "unknown key 'candidatez'; did you mean 'candidates'"),
+    (plans('version = "abc"'), "tensorrt.version is 'abc'; expected one such as '10.3'"),
+    (plans('version = "9.9"'), "version is '9.9'; graphs are written for TensorRT 10.3 and later"),
+    (plans("candidates = 5000"), "tensorrt.candidates is 5000; expected 0 to 3840"),
+    (plans('capabilities = "8.9"'), "tensorrt.capabilities is '8.9'; expected a list"),
+    (plans("optimization_level = true"), "optimization_level is True; expected a whole"),
+    (models(engine=f"{PLANS}gammas = [1, 3]\nprefill = 3"), "expected 4 or more"),
+    (f"tensorrt = 5\n{PAIR}", "tensorrt is 5; expected an object"),
+    (models(engine=f"{CUDA}{ROWS}"), "engine.batch is 2, and ort-cuda builds batch 1"),
+    (models(target=CUDA, engine=ROWS), "engine.batch is 2, and ort-cuda builds batch 1"),
+    (models(draft=CUDA, engine=ROWS), "engine.batch is 2, and ort-cuda builds batch 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG, ids=[told[:40] for _, told in WRONG])
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
     assert told in refusal(tmp_path, text)
 
 
@@ -179,13 +167,6 @@ def test_a_backend_given_replaces_those_of_the_models_too(
         read_recipe(path, backend="cuda")
 
 
-@pytest.mark.parametrize("table", ["engine", "target", "draft"])
-def test_several_rows_are_for_backends_that_have_them(tmp_path: Path, table: str) -> None:
-    tables = {"target": "", "draft": "", "engine": 'precision = "fp16"\nbatch = 2'}
-    tables[table] += '\nbackend = "ort-cuda"'
-    assert "engine.batch is 2, and ort-cuda builds batch 1" in refusal(tmp_path, models(**tables))
-
-
 def test_a_backend_is_one_line_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,36 +209,3 @@ def test_whole_numbers_need_a_text_to_be_measured_on(tmp_path: Path, text: str, 
     assert '`calibration = "calibration.jsonl"`' in message
     stored = recipe(tmp_path, models(engine='precision = "fp16"'))
     assert read_recipe(stored).quality.max_kl is None
-
-
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_codelets_own_recipes_read(engines: Path, name: str) -> None:
-    found = read_recipe(engines / "codelet" / f"{name}.toml")
-    assert found.name == f"codelet-{name}"
-    assert found.precisions["target"].layers == name
-    assert (found.folder / found.quality.calibration).is_file()
-
-
-WRONG_TABLES = [
-    ("candidatez = 5", r"tensorrt has an unknown key 'candidatez'; did you mean 'candidates'"),
-    ('version = "abc"', r"tensorrt.version is 'abc'; expected one such as '10.3'"),
-    ('version = "9.9"', r"tensorrt.version is '9.9'; .* TensorRT 10.3 and later"),
-    ("candidates = 5000", r"tensorrt.candidates is 5000; expected 0 to 3840"),
-    ("candidates = -1", r"tensorrt.candidates is -1; expected a whole number from 0"),
-    ('capabilities = "8.9"', r"tensorrt.capabilities is '8.9'; expected a list"),
-    ("optimization_level = true", r"tensorrt.optimization_level is True; expected a whole"),
-]
-
-
-@pytest.mark.parametrize(("line", "told"), WRONG_TABLES)
-def test_a_wrong_table_of_tensorrts_is_refused_when_it_is_read(
-    tmp_path: Path, line: str, told: str
-) -> None:
-    engine = f'backend = "tensorrt-rtx"\nprecision = "fp16"\n[tensorrt]\n{line}'
-    assert re.search(told, refusal(tmp_path, models(engine=engine)))
-
-
-def test_what_plans_need_of_the_engine_is_checked(tmp_path: Path) -> None:
-    plans = 'backend = "tensorrt-rtx"\nprecision = "fp16"\ngammas = [1, 3]\nprefill = 3'
-    assert "expected 4 or more" in refusal(tmp_path, models(engine=plans))
-    assert "tensorrt is 5; expected an object" in refusal(tmp_path, f"tensorrt = 5\n{PAIR}")

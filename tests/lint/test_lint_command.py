@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -16,7 +15,6 @@ from lint.test_rules import Graph, attention, relu, scatter
 from specrt import cli
 from specrt_export.lint import lint
 
-LAYERS = {"draft": 2, "target": 8}
 Said = pytest.CaptureFixture[str]
 
 
@@ -32,20 +30,17 @@ def saved(graph: Graph, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("role", LAYERS)
-def test_portable_graphs_need_lowering(engines: Path, capsys: Said, role: str) -> None:
-    path, layers = engines / "codelet" / "portable" / f"{role}.onnx", LAYERS[role]
-    graph = onnx.load(path, load_external_data=False)
+def test_portable_graphs_need_lowering(draft: tuple[Path, Path], capsys: Said) -> None:
+    graph, layers = onnx.load(draft[0], load_external_data=False), 2
     # fp32 attention without the attribute, and two caches a layer of a length still open.
     kernel, length = ("attention-kernel", "refused"), ("cache-length", "refused")
-    for version in ((11, 0), (11, 4)):
-        found = Counter((f.rule, f.severity) for f in lint(graph, version))
-        assert found == {kernel: layers, length: 2 * layers}
+    found = Counter((f.rule, f.severity) for f in lint(graph, (11, 0)))
+    assert found == {kernel: layers, length: 2 * layers}
     findings = lint(graph, (10, 3))
     refused = Counter(f.reason.split()[0] for f in findings if f.severity == "refused")
     assert refused == {"Attention": layers, "TensorScatter": 2 * layers}
     assert [(f.rule, f.severity) for f in findings[-1:]] == [("opset", "dropped")]
-    assert cli.run(["lint", str(path)]) == 1
+    assert cli.run(["lint", str(draft[0])]) == 1
     out = capsys.readouterr().out
     assert "`specrt build` lowers it" in out
     assert len(out.splitlines()) < 10, "nodes that are alike share a line"
@@ -94,14 +89,10 @@ def refusal(capsys: Said, *args: Any) -> str:
 
 
 def test_what_is_no_graph_is_refused(path: Path, tmp_path: Path, capsys: Said) -> None:
+    for version in ("", "10.2", "11.0x", "-1.0"):
+        assert "--tensorrt is" in refusal(capsys, path, f"--tensorrt={version}")
     whole = path.read_bytes()
-    for content in (
-        b"",
-        b"not ONNX",
-        b"\x08\x0b",
-        bytes(range(256)) * 16,
-        whole[: len(whole) // 2],
-    ):
+    for content in (b"", b"not ONNX", bytes(range(256)) * 16, whole[: len(whole) // 2]):
         path.write_bytes(content)
         assert refusal(capsys, path).startswith(f"specrt: {path} is not an ONNX graph")
     with path.open("wb") as file:
@@ -111,16 +102,10 @@ def test_what_is_no_graph_is_refused(path: Path, tmp_path: Path, capsys: Said) -
     assert "is a folder" in refusal(capsys, tmp_path)
 
 
-@pytest.mark.parametrize("version", ["", "9.3", "10.2", "eleven", "11.0x", "-1.0", "1e9.0"])
-def test_bad_versions_are_refused(path: Path, capsys: Said, version: str) -> None:
-    assert "--tensorrt is" in refusal(capsys, path, f"--tensorrt={version}")
-
-
 def test_external_data_is_looked_for_beside_the_graph(
-    tmp_path: Path, engines: Path, capsys: Said
+    tmp_path: Path, draft: tuple[Path, Path], capsys: Said
 ) -> None:
-    path = tmp_path / "draft.onnx"
-    shutil.copyfile(engines / "codelet" / "portable" / "draft.onnx", path)
+    path = Path(shutil.copy(draft[0], tmp_path))
 
     def rules() -> list[str]:
         cli.run(["lint", str(path), "--json"])
@@ -131,6 +116,3 @@ def test_external_data_is_looked_for_beside_the_graph(
     del model.metadata_props[:]
     path.write_bytes(model.SerializeToString())
     assert rules().count("weight-missing") == 1
-    np.zeros(1).tofile(tmp_path / "model.safetensors")
-    assert "weight-missing" not in (found := rules())
-    assert "weight-size" in found

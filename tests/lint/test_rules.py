@@ -65,11 +65,8 @@ def attention(
     inputs |= more or {}
     names = [inputs[i].name if i in inputs else "" for i in range(max(inputs) + 1)]
     made = [value(o, kind, [1, heads, tokens, width] if o == "y" else None) for o in outputs]
-    return model(
-        [node("Attention", names, list(outputs), name="n", **attributes)],
-        list(inputs.values()),
-        made,
-    )
+    nodes = [node("Attention", names, list(outputs), name="n", **attributes)]
+    return model(nodes, list(inputs.values()), made)
 
 
 def scatter(
@@ -108,58 +105,36 @@ def two_scatters(second: str) -> Graph:
 
 
 def quantized(
-    kind: int,
-    axis: int,
-    block: int = 0,
-    zero: int | None = None,
-    size: int = 64,
-    scale: float = 0.1,
+    kind: int, axis: int, block: int = 0, zero: int | None = None, scale: float = 0.1
 ) -> Graph:
     """x @ dequantised w, [K, N]; the scales lie along `axis`, or along its blocks."""
-    shape = [size, size]
-    count = size * size
-    scales = [size // block if i == axis else d for i, d in enumerate(shape)] if block else [size]
-    codes = [1.0] * count if kind == T.FLOAT8E4M3FN else [1] * count
+    scales = [64 // block if i == axis else 64 for i in (0, 1)] if block else [64]
     tensors = [
-        helper.make_tensor("w", kind, shape, codes),
+        helper.make_tensor("w", kind, [64, 64], [1.0 if kind == T.FLOAT8E4M3FN else 1] * 64**2),
         constant(np.full(scales, scale, np.float16), "s"),
     ]
-    names = ["w", "s"]
     if zero is not None:
         tensors.append(helper.make_tensor("z", kind, scales, [zero] * int(np.prod(scales))))
-        names.append("z")
     stated: dict[str, Any] = {"axis": axis} | ({"block_size": block} if block else {})
-    return model(
-        [
-            node("DequantizeLinear", names, ["d"], name="n", **stated),
-            node("MatMul", ["x", "d"], ["y"]),
-        ],
-        [value("x", F16, [S, size])],
-        [value("y", F16, [S, size])],
-        tensors,
-    )
+    names = [tensor.name for tensor in tensors]
+    nodes = [
+        node("DequantizeLinear", names, ["d"], name="n", **stated),
+        node("MatMul", ["x", "d"], ["y"]),
+    ]
+    return model(nodes, [value("x", F16, [S, 64])], [value("y", F16, [S, 64])], tensors)
 
 
 def codes_through(*nodes: onnx.NodeProto) -> Graph:
-    return model(
-        [*nodes, node("MatMul", ["x", "d"], ["y"])],
-        [value("x", F32, [S, 4])],
-        [value("y", F32, [S, 4])],
-        [constant(np.ones((4, 4), np.int8), "w"), constant(np.float32(0.1), "s")],
-    )
+    tensors = [constant(np.ones((4, 4), np.int8), "w"), constant(np.float32(0.1), "s")]
+    return simple(*nodes, node("MatMul", ["x", "d"], ["y"]), tensors=tensors)
 
 
-def product(transposed: bool, kind: type = np.float16, op: str = "MatMul") -> Graph:
+def product(transposed: bool, op: str = "MatMul") -> Graph:
     shape = (512, 256) if transposed else (256, 512)
-    weight = constant(RNG.standard_normal(shape).astype(kind), "w")
-    onnx_kind = weight.data_type
+    weight = constant(RNG.standard_normal(shape).astype(np.float16), "w")
     turn = [node("Transpose", ["w"], ["t"], perm=[1, 0])] if transposed else []
-    return model(
-        [*turn, node(op, ["x", "t" if transposed else "w"], ["y"], name="n")],
-        [value("x", onnx_kind, [S, 256])],
-        [value("y", onnx_kind, [S, 512])],
-        [weight],
-    )
+    nodes = [*turn, node(op, ["x", "t" if transposed else "w"], ["y"], name="n")]
+    return model(nodes, [value("x", F16, [S, 256])], [value("y", F16, [S, 512])], [weight])
 
 
 def simple(
@@ -206,12 +181,8 @@ def scattered(reduction: str) -> Graph:
 def reduced(axes_given: bool) -> Graph:
     given = [value("a", I64, [1])] if axes_given else []
     tensors = [] if axes_given else [constant(np.array([1]), "a")]
-    return simple(
-        node("ReduceSum", ["x", "a"], ["t"], keepdims=1),
-        node("Add", ["x", "t"], ["y"]),
-        more=given,
-        tensors=tensors,
-    )
+    nodes = node("ReduceSum", ["x", "a"], ["t"], keepdims=1), node("Add", ["x", "t"], ["y"])
+    return simple(*nodes, more=given, tensors=tensors)
 
 
 def best(count: int) -> Graph:
@@ -366,13 +337,8 @@ def test_the_fault_alone_is_found(case: Case) -> None:
 
 def test_every_rule_that_can_be_tried_has_a_case() -> None:
     tried = {rule.name for rule in RULES if rule.source == TESTED}
-    others = {rule.name for rule in RULES} - tried
     assert tried <= {case.rule for case in CASES} | ELSEWHERE
-    assert others == NOT_TRIED
-    assert len({rule.name for rule in RULES}) == len(RULES)
-
-
-def test_a_severity_is_what_tensorrt_does() -> None:
+    assert {rule.name for rule in RULES} - tried == NOT_TRIED
     severity = {rule.name: rule.severity for rule in RULES}
     for case in CASES:
         assert (severity[case.rule] == "refused") == bool(case.says), case.rule
@@ -391,16 +357,13 @@ def test_operators_arrive(op_type: str, older: tuple[int, int], newer: tuple[int
     assert not [f for f in lint(graph, newer) if f.severity == "refused"]
 
 
-def test_an_operator_that_is_too_new_has_no_other_fault() -> None:
-    assert found(attention(F32, mask=F32, softcap=2.0), (10, 3)) == {"operator-version", "opset"}
-
-
 def test_what_changed_between_versions() -> None:
     flat = [value(n, F16, [1, S, 64]) for n in "qkv"]
     nodes = [node("Attention", list("qkv"), ["y"], q_num_heads=4, kv_num_heads=4)]
     graph = model(nodes, flat, [value("y", F16, [1, S, 64])])
     assert found(graph, (10, 15)) == {"attention-rank"}
     assert found(graph, (11, 0)) == set()
+    assert found(attention(F32, mask=F32, softcap=2.0), (10, 3)) == {"operator-version", "opset"}
     assert found(quantized(T.INT4, 0, 32, scale=-0.1)) == {"quantized-scales"}
     assert found(quantized(T.FLOAT4E2M1, 0, 16), (10, 7)) == {"type-fp4", "opset"}
     assert found(quantized(T.FLOAT4E2M1, 0, 16), (10, 15)) == set()
@@ -409,36 +372,24 @@ def test_what_changed_between_versions() -> None:
     assert found(simple(node("Relu", ["x"], ["y"]), opset=25), (11, 5)) == set()
 
 
-def test_faults_inside_a_branch_are_found() -> None:
+def test_graphs_within_a_graph_are_read() -> None:
     graph = branched()
     graph.graph.node[0].attribute[0].g.node[0].op_type = "Det"
     assert found(graph) == {"control-flow", "operator-unknown"}
-
-
-def test_local_functions_are_known() -> None:
-    twice = helper.make_function(
-        "acme",
-        "Twice",
-        ["a"],
-        ["b"],
-        [node("Add", ["a", "a"], ["b"])],
-        [helper.make_opsetid("", 24)],
-    )
+    opsets, body = [helper.make_opsetid("", 24)], [node("Add", ["a", "a"], ["b"])]
+    twice = helper.make_function("acme", "Twice", ["a"], ["b"], body, opsets)
     graph = simple(node("Twice", ["x"], ["y"], domain="acme"), domain="acme")
     assert found(graph) == {"operator-unknown"}
     graph.functions.append(twice)
     assert found(graph) == set()
-
-
-def test_the_worst_comes_first() -> None:
     graph = attention(mask=T.BOOL, softcap=2.0, more={6: value("len", I64, [1])})
-    assert [f.severity for f in lint(graph)] == ["refused", "dropped", "slow"]
+    assert [f.severity for f in lint(graph)] == ["refused", "dropped", "slow"], "the worst first"
 
 
-ODD_OPERATORS = (
-    *("Attention", "TensorScatter", "DequantizeLinear", "MatMul", "Gemm", "Cast", "TopK", "Where"),
-    *("Constant", "Identity", "ReduceSum", "ScatterND", "LayerNormalization", "Nonsense", "If"),
-)
+ODD_OPERATORS = [
+    "Attention", "TensorScatter", "DequantizeLinear", "MatMul", "Gemm", "Cast", "TopK", "Where",
+    "Constant", "Identity", "ReduceSum", "ScatterND", "LayerNormalization", "Nonsense", "If",
+]  # fmt: skip
 ODD_NAMES = st.sampled_from(["x", "y", "z", ""])
 ODD_NODES = st.builds(
     lambda op, ins, outs, stated: node(op, ins, outs, **stated),

@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from lower.lowering import Lowering, lowered
 from specrt_export.lower.logits import add_argmax, cheapen_argmax, cut_candidates
 from specrt_export.lower.view import GraphView
 
-FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 LOWERINGS = {
     "ort-cpu": Lowering("ort-cpu"),
     "ort-cuda": Lowering("ort-cuda", "fp16"),
@@ -29,33 +27,23 @@ LOGITS = hnp.arrays(
     np.float32,
     hnp.array_shapes(min_dims=3, max_dims=3, max_side=9),
     elements=st.one_of(
-        st.floats(-4, 4, width=16),
-        st.sampled_from([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan]),
+        st.floats(-4, 4, width=16), st.sampled_from([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan])
     ),
 )
 
 
 def exported() -> onnx.ModelProto:
     """The argmax of logits as the exporter writes it, -1 for a row with a NaN; and another."""
-    nodes = [
-        helper.make_node("ReduceSum", ["logits", "last"], ["sum"], keepdims=0),
-        helper.make_node("IsNaN", ["sum"], ["broken"]),
-        helper.make_node("ArgMax", ["logits"], ["best"], axis=-1, keepdims=0),
-        helper.make_node("Where", ["broken", "none", "best"], ["argmax"]),
-        helper.make_node("ArgMax", ["logits"], ["other"], axis=-1, keepdims=0),
-    ]
-    shape = ["B", "R", "V"]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("logits", FLOAT, shape)],
-        [helper.make_tensor_value_info(name, INT64, shape[:2]) for name in ("argmax", "other")],
-        [
-            numpy_helper.from_array(np.array([-1]), "last"),
-            numpy_helper.from_array(np.array(-1), "none"),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[B, R, V] logits) => (int64[B, R] argmax, int64[B, R] other)
+        <int64[1] last = {-1}, int64 none = {-1}> {
+            sum = ReduceSum <keepdims = 0> (logits, last)
+            broken = IsNaN (sum)
+            best = ArgMax <axis = -1, keepdims = 0> (logits)
+            argmax = Where (broken, none, best)
+            other = ArgMax <axis = -1, keepdims = 0> (logits)
+        }"""
+    return onnx.parser.parse_model(text)
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -95,17 +83,13 @@ def test_an_argmax_of_another_kind_is_left_alone() -> None:
 
 def added(logits: Any, count: int) -> dict[str, Any]:
     """Return what is read from rows of logits for TensorRT."""
-    nodes = [
-        helper.make_node("Identity", ["given"], ["logits"]),
-        helper.make_node("ArgMax", ["logits"], ["argmax"], axis=-1, keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("given", FLOAT, logits.shape)],
-        [helper.make_tensor_value_info("logits", FLOAT, logits.shape),
-         helper.make_tensor_value_info("argmax", INT64, logits.shape[:2])],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 21)]
-    view = GraphView(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    shape = ", ".join(map(str, logits.shape))
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[{shape}] given) => (float[{shape}] logits, int64[B, R] argmax) {{
+            logits = Identity (given)
+            argmax = ArgMax <axis = -1, keepdims = 0> (logits)
+        }}"""
+    view = GraphView(onnx.parser.parse_model(text))
     add_argmax(view, logits.shape[-1])
     cut_candidates(view, count)
     run = session(view.tidy())
@@ -131,12 +115,10 @@ def test_tensorrt_finds_the_first_of_the_largest_and_the_best_after_it(
 
 @pytest.mark.parametrize("backend", LOWERINGS)
 def test_confidence_is_the_share_of_a_drafts_likeliest_token(
-    engines: Path, tmp_path: Path, backend: str
+    draft: tuple[Path, Path], tmp_path: Path, backend: str
 ) -> None:
-    folder = engines / "codelet"
-    source = folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
     for role in ("draft", "target"):
-        case = lowered(*source, tmp_path / role, LOWERINGS[backend], role)
+        case = lowered(*draft, tmp_path / role, LOWERINGS[backend], role)
         with case.compiler.score(case.lowered, 20) as engine:
             tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, 20))
             for rows in (20, 1):

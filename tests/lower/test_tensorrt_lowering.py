@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,25 +23,13 @@ needs_reference = pytest.mark.skipif(
 FORMS = pytest.mark.parametrize("version", [NEW, OLD], ids=["native", "decomposed"])
 
 
-@pytest.fixture
-def draft(engines: Path) -> tuple[Path, Path]:
-    """The portable graph of codelet's draft, and its checkpoint."""
-    pair = engines / "codelet"
-    return pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
-
-
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
 @needs_reference
 @FORMS
 @pytest.mark.parametrize(
     ("precision", "least", "most"),
     # bf16 runs widened on a CPU: only what was stored narrower than the checkpoint's bf16 shows.
-    [("fp16", 1e-5, 2e-3), ("bf16", 0, 2e-2), ("int8", 1e-5, 2e-3), ("int4", 1e-5, 2e-3),
-     ("fp8", 1e-5, 2e-3)],
-)  # fmt: skip
+    [("fp16", 1e-5, 2e-3), ("bf16", 0, 2e-2), ("int4", 1e-5, 2e-3), ("fp8", 1e-5, 2e-3)],
+)
 def test_reduced_precision_stays_near(
     draft: tuple[Path, Path], tmp_path: Path, version: str, precision: str, least: float,
     most: float,
@@ -53,16 +40,9 @@ def test_reduced_precision_stays_near(
     assert case.lowered.fused["quantized"] == ("9/9" if whole else "0/9")
 
 
-@needs_reference
-@FORMS
-def test_rows_of_a_batch_are_apart(draft: tuple[Path, Path], tmp_path: Path, version: str) -> None:
-    assert lowered(*draft, tmp_path, Lowering("tensorrt", version=version, batch=3)).error() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> None:
     """Rows of tiny weights have scales that fp16 rounds to 0, and TensorRT refuses those."""
-    stored = quantize(*draft, tmp_path / "stored", Precision.of(name, per_row=True))
+    stored = quantize(*draft, tmp_path / "stored", Precision.of("int8", per_row=True))
     for tensor in read_graph(stored.graph).graph.initializer:
         if tensor.name.endswith(".scale"):
             place = {entry.key: entry.value for entry in tensor.external_data}
@@ -71,7 +51,7 @@ def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path, name
             values *= 1e-12
             values.flush()
     source = GraphSource(stored.graph, stored.folder)
-    made = Lowering("tensorrt", name).compiler().lower("draft", source, tmp_path / "made")
+    made = Lowering("tensorrt", "int8").compiler().lower("draft", source, tmp_path / "made")
     model = onnx.load(made.folder / "engine.onnx")
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     scales = [arrays[n.input[1]] for n in model.graph.node if n.op_type == "DequantizeLinear"]
@@ -83,13 +63,13 @@ def rules(case: Case, version: tuple[int, int], *, marked: bool) -> set[str]:
     model = case.model
     if marked:
         mark_decomposable(model)
-        marks = [n.op_type for n in model.graph.node for a in n.attribute if a.name[:3] == "TRT"]
-        assert marks == ["Attention"] * operators(model)["Attention"]
+        marked_ones = [n for n in model.graph.node for a in n.attribute if a.name[:3] == "TRT"]
+        assert marked_ones == [n for n in model.graph.node if n.op_type == "Attention"]
     return {finding.rule for finding in lint(model, version, case.lowered.folder)}
 
 
 @FORMS
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp16", "fp32", "int8", "int4"])
 def test_lowered_graphs_are_clean(
     draft: tuple[Path, Path], tmp_path: Path, precision: str, version: str
 ) -> None:
@@ -100,15 +80,6 @@ def test_lowered_graphs_are_clean(
         kernel = {"attention-kernel"} if version == NEW else set()
         assert rules(case, one, marked=False) == kernel
         assert rules(case, one, marked=True) == set()
-
-
-def test_int4_of_a_cpu_is_named_by_the_lint(draft: tuple[Path, Path], tmp_path: Path) -> None:
-    """Its scales may be negative, which TensorRT's parser refuses."""
-    stored = quantize(*draft, tmp_path / "stored", Precision.of("int4"))
-    compiler = Lowering("tensorrt", "int4").compiler()
-    source = GraphSource(stored.graph, stored.folder)
-    case = Case(source, compiler.lower("draft", source, tmp_path / "made"), compiler)
-    assert "quantized-scales" in rules(case, (11, 0), marked=True)
 
 
 def test_what_is_no_token_is_looked_up_as_the_first(

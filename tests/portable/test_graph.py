@@ -23,21 +23,17 @@ def logits(graph: Path, folder: Path) -> np.ndarray:
 
 
 def test_a_large_graph_runs_without_copies_of_its_weights(
-    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = engines / "codelet" / "portable" / "draft.onnx"
-    folder = engines / "codelet" / "checkpoint" / "draft"
-    made = quantize(graph, folder, tmp_path / "q", Precision.of("int4", head="bf16"))
-    for source in ((graph, folder), (made.graph, made.folder)):
+    made = quantize(*draft, tmp_path / "q", Precision.of("int4", head="bf16"))
+    for source in (draft, (made.graph, made.folder)):
         small = logits(*source)
         monkeypatch.setattr("specrt_export.portable.graph.LARGE_BYTES", 0)
         assert np.abs(small - logits(*source)).max() < 1e-4
         monkeypatch.undo()
 
 
-def test_weights_behind_links_are_read_too(engines: Path, tmp_path: Path) -> None:
+def test_weights_behind_links_are_read_too(draft: tuple[Path, Path], tmp_path: Path) -> None:
     """Hub caches are made of links, which ONNX Runtime does not follow out of a folder."""
-    graph = engines / "codelet" / "portable" / "draft.onnx"
-    folder = engines / "codelet" / "checkpoint" / "draft"
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    assert (logits(graph, tmp_path) == logits(graph, folder)).all()
+    (tmp_path / "model.safetensors").symlink_to(draft[1] / "model.safetensors")
+    assert (logits(draft[0], tmp_path) == logits(*draft)).all()

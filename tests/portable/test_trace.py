@@ -7,15 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx_ir as ir
 import pytest
-
-from specrt.errors import ExportError
-
-ir = pytest.importorskip("onnx_ir", reason="exporting needs more: make setup-export")
-torch = pytest.importorskip("torch", reason="needs the export extra")
-
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from specrt.errors import ExportError
 from specrt_export.portable.exporter import drop_no_ops
 from specrt_export.portable.trace import Hook, build, measure
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import shutil
+import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from shared import REPOSITORY, locked
+from specrt.bundle import Geometry
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.portable.graph import geometry_of, read_graph
 
-if TYPE_CHECKING:
-    from specrt_export.portable.exporter import ExportedGraph
-
+CACHE = REPOSITORY / "build" / "tests-export"
+"""Ignored by git. A folder for each state of what decides the checkpoints and their graphs."""
+LIBRARIES = (
+    "huggingface-hub", "numpy", "onnx", "onnx-ir", "onnxscript", "safetensors", "torch",
+    "transformers",
+)  # fmt: skip
 WINDOW = 8
 SIZES: dict[str, Any] = {
     "vocab_size": 160,
@@ -29,6 +39,7 @@ SIZES: dict[str, Any] = {
     # Large, so that attention matters: with the usual 0.02 every token looks at all alike.
     "initializer_range": 0.2,
 }
+SLIDING = {"sliding_window": WINDOW}
 ALTERNATING = ["sliding_attention", "full_attention"]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -48,36 +59,26 @@ MODELS: dict[str, Model] = {
         {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
         {"dtype": "bfloat16"},
     ),
-    "qwen2": (
-        "Qwen2Config",
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-        {},
-    ),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, **SLIDING, "max_window_layers": 1}, {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}, {"max_shard_size": "16KB"}),
-    "mistral": ("MistralConfig", {"sliding_window": WINDOW}, {"dtype": "float16"}),
+    "mistral": ("MistralConfig", SLIDING, {"dtype": "float16"}),
     "phi3": ("Phi3Config", {}, {}),
+    # Small caps, so that leaving one out shows.
     "gemma2": (
         "Gemma2Config",
-        # Small caps, so that leaving one out shows.
         {
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "attn_logit_softcapping": 0.7,
-            "final_logit_softcapping": 2.0,
+            "head_dim": 16, **SLIDING,
+            "attn_logit_softcapping": 0.7, "final_logit_softcapping": 2.0,
         },
         {},
     ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING},
-        {},
-    ),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, **SLIDING, "layer_types": ALTERNATING}, {}),
     "gpt2": ("GPT2Config", {}, {}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
-    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}, {}),
-}
+    "starcoder2": ("Starcoder2Config", SLIDING, {}),
+}  # fmt: skip
 
 
 _WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -88,6 +89,9 @@ WIDE: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_attention_heads": 1, "rotary_pct": 0.5},
 }
 """The same with heads of 16 where they are 8: narrower ones are rotated outside fused attention."""
+
+BARE = "-bare"
+"""Ends the name of an architecture whose graph is made of its config.json alone."""
 
 OFTEN = ("llama3", "qwen3", "gemma2", "gpt2")
 """Tied weights; norms of heads; soft caps and windows; a model without gates and RMS norms."""
@@ -106,7 +110,44 @@ class Exported:
     """A checkpoint and its portable graph."""
 
     checkpoint: Checkpoint
-    graph: ExportedGraph
+    graph: Path
+
+    @property
+    def source(self) -> tuple[Path, Path]:
+        """The graph and the folder of its weights."""
+        return self.graph, self.checkpoint.folder
+
+    @property
+    def geometry(self) -> Geometry:
+        """What the graph says of itself."""
+        return geometry_of(read_graph(self.graph))
+
+
+def exported(name: str) -> Exported:
+    """Export an architecture into the cache, unless it is there; nobody may write to it."""
+    root = CACHE / _state()
+    root.mkdir(parents=True, exist_ok=True)
+    made = root / name
+    with locked(root / f"{name}.lock"):
+        if not made.exists():
+            from specrt_export.portable.exporter import export_graph
+
+            part = root / f"{name}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            save_checkpoint(name.removesuffix(BARE), part / "checkpoint")
+            checkpoint = Checkpoint.open(part / "checkpoint", config_only=name.endswith(BARE))
+            export_graph(checkpoint, part / "graph.onnx")
+            part.rename(made)
+    return Exported(Checkpoint.open(made / "checkpoint"), made / "graph.onnx")
+
+
+def _state() -> str:
+    """Hash what a checkpoint and its graph depend on."""
+    home = REPOSITORY / "export" / "specrt_export"
+    sources = [Path(__file__), home / "checkpoint.py", *sorted((home / "portable").glob("*.py"))]
+    sources.append(REPOSITORY / "runtime" / "specrt" / "bundle.py")
+    state = [sys.version, *map(version, LIBRARIES), *(path.read_text("utf-8") for path in sources)]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
 
 def save_checkpoint(name: str, folder: Path) -> None:
@@ -114,6 +155,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     base = name.removesuffix("-wide")
     kind, changes, saving = MODELS[base]
     own = {**changes, **(WIDE[base] if base != name else {})}
@@ -129,20 +171,3 @@ def save_checkpoint(name: str, folder: Path) -> None:
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.to(dtype).save_pretrained(folder, **arguments)
-
-
-def exporter(root: Path) -> Callable[[str], Exported]:
-    """Return a function that exports an architecture into `root`, once each."""
-    done: dict[str, Exported] = {}
-
-    def exported(name: str) -> Exported:
-        if name not in done:
-            folder = root / name
-            save_checkpoint(name, folder)
-            checkpoint = Checkpoint.open(folder)
-            from specrt_export.portable.exporter import export_graph
-
-            done[name] = Exported(checkpoint, export_graph(checkpoint, root / f"{name}.onnx"))
-        return done[name]
-
-    return exported

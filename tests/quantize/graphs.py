@@ -46,13 +46,9 @@ def write(folder: Path, weights: Mapping[str, NDArray[Any]], *, shards: int = 1)
     tied = names.get("head", names["table"])
     turned = _add(nodes, "Transpose", [tied], perm=[1, 0])
     nodes.append(helper.make_node("MatMul", [x, turned], ["logits"], "head/MatMul"))
-    graph = helper.make_graph(
-        nodes,
-        "toy",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", "V"])],
-        tensors,
-    )
+    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", "V"])]
+    graph = helper.make_graph(nodes, "toy", inputs, outputs, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     facts = {ATTACHED: "true", GEOMETRY: json.dumps(geometry(len(weights["table"])).to_json())}
     helper.set_model_props(model, facts)
@@ -62,12 +58,8 @@ def write(folder: Path, weights: Mapping[str, NDArray[Any]], *, shards: int = 1)
 
 
 def _store(folder: Path, shard: str, name: str, array: NDArray[Any]) -> onnx.TensorProto:
-    tensor = TensorProto(
-        name=name,
-        data_type=_TYPES[array.dtype.name],
-        dims=array.shape,
-        data_location=TensorProto.EXTERNAL,
-    )
+    tensor = TensorProto(name=name, data_type=_TYPES[array.dtype.name], dims=array.shape)
+    tensor.data_location = TensorProto.EXTERNAL
     with (folder / shard).open("ab") as file:
         place = {"location": shard, "offset": file.tell(), "length": array.nbytes}
         file.write(array.tobytes())

@@ -20,7 +20,7 @@ from onnxscript.optimizer import fold_constants
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint, WeightBytes
-from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
+from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, TYPES
 from specrt_export.portable.trace import Traced, quiet, trace
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -369,13 +369,6 @@ UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
 
 
-TYPES = {
-    "F32": ir.DataType.FLOAT,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-}
-
-
 def detach(model: ir.Model) -> None:
     """Give each weight of a traced graph a place still to be filled in."""
     for value in model.graph.initializers.values():
@@ -397,7 +390,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint) -> None:
         if not isinstance(tensor, ir.ExternalTensor) or tensor.location != UNATTACHED:
             continue
         stored = _find(checkpoint, value)
-        dtype = TYPES[stored.dtype]
+        dtype = ir.DataType(TYPES[stored.dtype])
         if dtype != ir.DataType.FLOAT:
             casts.append(_cast(value))
         value.type = ir.TensorType(dtype)

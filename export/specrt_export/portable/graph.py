@@ -35,6 +35,14 @@ PRECISION = "specrt.precision"
 """What a quantized graph stores its weights as; no other graph has it."""
 
 
+TYPES = {
+    "F32": onnx.TensorProto.FLOAT,
+    "F16": onnx.TensorProto.FLOAT16,
+    "BF16": onnx.TensorProto.BFLOAT16,
+}
+"""What a checkpoint may store weights as, in safetensors' names and ONNX's numbers."""
+
+
 Tokens = NDArray[np.int64]
 
 
@@ -105,20 +113,13 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
             stored.file.name != place.get("location")
             or stored.offset != int(place.get("offset", 0))
             or stored.shape != tuple(tensor.dims)
-            or _TYPES.get(stored.dtype) != tensor.data_type
+            or TYPES.get(stored.dtype) != tensor.data_type
         ):
             raise CheckpointError(
                 f"{graph} was exported from another checkpoint than {checkpoint.folder}: "
                 f"{tensor.name} is not where the graph says; export it again with "
                 f"`specrt export {checkpoint.folder} --out {graph}`"
             )
-
-
-_TYPES = {
-    "F32": onnx.TensorProto.FLOAT,
-    "F16": onnx.TensorProto.FLOAT16,
-    "BF16": onnx.TensorProto.BFLOAT16,
-}
 
 
 PASS_BYTES = 64 << 20
