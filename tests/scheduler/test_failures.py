@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
 from scheduler.support import (
+    COSTS,
     LONG,
     SOME,
     Build,
@@ -131,28 +132,29 @@ def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
         bad.finish()
 
 
-@pytest.mark.parametrize("failure", [EngineError("it did not draft"), KeyboardInterrupt()])
-def test_costs_that_could_not_be_measured_leave_nothing_trusted(
-    tokenizer: Tokenizer, failure: BaseException
+@pytest.mark.parametrize("failure", [None, EngineError("it did not draft"), KeyboardInterrupt()])
+def test_measuring_costs_leaves_nothing_trusted_that_it_overwrites(
+    tokenizer: Tokenizer, failure: BaseException | None
 ) -> None:
     def measure(models: Models) -> Costs:
         for engine in (models.target, models.draft):
             for row in engine.rows:
                 row.buffer[:] = 255
-        raise failure
+        if failure is not None:
+            raise failure
+        return COSTS
 
-    made, one = (
-        Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer),
-        alone(tokenizer),
-    )
-    made.generate(shared_prompt(40), SOME, gamma=2)
-    running = made.stream([1, 2, 3], SOME, gamma=2)
+    made = Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer)
+    one, prompts = alone(tokenizer), [shared_prompt(40), [1, 2, 3]]
+    expected = [one.generate(prompt, SOME).token_ids for prompt in prompts]
+    made.generate(prompts[0], SOME, gamma=2)
+    running = made.stream(prompts[1], SOME, gamma=2)
     next(running)
-    with pytest.raises(type(failure)):
-        made.generate([4, 5], SOME, gamma="auto")
-    assert running.finish().token_ids == one.generate([1, 2, 3], SOME).token_ids
-    again = made.generate(shared_prompt(40), SOME, gamma=2)
-    assert again.token_ids == one.generate(shared_prompt(40), SOME).token_ids
+    with nullcontext() if failure is None else pytest.raises(type(failure)):
+        found = made.generate([4, 5], SOME, gamma="auto")
+        assert found.token_ids == one.generate([4, 5], SOME).token_ids
+    assert running.finish().token_ids == expected[1]
+    assert made.generate(prompts[0], SOME, gamma=2).token_ids == expected[0]
 
 
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
@@ -312,18 +314,16 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
     assert found == stream.completion.token_ids
 
 
-def test_completions_that_are_over_give_their_memory_back(tokenizer: Tokenizer) -> None:
-    def alive() -> set[int]:
-        return {id(o) for o in gc.get_objects() if type(o) is LogitsProcessors}
-
-    def counts(tokens: list[int], row: Row) -> Row:
-        if not found:
-            found.append(len(alive() - before))
-        return row
-
-    gc.collect()
-    before, found = alive(), list[int]()
+def test_completions_that_are_over_give_their_memory_back(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, honest = WeakSet[LogitsProcessors](), LogitsProcessors.__init__
+    monkeypatch.setattr(
+        LogitsProcessors, "__init__", lambda self, *args: (alive.add(self), honest(self, *args))[1]
+    )
+    counts: list[int] = []
+    last = processed(lambda tokens, row: (counts.append(len(alive)), row)[1])
     made, penalty = rows(packed, 2, tokenizer), SamplingParams(max_tokens=3, presence_penalty=1.0)
-    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, processed(counts)])
+    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, last])
     assert [c.error for (c,) in done] == [None] * 20
-    assert found[0] <= 4, "two rows run, and all others are over"
+    assert counts[0] <= 4, "two rows run, and all others are over"
