@@ -197,10 +197,8 @@ def test_rejections(vector: dict[str, Any]) -> None:
     for base, (tokens, accepted, following) in enumerate(vector["rounds"], vector["first"]):
         proposal = Proposal(tokens)
         if draft is not None:
-            q, places = sampled(draft, temperature=heat), range(base << 16, (base << 16) + 99)
-            drawn = [
-                q.draw(noise, Purpose.DRAFT, at) for _, at in zip(tokens, places, strict=False)
-            ]
+            q, first = sampled(draft, temperature=heat), base << 16
+            drawn = [q.draw(noise, Purpose.DRAFT, first + i) for i in range(len(tokens))]
             assert drawn == tokens
             proposal = Proposal(tokens, [q] * len(tokens))
         verdict = rejection(proposal, lambda i: p, noise, base)
