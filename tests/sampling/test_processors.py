@@ -306,11 +306,9 @@ def divided(tokens: list[int], row: Any) -> Any:
     ("asked", "message"),
     [
         ({"allowed_token_ids": [1, 900]}, "allowed_token_ids holds 900; expected ids of the voc"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias holds -1"),
         ({"min_tokens": 3, "stop_token_ids": [999]}, "stop_token_ids holds 999"),
         ({"logits_processors": [lambda t, r: r[:-1]]}, r"returned shape \[255\]; expected \[256\]"),
         ({"logits_processors": [lambda t, r: r * np.inf]}, "returned NaN or infinity"),
-        ({"logits_processors": [lambda t, r: r * np.nan]}, "returned NaN or infinity"),
         ({"logits_processors": [divided]}, "divided failed: ZeroDivisionError"),
         ({"logits_processors": [lambda t, r: "no"]}, "failed: ValueError"),
         ({"allowed_token_ids": [5], "no_repeat_ngram_size": 2}, "no token is left that the reque"),
