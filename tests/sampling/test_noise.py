@@ -142,35 +142,20 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def root_of(seed: int, request: int) -> int:
-    return mix(seed) if request == 0 else mix(mix(seed) - G * request)
-
-
-def stream_of(root: int, purpose: int, position: int) -> int:
-    return mix(mix(root + G * (purpose + 1)) + G * (position + 1))
-
-
-def bits_of(stream: int, token: int) -> int:
-    return mix(stream + G * (token + 1))
-
-
-def uniform_of(bits: int) -> float:
-    return (bits // 2**12 + 0.5) / 2**52
-
-
 @pytest.mark.parametrize("vector", VECTORS["numbers"], ids=lambda v: str(list(v.values())[:5]))
 def test_numbers(vector: dict[str, Any]) -> None:
     seed, request = vector["seed"], vector["request"]
     purpose, position, token = Purpose[vector["purpose"]], vector["position"], vector["token"]
-    root = root_of(seed, request)
-    stream = stream_of(root, int(purpose), position)
-    bits = bits_of(stream, token)
+    root = mix(mix(seed) - G * request) if request else mix(seed)
+    stream = mix(mix(root + G * (purpose + 1)) + G * (position + 1))
+    bits = mix(stream + G * (token + 1))
+    uniform = (bits // 2**12 + 0.5) / 2**52
     assert [vector[name] for name in ("root", "stream", "bits")] == [
         f"0x{number:016x}" for number in (root, stream, bits)
     ]
-    assert vector["uniform"] == uniform_of(bits)
+    assert vector["uniform"] == uniform
     # The last bits are those of the platform's logarithm.
-    assert vector["exponential"] == pytest.approx(-math.log(uniform_of(bits)), rel=1e-13)
+    assert vector["exponential"] == pytest.approx(-math.log(uniform), rel=1e-13)
     noise = Noise(seed, request)
     waits = noise.exponential(purpose, position, np.array([token]))
     assert waits[0] == pytest.approx(vector["exponential"], rel=1e-13)

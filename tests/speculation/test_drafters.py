@@ -201,17 +201,12 @@ def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
 
 def test_statistics_say_that_drafting_does_not_pay_and_why(tokenizer: Tokenizer) -> None:
     dear = Costs(tuple(1e6 * (1 + g) for g in GAMMAS), tuple(1e6 * g for g in GAMMAS))
-    hopeless = Generator(models(closeness=0.0), tokenizer)
-    for made, tries in (
-        (hopeless, 30),
-        (Generator(replace(models(), measure=lambda _: dear), tokenizer), 1),
-    ):
-        for _ in range(tries):
-            counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
-        assert "times as long" in (counts.fallback or "")
-        for gamma in (4, 0):  # a fixed gamma is used whatever it costs
-            counts = made.generate(PROMPT, PARAMS, gamma=gamma).speculation
-            assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
+    made = Generator(replace(models(), measure=lambda _: dear), tokenizer)
+    counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
+    assert "times as long" in (counts.fallback or "")
+    for gamma in (4, 0):  # a fixed gamma is used whatever it costs
+        counts = made.generate(PROMPT, PARAMS, gamma=gamma).speculation
+        assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
 
 
 @pytest.mark.parametrize("built", [(0, 8), (0, 3, 5, 6)])
