@@ -31,7 +31,7 @@ REGRETS = {
     "fading": 0.03,
     "alternating": -0.02,
     "recovering": -0.05,
-    "telling": 0.01,
+    "telling": 0.02,
     "misleading": 0.03,
     "noisy clock": 0.05,
     "changing load": 0.04,

@@ -18,7 +18,7 @@ from typing import Any
 
 from gamma_traces import LARGEST, Trace, all_traces, best_fixed, ride
 
-from specrt.speculation.gamma import AutoGamma
+from specrt.speculation.auto_gamma import AutoGamma
 
 EARLY = 500
 """Tokens after which a policy should have found out what was tuned wrong."""

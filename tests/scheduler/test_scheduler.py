@@ -13,8 +13,8 @@ from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.gamma import AutoGamma
 from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from support.rows import packed, padded

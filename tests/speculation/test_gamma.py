@@ -22,8 +22,9 @@ from gamma_traces import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Round
 from speculation.support import Script
 

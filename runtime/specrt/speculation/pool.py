@@ -11,6 +11,7 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
@@ -20,7 +21,7 @@ from specrt.speculation.drafters import (
     NoDrafter,
     available_drafters,
 )
-from specrt.speculation.gamma import AutoGamma, BuiltGamma, FixedGamma, GammaPolicy
+from specrt.speculation.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter
 

@@ -5,7 +5,7 @@
 #include "native/check.hpp"
 #include "native/drafting.hpp"
 #include "native/numbers.hpp"
-#include "native/speculation/gamma.hpp"
+#include "native/speculation/auto_gamma.hpp"
 
 namespace specrt::checks {
 

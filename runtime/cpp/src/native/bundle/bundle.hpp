@@ -9,7 +9,7 @@
 
 #include "implementation.hpp"
 #include "native/engine/protocol.hpp"
-#include "native/speculation/gamma.hpp"
+#include "native/speculation/costs.hpp"
 
 namespace specrt::native {
 

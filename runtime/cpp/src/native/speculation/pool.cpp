@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "native/speculation/auto_gamma.hpp"
 #include "native/speculation/drafters.hpp"
-#include "native/speculation/gamma.hpp"
 #include "native/speculation/ngram.hpp"
 
 namespace specrt::native {

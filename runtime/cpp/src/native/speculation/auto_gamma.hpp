@@ -1,0 +1,80 @@
+// The gamma policy that drafts as far as it pays.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "native/speculation/costs.hpp"
+#include "native/speculation/gamma.hpp"
+
+namespace specrt::native {
+
+// The chance of each drafted token, given its place and its drafter's confidence: a belief over how
+// easy the text is, and weights of being surer than usual, of being less sure, and of the place.
+class Acceptance {
+ public:
+  explicit Acceptance(std::size_t most);
+  void begin() { tokens_.clear(); }
+  double chance(std::size_t place) const;                   // of a token of usual confidence
+  double expect(std::size_t place, double confidence);      // of the next drafted token
+  void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
+  void turn(double chance);                  // the text may have become easier or harder
+  bool telling() const { return telling_; }  // whether the drafter ever told how sure it is
+
+ private:
+  static constexpr std::size_t kLevels = 9;
+  using Belief = std::array<double, kLevels>;
+  using Features = std::array<double, 3>;
+  double odds(const Features& features) const;
+  double chance(std::size_t place, double odds) const;
+
+  Belief odds_;  // of a drafted token, by level: log odds from -4 to 4
+  Belief belief_, usual_;
+  Features weights_, seen_;
+  std::vector<Features> tokens_;
+  // Log odds at each place, given that the tokens before it are kept.
+  std::vector<double> eases_;
+  double mean_ = 0;
+  bool telling_ = false;
+};
+
+// Drafts as many tokens as pay, none included. `rival` is the policy of the drafter that follows
+// where this one proposes nothing. The Python runtime's `AutoGamma` has the reasons.
+class AutoGamma : public GammaPolicy {
+ public:
+  AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGamma> rival = nullptr);
+  int choose() override;
+  DraftDecision decide(int drafted, double confidence) override;
+  void observe(const Round& round) override;
+
+  // Tokens per nanosecond expected of the coming rounds.
+  double rate() const { return rate_; }
+  // Why nothing is drafted but for probes; none as long as drafting pays.
+  std::optional<std::string> fallback() const;
+
+ private:
+  void plan();
+  void judge(const Round& round);
+
+  std::size_t most_;
+  std::shared_ptr<const AutoGamma> rival_;
+  Acceptance acceptance_;
+  std::shared_ptr<CostTracker> verify_;
+  CostTracker draft_;
+  double outside_;
+  // What rounds cost; at index k the least chance of k tokens at which the k-th is verified, and
+  // at which another is drafted.
+  std::vector<double> total_, verified_, drafted_;
+  std::size_t gamma_ = 0;
+  double floor_ = 0, rate_ = 0, reach_ = 1, lost_ = 0;
+  std::size_t steps_ = 0, silent_ = 0;
+  std::int64_t run_ = 0, idle_ = 0;
+  bool asked_ = false, probing_ = false;
+};
+
+}  // namespace specrt::native

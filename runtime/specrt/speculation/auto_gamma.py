@@ -1,0 +1,290 @@
+"""The gamma policy that drafts as far as it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import exp, log, log1p
+from typing import NamedTuple
+
+import numpy as np
+
+from specrt.speculation.costs import Costs, CostTracker
+from specrt.speculation.gamma import DraftDecision
+from specrt.speculation.round import Round
+
+TURN = 0.01
+"""How likely the text is to become easier or harder from one round to the next."""
+TRUST = 8.0
+"""Judged tokens that what was assumed before them weighs as much as."""
+RECENT = 1 / 16
+"""Share of the running mean of confidences that the latest one makes up."""
+PROBING = 0.015
+"""Share of the time that probes may cost while drafting does not pay."""
+DEAREST = 8.0
+"""The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
+CHECK = 200
+"""Rounds in a row that draft, before a plain step shows what one costs now."""
+SILENT = 256
+"""Tokens without drafting, probes aside, before that is called a fallback."""
+ODDS = tuple(exp(level) for level in range(-4, 5))
+"""Levels of how easy a text may be: the odds of a drafted token to be kept."""
+
+
+class Acceptance:
+    """The chance of each drafted token, given its place and its drafter's confidence.
+
+    Its log odds are a sum: how easy the text is now, a weight times how much surer the drafter is
+    than usual, another one times how much less sure, a third one times the logarithm of its place.
+    How easy the text is now is a belief over a few levels. Every judged token makes some of them
+    likelier, by Bayes' rule; each round a little of the belief goes back to what texts are usually
+    like, in case this one has turned. The weights follow by logistic regression, a step for each
+    judged token.
+    """
+
+    def __init__(self, most: int) -> None:
+        most = max(1, most)
+        self._even = [1.0 / len(ODDS)] * len(ODDS)
+        self._belief = self._usual = self._even
+        self._weights = [1.0, 1.0, 0.0]
+        self._seen = [TRUST, TRUST, 4 * TRUST]
+        """How much was seen of each weight's feature; weights move the less, the more that is."""
+        self._mean, self.telling = 0.0, False
+        """Mean log odds of the drafter's confidence, and whether it ever told any."""
+        self._tokens: list[tuple[float, float, float]] = []
+        chances = np.array(ODDS) / (1.0 + np.array(ODDS))
+        self._powers = chances[:, None] ** np.arange(most + 1)
+        """By level and number of tokens, the chance that so many are kept."""
+        self._depths = [log1p(place) for place in range(most)]
+        self._eases = self._depths
+        """Log odds at each place, given that the tokens before it are kept: the text is then
+        likelier an easy one."""
+        self.turn(0.0)
+
+    def begin(self) -> None:
+        """Expect a new draft."""
+        self._tokens.clear()
+
+    def chances(self) -> list[float]:
+        """Return the chance of a token of usual confidence at each place."""
+        deeper, places = self._weights[2], zip(self._eases, self._depths, strict=True)
+        return [1.0 / (1.0 + exp(-ease - deeper * depth)) for ease, depth in places]
+
+    def expect(self, place: int, confidence: float) -> float:
+        """Return the chance of the next drafted token, given that those before it are kept.
+
+        A confidence of 1, and one that is no probability, tells nothing.
+        """
+        surer = 0.0
+        if 0.0 < confidence < 1.0:
+            surer = log(confidence / (1.0 - confidence)) - self._mean
+            self._mean, self.telling = self._mean + RECENT * surer, True
+        features = (max(0.0, surer), min(0.0, surer), self._depths[place])
+        self._tokens.append(features)
+        return self._chance(place, self._odds(features))
+
+    def _odds(self, features: tuple[float, float, float]) -> float:
+        """Return by how much these features multiply the odds of a token."""
+        (more, less, depth), (surer, unsure, deeper) = features, self._weights
+        return exp(max(-8.0, min(8.0, more * surer + less * unsure + depth * deeper)))
+
+    def _chance(self, place: int, odds: float) -> float:
+        return 1.0 - 1.0 / (1.0 + odds * exp(self._eases[place]))
+
+    def learn(self, accepted: int, evaluated: int) -> None:
+        """Learn what became of the draft: how many tokens were judged, how many of them kept."""
+        while len(self._tokens) < evaluated:
+            self.expect(len(self._tokens), 1.0)
+        belief = self._belief
+        for place, features in enumerate(self._tokens[:evaluated]):
+            right, odds = place < accepted, self._odds(features)
+            levels = [odds * level for level in ODDS]
+            pairs = zip(belief, levels, strict=True)
+            belief = [share * (odd if right else 1.0) / (1.0 + odd) for share, odd in pairs]
+            chance = self._chance(place, odds)
+            for i, feature in enumerate(features):
+                if feature:
+                    self._seen[i] += chance * (1.0 - chance) * feature * feature
+                    self._weights[i] += (right - chance) * feature / self._seen[i]
+        self._weights[2] = min(0.0, self._weights[2])
+        total = sum(belief)
+        self._belief = [share / total for share in belief]
+        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), self._even, TURN)
+        self.turn(TURN)
+
+    def turn(self, chance: float) -> None:
+        """Allow for a text that has become easier or harder with some chance."""
+        self._belief = _mixed(self._belief, self._usual, chance)
+        reach = (np.array(self._belief) @ self._powers).tolist()
+        self._eases = [log(kept / (before - kept)) for before, kept in pairwise(reach)]
+
+
+class DraftPlan(NamedTuple):
+    """What a round should do; the chance of some tokens is that all of them are kept."""
+
+    gamma: int
+    """The best number of tokens to draft where all are of usual confidence."""
+    rate: float
+    """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
+    floor: float
+    """Tokens per nanosecond without drafting."""
+    loss: float
+    """Tokens that a probe is expected to lose."""
+    total: list[float]
+    """What rounds cost, by their number of drafted tokens."""
+    verify: list[float]
+    """At index k, the least chance of k tokens at which the k-th is verified."""
+    draft: list[float]
+    """At index k, the least chance of k tokens at which another is drafted; 2, which none has, at
+    the last."""
+
+
+class AutoGamma:
+    """Drafts as many tokens as pay, none included, from costs and a running estimate.
+
+    It drafts while the next token, or those up to the best gamma, are worth their time; a token is
+    worth the time in which the best round emits one. `rival` is the policy of the drafter that
+    follows where this one proposes nothing; without one that is a plain step. `load` tells how
+    many rows share the passes. What was learned stays for the completions that follow.
+
+    While drafting does not pay, it probes: a round of one drafted token now and then, spaced so
+    that probes cost 1.5 % of the time. Each is charged what it really took, draft passes that
+    caught up included.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        most: int,
+        rival: AutoGamma | None = None,
+        load: Callable[[], int] | None = None,
+    ) -> None:
+        self._costs, self._most, self._rival, self._rows = costs, most, rival, load
+        self._acceptance = Acceptance(most)
+        self._trackers: dict[int, tuple[CostTracker, CostTracker, float]] = {}
+        """By load: of the target's passes, of the draft's, and what is outside of both."""
+        self._load = 0
+        self.verify_tracker: CostTracker
+        self._reach, self._steps = 1.0, 0
+        self._asked = self._probing = False
+        self._drafting = self._idle = 0
+        """Rounds in a row that drafted, and that did not."""
+        self._lost = 0.0
+        self.set_load(1)
+        plain, *others = self._plan.total
+        may_pay = any(tokens * plain > ns for tokens, ns in enumerate(others, 2))
+        self._silent = 0 if may_pay or not most else SILENT
+        """Tokens since a round, other than a probe, that drafted."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per nanosecond expected of the coming rounds."""
+        return self._plan.rate
+
+    @property
+    def fallback(self) -> str | None:
+        """Why nothing is drafted but for probes; None as long as drafting pays."""
+        if self._silent < SILENT:
+            return None
+        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
+        return (
+            f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
+            f"and {tokens:.2f} tokens are expected of it"
+        )
+
+    def set_load(self, load: int) -> None:
+        """Go by what passes cost while so many rows share them."""
+        if self._rival is not None:
+            self._rival.set_load(load)
+        if load == self._load:
+            return
+        self._load = load
+        if load not in self._trackers:
+            shared, rival = self._costs.shared(load, self._most), self._rival
+            verify = CostTracker(shared.verify_ns) if rival is None else rival.verify_tracker
+            self._trackers[load] = verify, CostTracker(shared.draft_ns), shared.outside_ns
+        self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
+        self._plan = self._make_plan()
+
+    def choose(self) -> int:
+        """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
+        if self._rows is not None:
+            self.set_load(max(1, self._rows()))
+        self._asked, self._probing = True, False
+        self._reach, self._steps = 1.0, 0
+        self._acceptance.begin()
+        self._plan = plan = self._make_plan()
+        # How sure the drafter is of a first token is worth a look before it is given up.
+        if plan.gamma or (self._acceptance.telling and plan.draft[0] <= 1.0):
+            self._lost = 0.0
+            return 0 if self._drafting >= CHECK and self._rival is None else self._most
+        self._probing = self._idle * PROBING >= max(self._lost, plan.loss)
+        return min(self._most, int(self._probing))
+
+    def decide(self, drafted: int, confidence: float) -> DraftDecision:
+        """Weigh the chance of a token to be kept against what it costs."""
+        self._steps = drafted
+        self._reach *= self._acceptance.expect(drafted - 1, confidence)
+        if self._probing or self._reach >= self._plan.draft[drafted]:
+            return DraftDecision.CONTINUE
+        verified = self._reach >= self._plan.verify[drafted]
+        return DraftDecision.STOP if verified else DraftDecision.DISCARD
+
+    def observe(self, round_: Round) -> None:
+        """Learn from the tokens that were judged, and from what passes took.
+
+        A round that another drafter drafted, or in which nothing matched, only brings the next
+        probe nearer.
+        """
+        asked, self._asked = self._asked, False
+        if round_.drafted:
+            self._judge(round_)
+            return
+        self._idle += 1
+        self._silent += len(round_.tokens)
+        if asked and self._rival is None:
+            self._drafting = 0
+            self.verify_tracker.record(0, round_.verify_ns)
+
+    def _judge(self, round_: Round) -> None:
+        """Learn from a round that this policy drafted in."""
+        if self._probing and round_.accepted:
+            self._acceptance.turn(1.0 - (1.0 - TURN) ** self._idle)
+        self._acceptance.learn(round_.accepted, round_.evaluated)
+        self.verify_tracker.record(round_.drafted, round_.verify_ns)
+        if not round_.caught_up:
+            self._draft_tracker.record(self._steps or round_.drafted, round_.draft_ns)
+        self._drafting += 1
+        self._idle = 0
+        if self._probing:
+            spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
+            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chances()[0])
+        else:
+            self._silent = 0
+
+    def _make_plan(self) -> DraftPlan:
+        """Return the plan for how easy the text is, and what passes cost, now."""
+        verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
+        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
+        chances = self._acceptance.chances()
+        floor = rate = max(1.0 / total[0], 0.0 if self._rival is None else self._rival.rate)
+        gamma, tokens, reach = 0, 1.0, 1.0
+        for k, chance in enumerate(chances[: self._most], 1):
+            reach *= chance
+            tokens += reach
+            if tokens > rate * total[k]:
+                gamma, rate = k, tokens / total[k]
+        further, tokens = [2.0], 0.0
+        for k in reversed(range(self._most)):
+            ns = (total[k + 1] - total[k]) / chances[k]
+            if k < gamma:
+                tokens = chances[k] * (1.0 + tokens)
+                ns = min(ns, (total[gamma] - total[k]) / tokens)
+            further.append(rate * ns)
+        loss = total[min(1, self._most)] * floor - 1.0 - chances[0]
+        wider = [0.0, *(rate * (after - before) for before, after in pairwise(verify))]
+        return DraftPlan(gamma, rate, floor, loss, total, wider, further[::-1])
+
+
+def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:
+    return [a + share * (b - a) for a, b in zip(one, other, strict=True)]
