@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.engine.protocol import candidates_of
@@ -30,26 +29,16 @@ Weights = NDArray[np.float64]
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.31},
-    {"temperature": 3.0},
     {"temperature": 1.0, "top_k": 1},
     {"temperature": 1.0, "top_k": 7},
-    {"temperature": 1.0, "top_k": 1000},
     {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 1.0, "top_p": 0.123},
     {"temperature": 1.0, "top_p": 1e-6},
     {"temperature": 1.0, "min_p": 0.07},
-    {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 1.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
     {"temperature": 0.7, "typical_p": 0.9},
     {"temperature": 1.5, "typical_p": 0.2},
 ]
-
-
-def full(distribution: Distribution, size: int) -> Weights:
-    probs = np.zeros(size)
-    probs[distribution.ids] = distribution.probs
-    return probs
 
 
 def warped(logits: Row, params: SamplingParams) -> Weights:
@@ -80,35 +69,34 @@ def test_the_distribution_is_that_of_transformers(options: dict[str, Any]) -> No
             logits = (rng.standard_normal(size) * scale).astype(np.float32)
             logits[rng.random(size) < 0.1] = -np.inf
             logits[0] = 1.0
-            distribution = process(logits, params)
-            assert (np.diff(distribution.ids) > 0).all()
-            assert distribution.probs.sum() == pytest.approx(1.0, abs=1e-12)
-            found = full(distribution, size)
-            np.testing.assert_allclose(found, warped(logits, params), rtol=1e-9, atol=1e-15)
+            found = process(logits, params)
+            assert (np.diff(found.ids) > 0).all()
+            assert found.probs.sum() == pytest.approx(1.0, abs=1e-12)
+            probs, left = warped(logits, params), np.setdiff1d(np.arange(size), found.ids)
+            np.testing.assert_allclose(found.probs, probs[found.ids], rtol=1e-9, atol=1e-15)
+            assert (probs[left] <= 1e-15).all()
         if params.typical_p < 1.0:
             continue
         # Which of several equal tokens a nucleus leaves out is not specified, how many is.
         tied = rng.integers(-3, 4, size).astype(np.float32)
-        both = full(process(tied, params), size), warped(tied, params)
-        np.testing.assert_allclose(*map(np.sort, both), rtol=1e-9, atol=1e-15)
+        probs = np.sort(process(tied, params).probs)
+        wanted = np.sort(warped(tied, params))[-len(probs) :]
+        np.testing.assert_allclose(probs, wanted, rtol=1e-9, atol=1e-15)
 
 
 # Rows with hand-made answers: the options, and the ids that are left.
 KEPT: list[tuple[dict[str, Any], list[float], list[int]]] = [
     ({"top_k": 2}, [1, 3, 2, 2, 2, 0], [1, 2, 3, 4]),  # what ties with the last one
     ({"top_k": 0}, [0] * 5, [0, 1, 2, 3, 4]),
-    ({"top_k": -1}, [0] * 5, [0, 1, 2, 3, 4]),
     ({"top_k": 3}, [-np.inf, 1, -np.inf, 1], [1, 3]),
     ({"top_k": 1}, [0, 1, 5, 2], [2]),
     ({"top_p": 1e-300}, [0, 1, 5, 2], [2]),
-    ({"top_p": 1e-9}, [0, 1, 5, 2], [2]),
     ({"min_p": 1.0}, [0, 1, 5, 2], [2]),
     ({"top_p": 0.9}, [3e38, 3e38, -3e38], [0, 1]),
     ({"top_p": 0.9, "temperature": 0.5}, [3e38, 3e38, -3e38], [0, 1]),
     ({"temperature": 1e-3}, [-3e38, 1, 5, 2, -np.inf], [2]),
     ({"temperature": 5e-324}, [-3e38, 1, 5, 2, -np.inf], [2]),
     ({"top_p": 0.9}, [0, -np.inf, 0, 0], [0, 2, 3]),
-    ({"top_p": 0.9, "temperature": 1e39}, [0, -np.inf, 0, 0], [0, 2, 3]),
     ({"top_p": 0.9, "temperature": 1e300}, [0, -np.inf, 0, 0], [0, 2, 3]),
     ({"typical_p": 0.9, "temperature": 0.05}, [0, 0, 0, -37.24], [0, 1, 2]),
 ]
@@ -135,13 +123,13 @@ def test_no_temperature_is_too_extreme(temperature: float, reach: float, top_p: 
     assert len(found.ids) == (1 if temperature < 1 else 50 if top_p == 1.0 else 45)
 
 
-@pytest.mark.parametrize("temperature", [0.02, 0.05, 1.0])
-def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence(temperature: float) -> None:
+def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence() -> None:
     """Weights as small as a number can be, which dividing by their sum may turn into 0."""
-    for gap in np.linspace(700.0, 746.0, 47):
-        row = np.array([0, 0, 0, -gap * temperature], np.float32)
-        found = process(row, SamplingParams(temperature=temperature))
-        assert {found.draw(Noise(1), Purpose.TOKEN, i) for i in range(40)} == {0, 1, 2}
+    for gap in np.linspace(700.0, 746.0, 24):
+        for temperature in (0.02, 0.05, 1.0):
+            row = np.array([0, 0, 0, -gap * temperature], np.float32)
+            found = process(row, SamplingParams(temperature=temperature))
+            assert {found.draw(Noise(1), Purpose.TOKEN, i) for i in range(40)} == {0, 1, 2}
 
 
 BROKEN = ([0, np.nan, 1], [0, np.inf, 1], [-np.inf, np.inf, 1], [-np.inf, np.nan], [-np.inf] * 3)
@@ -154,7 +142,7 @@ def test_what_is_not_a_number_is_never_sampled_from(values: list[float]) -> None
             process(np.array(values, np.float32), SamplingParams(**options))
 
 
-# The typical set against a sort of everything, as its definition reads
+# Filters against a sort of everything, as their definitions read
 
 
 def sorted_typical(weights: Weights, mass: float) -> NDArray[np.bool_]:
@@ -169,49 +157,6 @@ def sorted_typical(weights: Weights, mass: float) -> NDArray[np.bool_]:
     return mask
 
 
-SHAPES = ("normal", "ties", "uniform", "one-hot", "two values", "underflow", "zipf", "halves")
-
-
-def shaped(shape: str, rng: np.random.Generator, size: int) -> Weights:
-    """Return logits of a kind that is hard on sums or on order."""
-    made = {
-        "normal": rng.standard_normal(size) * rng.choice([0.1, 1, 10, 300]),
-        "ties": rng.integers(-3, 4, size) * 1.0,
-        "uniform": np.zeros(size),
-        "one-hot": np.where(np.arange(size) == 0, rng.choice([50.0, 500.0, 5e4]), 0.0),
-        "two values": rng.integers(0, 2, size) * rng.choice([1e-6, 1.0, 700.0]),
-        "underflow": rng.random(size) * -744.0,
-        "zipf": np.log1p(np.arange(size)) * -rng.choice([0.5, 1, 2]),
-        "halves": np.log(2.0) * -np.arange(size),
-    }
-    found: Weights = made[shape]
-    return found
-
-
-@given(
-    st.sampled_from(SHAPES),
-    st.integers(0, 2**32),
-    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
-    st.sampled_from([1e-3, 0.05, 0.7, 1.0, 3.0, 100.0]),
-    st.sampled_from([1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
-)
-@settings(deadline=None, max_examples=300)
-def test_typical_tokens_are_those_that_sorting_finds(
-    shape: str, seed: int, size: int, temperature: float, mass: float
-) -> None:
-    logits = shaped(shape, np.random.default_rng(seed), size)
-    weights = np.exp((logits - logits.max()) / temperature)
-    weights = weights[weights > 0]
-    np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
-
-
-def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
-    for seed in range(2000):
-        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
-        mass = (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)[seed % 6]
-        np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
-
-
 def sorted_nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:
     """Mark the nucleus by sorting all tokens; of those that tie the lower ids stay."""
     order = np.argsort(-weights, kind="stable")
@@ -221,25 +166,52 @@ def sorted_nucleus(weights: Weights, mass: float) -> NDArray[np.bool_]:
     return mask
 
 
+def shaped(shape: str, seed: int, size: int) -> Row:
+    """Return logits of a kind that is hard on sums or on order."""
+    rng = np.random.default_rng(seed)
+    ends = [0.0, -0.0, 1.0, 2.0, -3e38, 3e38, -np.inf]
+    made: dict[str, ArrayLike] = {
+        "normal": rng.standard_normal(size) * rng.choice([0.1, 1, 10, 300]),
+        "ties": rng.integers(-3, 4, size),
+        "uniform": np.zeros(size),
+        "one-hot": np.where(np.arange(size) == 0, rng.choice([50.0, 500.0, 5e4]), 0.0),
+        "two values": rng.integers(0, 2, size) * rng.choice([1e-6, 1.0, 700.0]),
+        "underflow": rng.random(size) * -744.0,
+        "zipf": np.log1p(np.arange(size)) * -rng.choice([0.5, 1, 2]),
+        "halves": np.log(2.0) * -np.arange(size),
+        "ends": rng.choice(ends, size),
+        "broken": rng.choice([*ends, np.inf, np.nan], size),
+        "nothing": np.full(size, -np.inf),
+    }
+    return np.asarray(made[shape], np.float32)
+
+
+SHAPES = ("normal", "ties", "uniform", "one-hot", "two values", "underflow", "zipf", "halves")
+SEEDS = st.integers(0, 2**32)
+MASSES = st.sampled_from([1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12])
+
+
+def rows(*more: str) -> st.SearchStrategy[Row]:
+    return st.builds(shaped, st.sampled_from((*SHAPES, *more)), SEEDS, st.integers(1, 60))
+
+
 @given(
-    st.sampled_from(SHAPES),
-    st.integers(0, 2**32),
-    st.sampled_from([1, 2, 3, 10, 64, 700, 5000]),
+    st.builds(shaped, st.sampled_from(SHAPES), SEEDS, st.sampled_from([1, 2, 3, 10, 64, 700])),
     st.sampled_from([0.05, 0.7, 1.0, 3.0, 100.0]),
-    st.sampled_from([1e-9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 1e-12]),
+    MASSES,
+    st.sampled_from(["top_p", "typical_p"]),
 )
-@settings(deadline=None, max_examples=300)
-def test_a_nucleus_is_that_of_a_sort_to_the_bit(
-    shape: str, seed: int, size: int, temperature: float, top_p: float
+@settings(deadline=None, max_examples=250)
+def test_a_filter_keeps_what_a_sort_of_everything_finds(
+    logits: Row, temperature: float, mass: float, name: str
 ) -> None:
-    logits = shaped(shape, np.random.default_rng(seed), size).astype(np.float32)
-    assert_filtered(logits, SamplingParams(temperature=temperature, top_p=top_p))
+    assert_filtered(logits, SamplingParams(temperature=temperature, **{name: mass}))
 
 
 @pytest.mark.parametrize(
     "options", [{"top_p": 0.9}, {"top_p": 0.999}, {"typical_p": 0.2}, {"typical_p": 0.99}], ids=str
 )
-def test_filters_of_a_large_vocabulary_are_those_of_a_sort(options: dict[str, float]) -> None:
+def test_so_it_does_of_a_large_vocabulary(options: dict[str, float]) -> None:
     rng = np.random.default_rng(3)
     for scale in (0.1, 3.0):
         logits = (rng.standard_normal(150_000) * scale).astype(np.float32)
@@ -249,14 +221,21 @@ def test_filters_of_a_large_vocabulary_are_those_of_a_sort(options: dict[str, fl
 def assert_filtered(logits: Row, params: SamplingParams) -> None:
     """Hold a filter to the plain sort in f64: the same tokens, and probabilities to the bit."""
     weights = np.exp((logits.astype(np.float64) - float(logits.max())) / params.temperature)
+    ids = np.flatnonzero(weights)
     if params.top_p < 1.0:
-        mask = sorted_nucleus(weights, params.top_p)
+        ids = ids[sorted_nucleus(weights, params.top_p)[ids]]
     else:
-        mask = sorted_typical(weights, params.typical_p)
-    found, expected = process(logits, params), weights * mask
-    ids = np.flatnonzero(expected)
+        ids = ids[sorted_typical(weights[ids], params.typical_p)]
+    found = process(logits, params)
     np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_array_equal(found.probs, expected[ids] / expected[ids].sum())
+    np.testing.assert_array_equal(found.probs, weights[ids] / weights[ids].sum())
+
+
+def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
+    for seed in range(600):
+        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
+        mass = (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)[seed % 6]
+        np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
 
 
 # What need not be read: logits in a greedy round, and rows whose best tokens tell it all
@@ -305,19 +284,6 @@ def assert_same(found: Distribution, wanted: Distribution) -> None:
     assert found.ids.dtype == wanted.ids.dtype
 
 
-_ITEMS = st.one_of(
-    st.floats(-30, 30, width=32),
-    st.sampled_from(np.float32([0.0, -0.0, 1.0, 2.0, -3e38, 3e38, -np.inf]).tolist()),
-)
-_TIES = st.integers(-3, 3).map(float)
-_BAD = st.one_of(_ITEMS, st.sampled_from([np.inf, np.nan]))
-
-
-def rows(items: st.SearchStrategy[float]) -> st.SearchStrategy[Row]:
-    return hnp.arrays(np.float32, st.integers(1, 60), elements=items)
-
-
-ROWS = st.one_of(rows(_ITEMS), rows(_TIES), rows(_BAD), rows(st.just(-np.inf)))
 PARAMS = st.builds(
     SamplingParams,
     temperature=st.one_of(
@@ -332,8 +298,13 @@ CUT = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.1)
 """What min-p leaves is among the best tokens, and how much of it top-p leaves depends on all."""
 
 
-@settings(max_examples=600, deadline=None)
-@given(ROWS, PARAMS, st.integers(1, 60), st.one_of(st.none(), st.integers(1, 60)))
+@settings(max_examples=300, deadline=None)
+@given(
+    rows("ends", "broken", "nothing"),
+    PARAMS,
+    st.integers(1, 60),
+    st.one_of(st.none(), st.integers(1, 60)),
+)
 @example(np.float32([3, 2, 2, 2, 1]), SamplingParams(temperature=1.0, top_k=2), 3, None)
 @example(np.float32([3, 2, 2, 1, 1]), SamplingParams(temperature=1.0, top_k=2, top_p=0.9), 4, None)
 @example(np.float32([0, -744.5, -744.5]), SamplingParams(temperature=1.0, min_p=5e-324), 2, None)
@@ -354,8 +325,8 @@ def test_the_distribution_of_candidates_is_that_of_the_row(
         assert_same(found, process(row[:vocabulary], params))
 
 
-@settings(max_examples=300, deadline=None)
-@given(rows(_TIES), st.floats(0.05, 4.0), st.integers(1, 20), st.floats(0.05, 1.0), st.data())
+@settings(deadline=None)
+@given(rows(), st.floats(0.05, 4.0), st.integers(1, 20), st.floats(0.05, 1.0), st.data())
 def test_logits_are_not_read_where_candidates_tell_all(
     row: Row, temperature: float, top_k: int, top_p: float, data: st.DataObject
 ) -> None:
@@ -372,23 +343,7 @@ def test_logits_are_not_read_where_candidates_tell_all(
 
 
 @settings(deadline=None)
-@given(rows(_ITEMS), st.floats(0.05, 2.0), st.floats(1e-6, 1.0))
-def test_min_p_alone_needs_no_candidate_that_weighs_too_little(
-    row: Row, temperature: float, min_p: float
-) -> None:
-    params = SamplingParams(temperature=temperature, min_p=min_p)
-    if not np.isfinite(row.max()):
-        return
-    gaps = (np.sort(row)[::-1].astype(float) - float(row.max())) / temperature
-    k = int((gaps >= np.log(min_p) - 1e-5).sum()) + 1
-    if k <= len(row):
-        found = distribution_of(output_of(row, k, sealed=True), 0, params)
-        assert_same(found, process(row, params))
-        assert len(found.ids) < k
-
-
-@settings(deadline=None)
-@given(rows(_ITEMS), PARAMS, st.integers(1, 60), st.integers(1, 60))
+@given(rows("ends"), PARAMS, st.integers(1, 60), st.integers(1, 60))
 def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, known: int) -> None:
     """Its distribution is that of its candidates, and where they suffice that of the row."""
     output = output_of(row, min(k, len(row)), sealed=True)
@@ -469,7 +424,7 @@ def test_sampled_rounds_are_the_same_with_candidates_and_without(
 ) -> None:
     """Where they tell all no logits are read; nothing that the draft considers is left out."""
     params = SamplingParams(temperature=1.1, verifier=verifier, **options)
-    for seed in range(5):
+    for seed in range(2):
         whole = TableEngine(2, scale=2.0)
         target = (SealedEngine if known == KNOWN else TableEngine)(2, scale=2.0, candidates=known)
         wanted = run(whole, near(whole, 9, 0.8), PROMPT, gamma=4, params=params, seed=seed)
@@ -477,12 +432,6 @@ def test_sampled_rounds_are_the_same_with_candidates_and_without(
         found = run(target, draft, PROMPT, gamma=4, params=params, seed=seed)
         assert found.tokens == wanted.tokens
         assert [r.accepted for r in found.rounds] == [r.accepted for r in wanted.rounds]
-
-
-def drafter(engine: TableEngine, vocabulary: int | None = None, **options: Any) -> ModelDrafter:
-    return ModelDrafter(
-        KVCache(engine), SamplingParams(**options), Noise(0), FixedGamma(4), vocabulary
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
@@ -494,17 +443,6 @@ def test_a_draft_stops_where_its_scores_are_no_numbers(
         if call == 3:
             logits[...] = value
 
-    engine = SealedEngine(3, candidates=KNOWN, corrupt=corrupt)
-    assert len(run_alone(drafter(engine, **options).propose(PROMPT, 4)).tokens) == 2
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
-def test_a_draft_proposes_no_token_that_the_target_does_not_know(
-    options: dict[str, float],
-) -> None:
-    found: set[int] = set()
-    for seed in range(20):
-        engine = TableEngine(seed, candidates=3)
-        found |= set(run_alone(drafter(engine, 6, **options).propose(PROMPT, 4)).tokens)
-    assert found <= set(range(6))
-    assert len(found) > 3
+    cache = KVCache(SealedEngine(3, candidates=KNOWN, corrupt=corrupt))
+    drafter = ModelDrafter(cache, SamplingParams(**options), Noise(0), FixedGamma(4))
+    assert len(run_alone(drafter.propose(PROMPT, 4)).tokens) == 2

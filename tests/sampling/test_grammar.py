@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def allowed(made: GrammarProcessor, *path: int) -> list[int]:
 
 
 @given(asked=STRUCTURES, data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_mask_behind_any_path_is_that_of_a_fresh_matcher(
     grammars: Grammars, asked: Asked, data: st.DataObject
 ) -> None:
@@ -151,14 +150,6 @@ def test_without_the_library_the_remedy_is_named(
         processor(Grammars(tokenizer, [EOS], VOCABULARY), regex="a")
 
 
-def test_the_library_is_imported_when_a_structure_is_asked_for() -> None:
-    code = (
-        "import sys, specrt\nspecrt.SamplingParams(json_schema={}), specrt.Generator\n"
-        "sys.exit('llguidance' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # Output
 
 
@@ -167,11 +158,12 @@ WORDS = list(b"the thing in")
 
 @pytest.fixture
 def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
-    """Makes a generator whose draft is like its target, and sometimes wrong."""
+    """Makes a generator whose draft is like its target, or knows fewer tokens."""
 
     def made(seed: int) -> Generator:
         target = TableEngine(seed, vocab=VOCABULARY, memory=3)
-        return generator(target, near(target, seed + 1, 0.8), tokenizer, eos=[EOS])
+        draft = near(target, seed + 1, 0.8) if seed % 4 else TableEngine(seed, vocab=120)
+        return generator(target, draft, tokenizer, eos=[EOS])
 
     return made
 
@@ -199,7 +191,7 @@ MORE: list[dict[str, Any]] = [
     most=st.integers(1, 120),
 )
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
     pair: Callable[[int], Generator], asked: Asked, more: dict[str, Any], seed: int, gamma: int,
@@ -249,16 +241,6 @@ def test_stops_and_limits_cut_a_constrained_text(
         params: Any = {"choice": ["abcdef"], **more}
         cut = pair(1).generate(WORDS, SamplingParams(**params), gamma=gamma)
         assert (cut.text, cut.finish_reason, cut.stop_reason) == (text, reason, stop)
-
-
-def test_a_draft_that_knows_fewer_tokens_keeps_to_it(tokenizer: Tokenizer) -> None:
-    target, draft = TableEngine(1, vocab=VOCABULARY), TableEngine(1, vocab=120)
-    one = generator(target, draft, tokenizer, eos=[EOS])
-    params = SamplingParams(max_tokens=60, temperature=1.0, seed=2, regex="[a-z0-9]{20}")
-    plain, found = (one.generate(WORDS, params, gamma=g, drafter="model") for g in (0, 4))
-    assert found.token_ids == plain.token_ids
-    assert len(found.text) == 20
-    assert found.speculation.drafted
 
 
 def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import (
-    COSTS,
-    WIDTH,
-    Build,
-    alone,
-    few_rows,
-    models_of,
-    rows,
-    shared_prompt,
-)
+from scheduler.support import WIDTH, Build, alone, few_rows, rows, shared_prompt
 from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.auto_gamma import AutoGamma
-from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.gamma import DraftDecision
-from specrt.speculation.pool import Models
-from specrt.speculation.round import Round
 from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from support.rows import packed, padded
@@ -73,7 +58,7 @@ def result(stream: Stream) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     batch=st.integers(2, 4),
     many=st.lists(ASKED, min_size=1, max_size=7),
@@ -105,11 +90,11 @@ def test_streams_of_all_kinds_are_those_alone(
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer: Tokenizer) -> None:
     made, one = rows(build, 3, tokenizer), alone(tokenizer)
-    prompts = [[i, 2, 3] * (1 + 5 * i) for i in range(1, 8)]
+    prompts = [[i, 2, 3] * (1 + 5 * i) for i in range(1, 6)]
     params: list[dict[str, Any]] = [
-        {"max_tokens": 10 + 3 * i, "temperature": 0.5 * (i % 2), "seed": i} for i in range(7)
+        {"max_tokens": 10 + 3 * i, "temperature": 0.5 * (i % 2), "seed": i} for i in range(5)
     ]
-    counts = [1 + i % 3 for i in range(7)]
+    counts = [1 + i % 3 for i in range(5)]
     several = [SamplingParams(**p, n=n) for p, n in zip(params, counts, strict=True)]
     found = made.generate_many(prompts, several)
     for prompt, own, n, completions in zip(prompts, params, counts, found, strict=True):
@@ -156,22 +141,11 @@ def test_a_long_prompt_holds_others_up_for_one_chunk_at_most(
         assert any(feed.row == 0 for feed in one), "the running row was left out"
 
 
-def test_rows_that_read_together_share_one_chunk(tokenizer: Tokenizer) -> None:
-    made, one = rows(packed, 4, tokenizer), alone(tokenizer)
-    prompts, params = [[i] * 100 for i in range(6)], SamplingParams(max_tokens=5)
-    found = made.generate_many(prompts, params)
-    for engine in (made.models.target, made.models.draft):
-        for feeds in engine.passes:
-            widths = [len(feed.tokens) for feed in feeds]
-            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is no prompt
-    assert [c.token_ids for (c,) in found] == [one.generate(p, params).token_ids for p in prompts]
-
-
 def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     target: Any = made.models.target
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    streams: Sequence[Stream] = [made.stream([i], params) for i in range(2)]
+    streams = [made.stream([i], params) for i in range(2)]
     for stream in streams:
         next(stream)
     del stream, streams
@@ -181,36 +155,6 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
 
 
 # Gamma
-
-
-def mean_drafted(costs: Costs, load: int, acceptance: float) -> float:
-    """Return how far `auto` drafts while rounds take what the costs say."""
-    shared, rng = costs.shared(load, 8), random.Random(load)
-    policy = AutoGamma(costs, 8, load=lambda: load)
-    drafted = []
-    for _ in range(400):
-        gamma = 0
-        for place in range(1, policy.choose() + 1):
-            decision = policy.decide(place, 1.0)
-            gamma += decision is not DraftDecision.DISCARD
-            if decision is not DraftDecision.CONTINUE:
-                break
-        accepted = next((i for i in range(gamma) if rng.random() > acceptance), gamma)
-        ns = int(shared.draft(gamma)), int(shared.verify(gamma))
-        policy.observe(Round([0] * (accepted + 1), gamma, accepted, *ns))
-        drafted.append(gamma)
-    return sum(drafted[100:]) / 300
-
-
-@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
-def test_gamma_falls_as_rows_fill(acceptance: float) -> None:
-    steep = Costs(
-        tuple(1000.0 + 400 * g * (g > 0) for g in range(40)), tuple(50.0 * g for g in range(9))
-    )
-    flat = Costs(tuple(1000.0 + 5 * g for g in range(40)), tuple(50.0 * g for g in range(9)))
-    one, four = (mean_drafted(steep, load, acceptance) for load in (1, 4))
-    assert four <= one
-    assert four < mean_drafted(flat, 4, acceptance)
 
 
 @pytest.mark.parametrize("busy", [1, 3])
@@ -259,46 +203,32 @@ def test_rows_read_a_shared_prompt_once(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokenizer) -> None:
-    """Neither of a text that is over, nor of one that runs on, whether it is dropped or ends."""
+    """Neither of a text that is over, nor of one that runs on, is dropped or ends."""
     made, one = rows(build, 2, tokenizer), alone(tokenizer)
     params, text = SamplingParams(max_tokens=12, ignore_eos=True), shared_prompt(40)
     made.generate(text, params)
-    for dropped in (False, True):
+    for way in ("ends", "is dropped", "runs on"):
         made.forget()
         running = made.stream(text, params)
         next(running)
         assert running.completion.cached_tokens == 0
         made.forget()
-        if not dropped:
+        if way == "ends":
             running.finish()
         longer = [*text, *running.completion.token_ids]
-        del running
+        if way == "is dropped":
+            del running
         for _ in range(2):  # whichever row is taken
             done = made.generate(longer, params)
             assert done.cached_tokens == 0
             assert done.token_ids == one.generate(longer, params).token_ids
             made.forget()
+    del running
+    made.forget()
     assert made.generate(text, params).cached_tokens == 0
     assert made.generate(text, params).cached_tokens > 0
     without = rows(build, 2, tokenizer, prompt_cache=False)
     assert [without.generate(text, params).cached_tokens for _ in range(2)] == [0, 0]
-
-
-def test_measuring_costs_overwrites_nothing_that_is_trusted(tokenizer: Tokenizer) -> None:
-    def measure(models: Models) -> Costs:
-        for engine in (models.target, models.draft):
-            for row in engine.rows:
-                row.buffer[:] = 255
-        return COSTS
-
-    made = Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer)
-    params, one = SamplingParams(max_tokens=40), alone(tokenizer)
-    first = made.stream([1, 2, 3], params, gamma=2)
-    for _ in range(3):
-        next(first)
-    found = made.stream([4, 5], params, gamma="auto").finish().token_ids
-    assert found == one.generate([4, 5], params).token_ids
-    assert first.finish().token_ids == one.generate([1, 2, 3], params).token_ids
 
 
 # Refusals
@@ -308,20 +238,13 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
     made = rows(packed, 2, tokenizer)
     target: Any = made.models.target
     refused: list[tuple[str, Any, dict[str, Any]]] = [
-        (
-            r"n is 3, and this bundle was built for 2 at once",
-            [[1]],
-            {"params": SamplingParams(n=3)},
-        ),
-        (r"2 prompts and 3 sampling params", [[1], [2]], {"params": [SamplingParams()] * 3}),
+        (r"n is 3, .* built for 2 at once", [[1]], {"params": SamplingParams(n=3)}),
+        (r"2 prompts and 3 sampling", [[1], [2]], {"params": [SamplingParams()] * 3}),
         (r"prompts is of type str; expected a list of prompts", "abc", {}),
         (r"params holds 5; expected SamplingParams", [[1]], {"params": 5}),
         (r"token id 9999 is not in the vocabulary", [[1], [9999]], {}),
+        *((rf"rows is {n}; .* built for 1 to", [[1]], {"rows": n}) for n in (0, -1, 3, 1.5, True)),
     ]
-    for wrong in (0, -1, 3, 1.5, True):
-        refused.append(
-            (rf"rows is {wrong}; this bundle was built for 1 to", [[1]], {"rows": wrong})
-        )
     for message, prompts, options in refused:
         with pytest.raises(RequestError, match=message):
             made.generate_many(prompts, **options)

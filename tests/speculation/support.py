@@ -156,7 +156,7 @@ class Watched:
 # The law of a sample. Seeds are fixed, so a test always passes or always fails; a correct verifier
 # under another seed would fail one test with probability ALPHA.
 
-ALPHA, VOCAB, SHORT, LONG = 1e-4, 4, 2500, 5000
+ALPHA, VOCAB, SHORT, LONG = 1e-4, 4, 1600, 5000
 SETTINGS: dict[str, dict[str, float]] = {
     "warm": {"temperature": 1.0},
     "cool": {"temperature": 0.6},

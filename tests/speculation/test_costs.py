@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -63,3 +64,13 @@ def test_costs_that_no_machine_has_are_refused(
         Costs(verify, draft, outside)
     with pytest.raises(ValueError, match="gamma 0"):
         Costs.between([(1, 5.0)], 3)
+
+
+def test_rows_that_share_a_pass_pay_for_a_pass_of_all_their_tokens() -> None:
+    """Of `load` rows that verify gamma tokens each a pass is load * (gamma + 1) tokens wide."""
+    costs = Costs(tuple(100.0 + 7 * g * g for g in range(20)), (0.0, 3.0, 5.0), 2.0)
+    assert costs.shared(1, 2) == replace(costs, verify_ns=costs.verify_ns[:3])
+    for load in (2, 3, 4):
+        shared = costs.shared(load, 2)
+        assert shared.verify_ns == tuple(costs.verify_ns[load * (g + 1) - 1] for g in range(3))
+        assert (shared.draft_ns, shared.outside_ns) == (costs.draft_ns, 2.0 * load)

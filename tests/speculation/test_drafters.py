@@ -31,10 +31,6 @@ SOURCES = {"model": {"model"}, "ngram": {"ngram"}, "cascade": {"model", "ngram"}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
-    {"temperature": 0.3},
-    {"temperature": 2.5},
-    {"temperature": 1.0, "top_k": 3},
-    {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 1.3, "top_k": 10, "top_p": 0.9, "min_p": 0.02},
     {"temperature": 1.2, "typical_p": 0.7},
     {"verifier": "rejection", "top_p": 0.5},  # at temperature 0 every rule is greedy
@@ -55,20 +51,14 @@ def models(draft: bool = True, closeness: float = 0.9, **options: Any) -> Models
 def test_no_drafter_and_no_policy_changes_the_output(name: str, options: dict[str, Any]) -> None:
     params = SamplingParams(**options)
     judged = [0, 0]
-    for seed, gamma in enumerate((1, 2, 4, 8, "whim", "continue", 3)):
+    for seed, gamma in enumerate((1, 3, 8, "whim", 4)):
         # What comes next depends on a few tokens, so texts repeat now and then, and break off.
         target = TableEngine(seed, vocab=9, memory=2 + seed % 2, scale=2.0)
-        policy: Any = gamma
-        if isinstance(gamma, str):
-            policy = Whim(
-                seed, tuple(DraftDecision)[-1:] if gamma == "continue" else [*DraftDecision]
-            )
+        policy: Any = Whim(seed) if gamma == "whim" else gamma
         drafter = Watched(drafter_named(name, near(target, 50, 0.7), policy, params, seed))
         done = loop(target, drafter, PROMPT, 100, params, seed)
-        assert (
-            done.tokens
-            == loop(target, drafter_named("none", target, 0), PROMPT, 100, params, seed).tokens
-        )
+        alone = loop(target, drafter_named("none", target, 0), PROMPT, 100, params, seed)
+        assert done.tokens == alone.tokens
         if params.greedy:
             assert done.tokens == plain(target, PROMPT, 100)
         assert {r.source for r in done.rounds if r.drafted} <= SOURCES[name]
@@ -76,7 +66,7 @@ def test_no_drafter_and_no_policy_changes_the_output(name: str, options: dict[st
             assert policy.seen == (done.rounds[1:] if SOURCES[name] else [])
         judged[0] += sum(r.accepted for r in done.rounds)
         judged[1] += sum(r.evaluated - r.accepted for r in done.rounds)
-    assert min(judged) > 15 or not SOURCES[name], "both outcomes, often"
+    assert min(judged) > 10 or not SOURCES[name], "both outcomes, often"
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -98,7 +88,7 @@ def test_a_proposal_depends_on_the_text_alone(name: str, verifier: str) -> None:
             assert run_alone(drafter.propose(text, 9)) == run_alone(fresh.propose(text, 9))
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("gamma", [1, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_context_is_filled_to_its_last_position(name: str, gamma: int) -> None:
     for length in range(13, 25):
@@ -211,24 +201,19 @@ def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
 
 def test_statistics_say_that_drafting_does_not_pay_and_why(tokenizer: Tokenizer) -> None:
     dear = Costs(tuple(1e6 * (1 + g) for g in GAMMAS), tuple(1e6 * g for g in GAMMAS))
-    hopeless = Generator(models(closeness=0.0), tokenizer)
-    for made, tries in (
-        (hopeless, 30),
-        (Generator(replace(models(), measure=lambda _: dear), tokenizer), 1),
-    ):
-        for _ in range(tries):
-            counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
-        assert "times as long" in (counts.fallback or "")
-        for gamma in (4, 0):  # a fixed gamma is used whatever it costs
-            counts = made.generate(PROMPT, PARAMS, gamma=gamma).speculation
-            assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
+    made = Generator(replace(models(), measure=lambda _: dear), tokenizer)
+    counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
+    assert "times as long" in (counts.fallback or "")
+    for gamma in (4, 0):  # a fixed gamma is used whatever it costs
+        counts = made.generate(PROMPT, PARAMS, gamma=gamma).speculation
+        assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
 
 
-@pytest.mark.parametrize("built", [(0, 8), (0, 1, 4), (0, 3, 5, 6)])
+@pytest.mark.parametrize("built", [(0, 8), (0, 3, 5, 6)])
 def test_auto_drafts_only_so_far_as_was_built(tokenizer: Tokenizer, built: tuple[int, ...]) -> None:
     made = Generator(replace(models(closeness=0.7), gammas=built), tokenizer)
     drafted = set()
-    for first in range(20):
+    for first in range(8):
         left = 60 - 1
         for round_ in made.generate([3, first], PARAMS, gamma="auto").speculation.log:
             if left > max(built):  # near the end there is no room
@@ -353,12 +338,6 @@ def test_the_draft_catches_up_in_one_pass_when_its_turn_comes(max_width: int) ->
     assert next(calls, None) is None
     assert {1, 2} <= behind
     assert max(behind - {len(PROMPT) + 1}) > 8
-    # Each policy learned from its own tokens, and from plain steps.
-    rounds = done.rounds[1:]
-    assert policies["model"].seen == [r for r in rounds if r.source != "ngram"]
-    assert [s if s.drafted else None for s in policies["lookup"].seen] == [
-        r if r.source == "ngram" else None for r in rounds
-    ]
 
 
 @pytest.mark.parametrize("policy", [Script(0), Script(4, DraftDecision.DISCARD)])

@@ -24,19 +24,13 @@ def pair(seed: int, closeness: float = 0.6, **options: object) -> tuple[TableEng
     return target, near(target, seed + 1000, closeness)
 
 
-def wrong_draft(target: TableEngine, positions: range | set[int]) -> TableEngine:
-    draft = near(target, 1, 1.0)
-    draft.wrong_at = positions
-    return draft
-
-
 # Same tokens, and the passes they take
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
     seen: set[int] = set()
-    for seed in range(30):
+    for seed in range(25):
         target, draft = pair(seed, closeness=0.18 * (1 + seed % 5))
         prompt = [int(t) for t in np.random.default_rng(seed).integers(0, 29, 1 + seed % 16)]
         done = run(target, draft, prompt, gamma=gamma, new=50)
@@ -48,34 +42,12 @@ def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
             start = tokens - 1 if round_ is not done.rounds[0] else 0
             width = tokens + round_.drafted - start
             assert next(calls) == Call(start, width, round_.drafted + 1)
+            assert round_.evaluated == min(round_.accepted + 1, round_.drafted)
             tokens += len(round_.tokens)
         assert next(calls, None) is None
         assert all(call.width in (1, 2) for call in draft.calls[1:])
     # The seeds must have met every place a rejection can fall, or the test showed nothing.
     assert seen == set(range(gamma + 1))
-
-
-@pytest.mark.parametrize("gamma", range(1, 9))
-@pytest.mark.parametrize("wrong", ["nowhere", "everywhere", "first", "middle", "last"])
-def test_a_round_accepts_what_comes_before_the_first_wrong_token(gamma: int, wrong: str) -> None:
-    places = {"nowhere": None, "everywhere": 0, "first": 0, "middle": gamma // 2, "last": gamma - 1}
-    at, n, target = places[wrong], len(PROMPT), TableEngine(8)
-    positions = {n + 1 + at} if at is not None else set[int]()
-    draft = wrong_draft(target, range(1000) if wrong == "everywhere" else positions)
-    done = run(target, draft, PROMPT, gamma=gamma, new=1 + 4 * (gamma + 1))
-    assert done.tokens == plain(target, PROMPT, 1 + 4 * (gamma + 1))
-    second, third = done.rounds[1:3]
-    accepted = gamma if at is None else at
-    assert (second.drafted, second.accepted) == (gamma, accepted)
-    assert second.evaluated == min(accepted + 1, gamma)
-    assert second.tokens == done.tokens[1 : accepted + 2]
-    # The target writes over the rejected tokens at once, and the draft lacks one token, or two.
-    assert target.calls[2].start == n + 1 + accepted
-    assert third.accepted == (0 if wrong == "everywhere" else gamma)
-    caught_up = [call.width for call in draft.calls[1:] if call.width > 1]
-    assert set(caught_up) <= {2}
-    if wrong in ("nowhere", "everywhere"):
-        assert len(caught_up) == (3 if wrong == "nowhere" else 0)
 
 
 WIDTH = 7
@@ -112,8 +84,8 @@ def test_all_scored_rows_come_from_one_pass(rows: int) -> None:
 @pytest.mark.parametrize("gamma", GAMMAS)
 @pytest.mark.parametrize("new", range(1, 13))
 def test_gamma_shrinks_so_that_no_committed_token_is_discarded(gamma: int, new: int) -> None:
-    target = TableEngine(3)
-    done = run(target, wrong_draft(target, set()), PROMPT, gamma=gamma, new=new)
+    target, draft = pair(3, closeness=1.0)
+    done = run(target, draft, PROMPT, gamma=gamma, new=new)
     assert done.tokens == plain(target, PROMPT, new)
     left = new - 1
     for round_ in done.rounds[1:]:

@@ -132,7 +132,7 @@ def exact_law(p: Distribution, q: Distribution | None, token: int) -> Floats:
 @pytest.mark.parametrize("certain", [False, True])
 def test_one_step_of_rejection_has_exactly_the_targets_law(certain: bool) -> None:
     rng = np.random.default_rng(0)
-    for number in range(60):
+    for number in range(30):
         p, q = random_law(rng), None if certain else random_law(rng)
         np.testing.assert_allclose(exact_law(p, q, number % VOCAB), law_of(p), atol=1e-12)
     only = dense(0.0, 1.0)
@@ -154,7 +154,7 @@ def test_a_sample_is_distributed_as_the_targets_own(verifier: str, drafter: str)
     chance, counts = likelihood(verifier, drafter, in_turn)
     assert chance > ALPHA
     assert len(counts) == len(DRAFTERS[drafter].sources)
-    assert all(min(both) > 50 for both in counts.values()), "both outcomes, often"
+    assert all(min(both) > 30 for both in counts.values()), "both outcomes, often"
 
 
 @pytest.mark.nightly
