@@ -10,13 +10,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytest
 
+from cpp.native_calls import Case, Document, near, plain
 from shared import REPOSITORY, locked
 
 SOURCES = REPOSITORY / "runtime" / "cpp"
@@ -41,7 +42,6 @@ TARGETS = {
 
 Sanitize = bool | Literal["thread"]
 """True: AddressSanitizer and UBSan; "thread": ThreadSanitizer."""
-Vectors = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -141,16 +141,31 @@ def hosted(built_library: BuildLibrary) -> Library:
     return built_library("hosted")
 
 
+class NativeCalls:
+    """Calls functions of the native implementation; see native/answers.hpp."""
+
+    def __init__(self, native: Library, file: Path) -> None:
+        self._native, self._file = native, file
+
+    def __call__(self, calls: Iterable[Document]) -> list[Any]:
+        """Return the answer of each call."""
+        self._file.write_text(json.dumps(plain([*calls]), allow_nan=False), "utf-8")
+        printed = run_program([self._native.program("native_calls"), self._file])
+        return [json.loads(line) for line in printed.split("\n")[:-1]]
+
+    def check(self, cases: Iterable[Case], within: float = 0.0) -> None:
+        """Fail with the first call of which another answer came."""
+        calls, expected = zip(*cases, strict=True)
+        found = self(calls)
+        pairs = zip(calls, found, plain(expected), strict=True)
+        wrong = [each for each in pairs if not near(each[1], each[2], within)]
+        assert not wrong, f"{len(wrong)} of {len(found)} differ: {str(wrong[0])[:4000]}"
+
+
 @pytest.fixture
-def native_check(native: Library, tmp_path: Path) -> Callable[[str, Vectors], None]:
-    """Compares a part of the native implementation with vectors; fails with what differs."""
-
-    def check(name: str, vectors: Vectors) -> None:
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(vectors, allow_nan=False), encoding="utf-8")
-        run_program([native.program("native_check"), name, path])
-
-    return check
+def native_calls(native: Library, tmp_path: Path) -> NativeCalls:
+    """The functions of the native implementation, sanitized."""
+    return NativeCalls(native, tmp_path / "calls.json")
 
 
 def run_program(
