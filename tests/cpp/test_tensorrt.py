@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cpp.conftest import CHECKS, SOURCES, Library, compiler, run_program
+from cpp.native_calls import Document
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
@@ -24,6 +25,9 @@ from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_prof
 
 FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
 RTX_VERSION = "1.7.1.116"
+SHAPE = {"layers": 3, "kv_heads": 2, "head_dim": 5, "vocabulary": 61, "max_length": 150}
+INT64 = 8
+"""TensorRT's number of that type; 0 is float32."""
 MEMORIES = 6
 """How often an engine takes memory of the device, and waits for it."""
 BUNDLE, ENGINE, UNSUPPORTED = 4, 5, 7
@@ -43,9 +47,15 @@ class Site:
             candidates=3, confidence=True, gpu="Orin", gpu_capability="8.7",
         )
     )  # fmt: skip
-    machine: dict[str, Any] = field(default_factory=dict)
-    case: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
+    machine: Document = field(
+        default_factory=lambda: {
+            "devices": 1, "gpu": "Orin", "major": 8, "minor": 7, "integrated": False,
+            "memory": 1 << 28, "version": [10, 3, 0, 26], "fails": "", "after": 0,
+            "error": 700, "said": "internal error",
+        }
+    )  # fmt: skip
+    case: Document = field(default_factory=dict)
+    plan: Document = field(default_factory=dict)
     damage: Callable[[bytes], bytes] = bytes
 
     def change(
@@ -65,23 +75,15 @@ class Site:
         self.damage = damage or self.damage
 
     def write(self) -> None:
-        shape = {"layers": 3, "kv_heads": 2, "head_dim": 5, "vocabulary": 61, "max_length": 150}
         case = {
-            **shape, "backend": self.record.backend, "batch": 1, "prefill": PREFILL,
+            **SHAPE, "backend": self.record.backend, "batch": 1, "prefill": PREFILL,
             "gammas": sorted(GAMMAS), "machine": self.machine, **self.case,
         }  # fmt: skip
-        record = self.record
-        plan = {
-            **shape, "batch": 1, "candidates": record.candidates, "scratch": 1000,
-            "native": record.form == "native", "confidence": record.confidence,
-            "compute": record.compute, "profiles": [_sizes(p) for p in record.profiles],
-            **self.plan,
-        }  # fmt: skip
-        text = json.dumps(plan).encode()
-        mark = b"vtrt" if record.backend == "tensorrt-rtx" else b"ptrt"
+        text = json.dumps(_plan_of(self.record, **self.plan)).encode()
+        mark = b"vtrt" if self.record.backend == "tensorrt-rtx" else b"ptrt"
         data = mark + bytes(12) + (24 + len(text)).to_bytes(8, "little") + text
         (self.folder / "engine.plan").write_bytes(self.damage(data))
-        (self.folder / "engine.json").write_text(record.to_json())
+        (self.folder / "engine.json").write_text(self.record.to_json())
         (self.folder / "case.json").write_text(json.dumps(case))
 
     def check(self, name: str, *, written: bool = False) -> str:
@@ -96,6 +98,44 @@ class Site:
         assert message.count("\n") == 1, message
         for part in parts:
             assert part in message, message
+
+
+def _plan_of(record: EngineRecord, more: Document | None = None, **changed: Any) -> Document:
+    """Return the plan of a record, of which something may be changed."""
+    of = {
+        **SHAPE,
+        "batch": 1,
+        "compute": record.compute,
+        "confidence": record.confidence,
+        **changed,
+    }
+    batch, compute = of["batch"], {"fp32": 0, "fp16": 1, "bf16": 7}[of["compute"]]
+    inputs: dict[str, tuple[list[int], int]] = {
+        "input_ids": ([batch, -1], INT64), "start": ([batch], INT64), "rows": ([-1], INT64),
+    }  # fmt: skip
+    cache = [batch, of["kv_heads"], of["max_length"], of["head_dim"]]
+    inputs |= {f"{half}.{i}": (cache, compute) for half in ("key", "value")
+               for i in range(of["layers"])}  # fmt: skip
+    outputs = {f"present_{name}": of for name, of in inputs.items() if "." in name}
+    scores = {"logits": (of["vocabulary"], 0), "candidates.values": (record.candidates, 0),
+              "candidates.ids": (record.candidates, INT64)}  # fmt: skip
+    outputs |= {name: ([batch, -1, size], kind) for name, (size, kind) in scores.items() if size}
+    outputs["argmax"] = [batch, -1], INT64
+    if of["confidence"]:
+        outputs["confidence"] = [batch, -1], 0
+    tensors = {
+        name: {"shape": shape, "type": kind, "is_input": name in inputs, "on_host": False}
+        for name, (shape, kind) in {**inputs, **outputs}.items()
+    }
+    native = record.form == "native"
+    aliases = {name: name[8:] for name in outputs if native and name.startswith("present_")}
+    for name, fields in (more or {}).items():
+        tensors[name] = {**tensors.get(name, tensors["start"]), **fields}
+    return {
+        "tensors": tensors, "aliases": {**aliases, **of.get("aliases", {})}, "scratch": 1000,
+        "updates_in_place": native,
+        "profiles": of.get("profiles") or [_sizes(profile) for profile in record.profiles],
+    }  # fmt: skip
 
 
 def _sizes(profile: Profile) -> list[int]:
@@ -233,9 +273,9 @@ FAULTS: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
           ({"confidence": False}, "has no tensor confidence"),
           ({"batch": 2}, "has argmax as output [2, -1] of int64"),
           ({"profiles": [[1, 1, 1, 1, 1, 1]]}, "has 1 profiles"),
-          ({"crossed": "present_value.0"}, "writes present_value.0 into key.1"),
-          ({"more": "odd"}, "tensor odd has element type 2"),
-          ({"on_host": True}, "tensor rows is wanted in host memory"))],
+          ({"aliases": {"present_value.0": "key.1"}}, "writes present_value.0 into key.1"),
+          ({"more": {"odd": {"type": 2}}}, "tensor odd has element type 2"),
+          ({"more": {"rows": {"on_host": True}}}, "tensor rows is wanted in host memory"))],
     # files that are no plans
     *[({"damage": damage, "rtx": rtx}, ENGINE, (says, "build the bundle again"))
       for rtx, damage, says in (
@@ -316,7 +356,7 @@ def test_other_machines_are_judged_as_python_judges_them(site: Site, rtx: bool) 
             site.record, version=built, settings=settings, gpu=gpu, gpu_capability=capability
         )
         (site.folder / f"{len(machines)}.json").write_text(record.to_json())
-        machines.append({"gpu": name, "major": major, "minor": minor})
+        machines.append({**site.machine, "gpu": name, "major": major, "minor": minor})
         here = DeviceRecord(record.backend, version, name, (f"{major}.{minor}",))
         expected.append(engine_record.difference(record.device, here))
     site.case["machines"] = machines
