@@ -33,7 +33,7 @@ TOOLS = {
 """Debian packages, and the programs of which one is enough."""
 TARGETS = {
     ("native", "ON"): ("all",),
-    ("native", "thread"): ("abi_check", "wrapper_check_17"),
+    ("native", "thread"): ("abi_check",),
     ("native", "OFF"): ("application",),
     ("hosted", "ON"): ("application",),
     ("hosted", "OFF"): ("install", "application"),

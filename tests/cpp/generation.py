@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, product
 from typing import Any
 from unittest.mock import ANY
 
@@ -13,58 +13,39 @@ import specrt
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Callback, Row
+from specrt.speculation.drafters import DRAFTERS
 
 Options = Mapping[str, Any]
 
-SAMPLERS: tuple[Options, ...] = (
+WAYS: tuple[Options, ...] = (
     {"temperature": 0.8, "seed": 1},
-    {"temperature": 1.3, "top_k": 40, "seed": 2},
-    {"temperature": 0.9, "top_p": 0.9, "seed": -3},
+    {"temperature": 1.3, "top_k": 40, "seed": 2, "verifier": "rejection"},
+    {"repetition_penalty": 1.2, "stop": ["\n\n"]},
+    {"temperature": 0.9, "top_p": 0.9, "seed": -3, "presence_penalty": 0.6, "verifier": "rejection"},
     {"temperature": 0.7, "top_p": 0.95, "min_p": 0.02, "top_k": 100, "seed": 2**62},
-    {"temperature": 1.0, "typical_p": 0.8, "seed": 5},
-)
-RULES: tuple[Options, ...] = (
-    {"repetition_penalty": 1.2},
-    {"presence_penalty": 0.6, "frequency_penalty": 0.3, "temperature": 0.8, "seed": 6},
-    {"no_repeat_ngram_size": 3},
-    {"logit_bias": {"12": 4.0, "300": -100.0}, "temperature": 0.6, "seed": 7},
-    {"min_tokens": 20, "stop_token_ids": [201, 10, 13]},
+    {"temperature": 1.0, "typical_p": 0.8, "seed": 5, "max_tokens": 1},
+    {"frequency_penalty": 0.3, "temperature": 0.8, "seed": 6, "stop": [":\n", "self"]},
+    {"no_repeat_ngram_size": 3, "logprobs": 3, "prompt_logprobs": 2},
+    {"logit_bias": {"12": 4.0, "300": -100.0}, "temperature": 0.6, "seed": 7, "logprobs": 0},
+    {"min_tokens": 20, "stop_token_ids": [10, 13, 200, 201, 202, 203]},
     {"allowed_token_ids": [*range(1, 8192, 3)], "temperature": 0.7, "seed": 8},
     {"repetition_penalty": 0.9, "no_repeat_ngram_size": 4, "top_k": 50, "temperature": 1.1,
-     "min_p": 0.01, "seed": 9, "presence_penalty": -0.5},
+     "min_p": 0.01, "seed": 9, "presence_penalty": -0.5, "logprobs": 2, "stop": ["="]},
 )  # fmt: skip
-ENDS: tuple[Options, ...] = (
-    {"stop": ["\n\n"]},
-    {"stop": [":\n", "self"], "temperature": 0.8, "seed": 10},
-    {"max_tokens": 1},
-    {"stop_token_ids": [200, 201, 202, 203]},
-)
-LOGPROBS: tuple[Options, ...] = (
-    {"logprobs": 3, "prompt_logprobs": 2},
-    {"logprobs": 0, "prompt_logprobs": 0, "temperature": 0.9, "seed": 11},
-    {"logprobs": 2, "repetition_penalty": 1.3, "temperature": 0.7, "seed": 12, "stop": ["="]},
-)
 WORDS: tuple[Options, ...] = (
     {"gamma": 3, "bad_words": ["self", "return", "(x", " 1"], "temperature": 0.9, "seed": 13},
     {"gamma": 2, "bad_words": ["def", "\n    "], "drafter": "ngram"},
 )
 """What takes a tokenizer."""
 TIMES = ("ttft_ms", "itl_ms", "tokens_per_second")
-DRAFTERS = ("model", "ngram", "cascade", "none")
 
 
 def requests(gammas: Sequence[int]) -> Iterator[Options]:
     """Yield what is asked, gamma and drafter included."""
     for gamma in (*gammas, AUTO):
         yield {"gamma": gamma}
-        yield {"gamma": gamma, **SAMPLERS[0]}
-    for number, sampler in enumerate((*SAMPLERS, *RULES, *ENDS, *LOGPROBS)):
-        for drafter in DRAFTERS:
-            gamma = gammas[(number + len(drafter)) % len(gammas)]
-            yield {"gamma": gamma, "drafter": drafter, **sampler}
-    for gamma in gammas[1::2]:
-        yield {"gamma": gamma, "verifier": "rejection", **SAMPLERS[gamma % len(SAMPLERS)]}
-        yield {"gamma": gamma, "verifier": "rejection", "drafter": "ngram", **RULES[1]}
+    for number, (way, drafter) in enumerate(product(WAYS, DRAFTERS)):
+        yield {"gamma": (*gammas, AUTO)[number * 3 % (len(gammas) + 1)], "drafter": drafter, **way}
 
 
 def cases(

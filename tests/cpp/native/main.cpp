@@ -1,6 +1,7 @@
 // native_calls FILE: makes the calls of a list; prints the answer of each as a line of JSON.
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "failure.hpp"
 #include "native/answers.hpp"

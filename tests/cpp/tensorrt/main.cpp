@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "native/answers.hpp"
+#include "json.hpp"
 #include "native/bundle/bundle.hpp"
 #include "native/engine/backends.hpp"
 #include "native/engine/tensorrt/record.hpp"

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "native/answers.hpp"
+#include "json.hpp"
 #include "tensorrt/double.hpp"
 
 namespace specrt::doubles {
