@@ -13,6 +13,7 @@ import pytest
 
 from cpp.conftest import CHECKS, SOURCES, Library, compiler, run_program
 from cpp.native_calls import Document
+from specrt.bundle import Geometry
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
@@ -21,15 +22,15 @@ from specrt.engine.tensorrt.engine_record import (
     Profile,
     Range,
 )
+from specrt.engine.tensorrt.passes import expected
 from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 
 FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
 RTX_VERSION = "1.7.1.116"
 SHAPE = {"layers": 3, "kv_heads": 2, "head_dim": 5, "vocabulary": 61, "max_length": 150}
-INT64 = 8
-"""TensorRT's number of that type; 0 is float32."""
 MEMORIES = 6
 """How often an engine takes memory of the device, and waits for it."""
+STREAMED = (BuildSetting("weight_streaming", "True"),)
 BUNDLE, ENGINE, UNSUPPORTED = 4, 5, 7
 """Statuses of specrt.h."""
 
@@ -100,41 +101,32 @@ class Site:
             assert part in message, message
 
 
-def _plan_of(record: EngineRecord, more: Document | None = None, **changed: Any) -> Document:
+NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 7, "int64": 8}
+"""Of TensorRT's element types."""
+
+
+def _plan_of(
+    record: EngineRecord, *, batch: int = 1, profiles: Any = None, more: Document | None = None,
+    aliases: Document | None = None, compute: str = "", confidence: bool = True, **shape: int,
+) -> Document:  # fmt: skip
     """Return the plan of a record, of which something may be changed."""
-    of = {
-        **SHAPE,
-        "batch": 1,
-        "compute": record.compute,
-        "confidence": record.confidence,
-        **changed,
-    }
-    batch, compute = of["batch"], {"fp32": 0, "fp16": 1, "bf16": 7}[of["compute"]]
-    inputs: dict[str, tuple[list[int], int]] = {
-        "input_ids": ([batch, -1], INT64), "start": ([batch], INT64), "rows": ([-1], INT64),
+    confidence = record.confidence and confidence
+    of = replace(record, compute=compute or record.compute, confidence=confidence)
+    layers, heads, *sizes = {**SHAPE, **shape}.values()
+    geometry = Geometry(layers, heads, heads, *sizes, (0,) * layers)
+    tensors: Document = {
+        name: {"shape": tensor.shape, "type": NUMBERS[tensor.type], "is_input": tensor.is_input,
+               "on_host": False}
+        for name, tensor in expected(of, geometry, batch, sizes[-1]).items()
     }  # fmt: skip
-    cache = [batch, of["kv_heads"], of["max_length"], of["head_dim"]]
-    inputs |= {f"{half}.{i}": (cache, compute) for half in ("key", "value")
-               for i in range(of["layers"])}  # fmt: skip
-    outputs = {f"present_{name}": of for name, of in inputs.items() if "." in name}
-    scores = {"logits": (of["vocabulary"], 0), "candidates.values": (record.candidates, 0),
-              "candidates.ids": (record.candidates, INT64)}  # fmt: skip
-    outputs |= {name: ([batch, -1, size], kind) for name, (size, kind) in scores.items() if size}
-    outputs["argmax"] = [batch, -1], INT64
-    if of["confidence"]:
-        outputs["confidence"] = [batch, -1], 0
-    tensors = {
-        name: {"shape": shape, "type": kind, "is_input": name in inputs, "on_host": False}
-        for name, (shape, kind) in {**inputs, **outputs}.items()
-    }
     native = record.form == "native"
-    aliases = {name: name[8:] for name in outputs if native and name.startswith("present_")}
+    written = {name: name[8:] for name in tensors if native and name.startswith("present_")}
     for name, fields in (more or {}).items():
         tensors[name] = {**tensors.get(name, tensors["start"]), **fields}
     return {
-        "tensors": tensors, "aliases": {**aliases, **of.get("aliases", {})}, "scratch": 1000,
+        "tensors": tensors, "aliases": {**written, **(aliases or {})}, "scratch": 1000,
         "updates_in_place": native,
-        "profiles": of.get("profiles") or [_sizes(profile) for profile in record.profiles],
+        "profiles": profiles or [_sizes(profile) for profile in record.profiles],
     }  # fmt: skip
 
 
@@ -150,7 +142,8 @@ def site(tmp_path: Path, native: Library) -> Site:
 @pytest.mark.parametrize("integrated", [False, True])
 @pytest.mark.parametrize(
     "change",
-    [{}, {"form": "decomposed"}, {"rtx": True}, {"compute": "bf16", "candidates": 0},
+    [{"settings": STREAMED}, {"form": "decomposed"}, {"rtx": True},
+     {"compute": "bf16", "candidates": 0},
      {"compute": "fp32", "confidence": False}],
     ids=str,
 )  # fmt: skip
@@ -235,7 +228,6 @@ def _plan(**plan: Any) -> dict[str, Any]:
 
 
 RANGE = Range(1, 1, 1)
-STREAMED = (BuildSetting("weight_streaming", "True"),)
 FAULTS: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
     # the machine
     ({"machine": {"memory": 10_000}}, ENGINE,
@@ -273,6 +265,7 @@ FAULTS: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
           ({"confidence": False}, "has no tensor confidence"),
           ({"batch": 2}, "has argmax as output [2, -1] of int64"),
           ({"profiles": [[1, 1, 1, 1, 1, 1]]}, "has 1 profiles"),
+          ({"profiles": [[1, 7, 16, 1, 1, 4]] + [[1] * 6] * 6}, "takes input_ids of 1, 7, 16 in"),
           ({"aliases": {"present_value.0": "key.1"}}, "writes present_value.0 into key.1"),
           ({"more": {"odd": {"type": 2}}}, "tensor odd has element type 2"),
           ({"more": {"rows": {"on_host": True}}}, "tensor rows is wanted in host memory"))],
@@ -298,18 +291,6 @@ def test_what_cannot_be_opened_is_refused_with_its_remedy(
 ) -> None:
     site.change(**change)
     site.refused(status, *says)
-
-
-def test_weights_are_streamed_where_a_setting_says_so(site: Site) -> None:
-    site.change(settings=STREAMED)
-    assert site.check("open").startswith("opened with TensorRT 10.3.0.26")
-
-
-def test_profiles_that_are_not_the_record_s_are_refused(site: Site) -> None:
-    sizes = [_sizes(profile) for profile in site.record.profiles]
-    sizes[0][1] = 7
-    site.plan["profiles"] = sizes
-    site.refused(ENGINE, "takes input_ids of 1, 7, 16 in profile 0", "say 1, 8, 16 ('prefill')")
 
 
 def test_records_that_cannot_be_read_are_refused(site: Site) -> None:
@@ -348,7 +329,7 @@ RTX = (
 def test_other_machines_are_judged_as_python_judges_them(site: Site, rtx: bool) -> None:
     site.change(rtx=rtx)
     version = ".".join(map(str, site.machine.get("version", [10, 3, 0, 26])))
-    expected, machines = [], []
+    judged, machines = [], []
     for built, settings, (gpu, capability), (name, major, minor) in product(
         *(RTX if rtx else NATIVE)
     ):
@@ -358,8 +339,8 @@ def test_other_machines_are_judged_as_python_judges_them(site: Site, rtx: bool) 
         (site.folder / f"{len(machines)}.json").write_text(record.to_json())
         machines.append({**site.machine, "gpu": name, "major": major, "minor": minor})
         here = DeviceRecord(record.backend, version, name, (f"{major}.{minor}",))
-        expected.append(engine_record.difference(record.device, here))
+        judged.append(engine_record.difference(record.device, here))
     site.case["machines"] = machines
-    assert site.check("differences").splitlines() == expected
-    assert "" in expected
-    assert len(set(expected)) > 5
+    assert site.check("differences").splitlines() == judged
+    assert "" in judged
+    assert len(set(judged)) > 5
