@@ -112,8 +112,10 @@ def built_library() -> BuildLibrary:
             options["SPECRT_PYTHON"] = sys.executable
         else:
             options["SPECRT_ONNXRUNTIME_LIBRARY"] = str(onnxruntime_library())
-        flags = [str(SOURCES), _compiler(), options, targets]
-        key = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+        version = run_program([*compiler(), "--version"])
+        flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
+        built_from = [str(SOURCES), version, platform.machine(), flags, options, targets]
+        key = hashlib.sha256(json.dumps(built_from).encode()).hexdigest()[:12]
         folder = CACHE / f"{implementation}-{sanitizer.lower()}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
         options["CMAKE_INSTALL_PREFIX"] = str(folder / "installed")
@@ -185,11 +187,8 @@ def onnxruntime_library() -> Path:
     """Return the library that ONNX Runtime's wheel brings."""
     import onnxruntime
 
-    folder = Path(onnxruntime.__file__).parent / "capi"
-    libraries = sorted(folder.glob("libonnxruntime.so*"))
-    if not libraries:
-        pytest.skip(f"needs libonnxruntime.so in {folder}")
-    return libraries[-1]
+    *_, library = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    return library
 
 
 def compiler() -> list[str]:
@@ -197,20 +196,11 @@ def compiler() -> list[str]:
     return (os.environ.get("CXX") or next(filter(None, map(shutil.which, TOOLS["g++"])))).split()
 
 
-def _compiler() -> list[str]:
-    version = subprocess.run(
-        [*compiler(), "--version"], capture_output=True, text=True, check=False
-    )
-    flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
-    return [*compiler(), version.stdout, platform.machine(), *flags]
-
-
 def _hashes() -> dict[str, str]:
     """Return the hash of every file that a build reads."""
     files = [SOURCES / "CMakeLists.txt", CHECKS / "CMakeLists.txt"]
-    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src"):
-        files += [path for path in folder.rglob("*") if path.is_file()]
-    files += [path for path in CHECKS.rglob("*") if path.suffix in (".cpp", ".hpp", ".c", ".h")]
+    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src", CHECKS):
+        files += [path for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import gamma_traces
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from cpp.native_calls import Case, Document, plain
-from specrt.bundle import Geometry
-from specrt.engine.protocol import check_bounds
-from specrt.params import SamplingParams
+from specrt.params import Row, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import BuiltGamma, DraftDecision
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.ngram import NgramDrafter, Suffixes
+from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import DrafterPool, Models
 from specrt.speculation.round import Drafter, Proposal, Round, run_alone
+from support.toy import TableEngine, TableOutput
 
 DECISIONS = [DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE]
 
@@ -105,19 +105,8 @@ def _told(made: Proposal, held: int = 0) -> Document:
 
 
 def ngram() -> Iterator[Case]:
-    """Yield texts of few letters, where they were there before, and what lookup copies."""
+    """Yield texts of few letters, and what lookup copies of them."""
     draw = random.Random(12)
-    for letters in (1, 2, 2, 3, 5, 40) * 6:
-        least = draw.randint(1, 3)
-        suffixes = Suffixes(least, most := draw.randint(least, 12))
-        tokens: list[int] = []
-        matches = []
-        for at in range(500):
-            again = at > 60 and at % 90 < 40
-            tokens.append(tokens[at - 50] if again else draw.randrange(letters))
-            suffixes.extend(tokens[-1:])
-            matches.append([*(suffixes.longest() or ())])
-        yield {"call": "suffixes", "least": least, "most": most, "tokens": tokens}, matches
     for _ in range(60):
         wishes = {"most": draw.randint(0, 8), "drop": draw.choice((0.0, 0.55)),
                   "last": draw.choice((0.0, 0.7))}  # fmt: skip
@@ -135,63 +124,33 @@ def ngram() -> Iterator[Case]:
         yield {"call": "copies", **wishes, "steps": steps}, answers
 
 
-# ---- whole drafters, over an engine that is a function of the tokens fed ----
+# ---- whole drafters, over an engine that leaves the same on both sides ----
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 TARGET = 29
 """How many ids the target knows."""
 
 
-def mix(x: int) -> int:
-    """Return a number that looks random; the same as in native/drafting.cpp."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
-@dataclass
-class _Output:
-    argmax: NDArray[np.int64]
-    logits: NDArray[np.float32]
-    confidence: NDArray[np.float32] | None
-    candidates: None = None
-
-
-class HashEngine:
-    """Scores by the latest three tokens that its buffer holds, some of them as NaN."""
-
-    batch, max_length = 1, 512
+class Recorded(TableEngine):
+    """A draft that remembers what its passes left, some of it no numbers."""
 
     def __init__(self, vocabulary: int, width: int, *, sure: bool, broken: bool) -> None:
-        self.geometry = Geometry(1, 1, 1, 1, vocabulary, self.max_length, (0,))
-        self.max_width = width
-        self.sure, self.broken = sure, broken
-        self.buffer = [0] * self.max_length
-        self.calls: list[list[int]] = []
+        def spoil(number: int, logits: Row) -> None:
+            if broken and number % 13 == 0:
+                logits[..., number % vocabulary] = np.nan
 
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Output:
-        fed = [int(token) for token in np.asarray(tokens)[0]]
-        first, width = int(np.asarray(start)), len(fed)
-        check_bounds(self, width, first, first)
-        assert rows == 1
-        assert all(0 <= token < self.geometry.vocab_size for token in fed)
-        self.calls.append([first, width, rows])
-        self.buffer[first : first + width] = fed
-        key = 7
-        for token in self.buffer[max(0, first + width - 3) : first + width]:
-            key = mix(key + _GOLDEN * (token + 1))
-        vocabulary = self.geometry.vocab_size
-        bits = [mix(key + _GOLDEN * (token + 1)) >> 52 for token in range(vocabulary)]
-        row = np.array(bits, np.float32) / np.float32(512)
-        best = int(row.argmax())
-        if self.broken and key % 13 == 0:
-            row[key % vocabulary], best = np.nan, -1
-        sure = np.array([[np.float32((key >> 40) + 1) / np.float32(1 << 24)]])
-        return _Output(np.array([[best]]), row[None, None], sure if self.sure else None)
+        super().__init__(vocab=vocabulary, max_width=width, max_length=512, memory=3, corrupt=spoil)
+        self.sure = sure
+        self.passes: list[Document] = []
 
-    def close(self) -> None: ...
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> TableOutput:
+        found = super().forward(tokens, start, rows)
+        confidence: Any = found.confidence if self.sure else None
+        self.passes.append(
+            {"tokens": np.asarray(tokens)[0], "start": self.calls[-1].start,
+             "scores": found.logits[0, 0].copy(), "best": found.argmax[0, 0],
+             "confidence": confidence[0].copy() if self.sure else []}
+        )  # fmt: skip
+        return replace(found, confidence=confidence)
 
 
 ASKED: tuple[Document, ...] = (
@@ -243,8 +202,7 @@ def _session(drafter: str, gammas: tuple[int, ...], gamma: int, asked: Document,
              seed: int) -> Case:  # fmt: skip
     """Return a few generations of one session, of fixed gamma: `auto` goes by its own estimates."""
     draw = random.Random(seed)
-    made = HashEngine(**engine)
-    target = HashEngine(TARGET, 8, sure=True, broken=False)
+    made, target = Recorded(**engine), TableEngine(vocab=TARGET, max_length=512)
     costs = gamma_traces.MACHINES["expensive draft"]
     drafters = DrafterPool(Models(target, made, gammas), costs)
     policies, params = drafters.borrow(), SamplingParams(**asked)
@@ -262,10 +220,10 @@ def _session(drafter: str, gammas: tuple[int, ...], gamma: int, asked: Document,
     bias = {"logit_bias": [*asked["logit_bias"].items()]} if "logit_bias" in asked else {}
     call = {
         "call": "session", "drafter": drafter, "gamma": gamma, "gammas": gammas,
-        "params": {**asked, **bias}, "engine": engine, "seed": seed, "generations": generations,
-        "vocabulary": TARGET, "costs": _costs(costs),
+        "params": {**asked, **bias}, "engine": {**engine, "passes": made.passes}, "seed": seed,
+        "generations": generations, "vocabulary": TARGET, "costs": _costs(costs),
     }  # fmt: skip
-    return call, {"rounds": answers, "calls": made.calls}
+    return call, {"rounds": answers, "passes": len(made.passes)}
 
 
 def draft() -> Iterator[Case]:

@@ -71,7 +71,7 @@ std::string json(const std::optional<T>& value) {
 template <typename T>
 std::string json(const std::vector<T>& values) {
   std::string text;
-  for (const T& value : values) text += (text.empty() ? "" : ",") + json(value);
+  for (const T& value : values) text += (text.empty() ? "" : ", ") + json(value);
   return "[" + text + "]";
 }
 

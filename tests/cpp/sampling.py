@@ -23,7 +23,7 @@ from specrt.sampling.distribution import Distribution, process, ranked, residual
 from specrt.sampling.noise import Noise, Purpose
 from specrt.sampling.processors import LogitsProcessors, build_processors, likeliest
 from specrt.speculation.round import Proposal
-from specrt.speculation.target import match, rejection
+from specrt.speculation.target import rejection
 
 Row = NDArray[np.float32]
 HEATS = [1e-30, 1e-26, 1e-10, 1e-3, 0.1, 0.7, 1.0, 1.5, 3.0, 100.0, 1e10, 1e30, 1e38, 1e300]
@@ -125,22 +125,6 @@ def sampling() -> Iterator[Case]:
         yield from _sampled(row, _options(rng, len(row)), reach, position << 12)
 
 
-def noise() -> Iterator[Case]:
-    """Yield numbers of keys drawn at random, the extreme ones among them."""
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        seed, request, position = (
-            int(rng.choice([0, 1, 2**63 - 1, *rng.integers(0, 2**63, 3)])) for _ in range(3)
-        )
-        seed += int(rng.integers(2)) << 63
-        purpose, token = Purpose(int(rng.integers(4))), int(rng.integers(2**18))
-        made = Noise(seed, request)
-        wait = float(made.exponential(purpose, position, np.array([token]))[0])
-        call = {"call": "noise", "seed": str(seed), "request": str(request), "token": token,
-                "position": str(position), "purpose": int(purpose)}  # fmt: skip
-        yield call, [wait, math.exp(-wait), made.uniform(purpose, position)]
-
-
 def logprobs() -> Iterator[Case]:
     """Yield rows, and what they say of a token and of the likeliest."""
     rng = np.random.default_rng(3)
@@ -175,26 +159,21 @@ def _mixture(rng: np.random.Generator, vocabulary: int) -> Distribution:
 
 
 def verify() -> Iterator[Case]:
-    """Yield rounds of both verifiers, and what is left of distributions."""
+    """Yield rounds of rejection, and what is left of distributions."""
     rng = np.random.default_rng(2)
     for i in range(400):
         vocabulary, gamma = int(rng.integers(1, 20)), int(rng.integers(0, 6))
         targets = [_mixture(rng, vocabulary) for _ in range(gamma + 1)]
         drafts = [_mixture(rng, vocabulary) for _ in range(gamma)]
         drafted = [q.draw(Noise(i), Purpose.DRAFT, place) for place, q in enumerate(drafts)]
-        choices = [t if rng.random() < 0.8 else t + 1 for t in [*drafted, 0]]
-        verdict = match(drafted, choices.__getitem__)
-        yield (
-            {"call": "match", "drafted": drafted, "choices": choices},
-            [verdict.accepted, verdict.next],
-        )
         if rng.random() < 0.3:  # every token was certain
             drafts = []
         request, proposal = int(rng.integers(3)), Proposal(drafted, drafts or None)
-        verdict = rejection(proposal, targets.__getitem__, Noise(i, request), i)
+        seed = i << 55  # to the largest
+        verdict = rejection(proposal, targets.__getitem__, Noise(seed, request), i)
         pairs = {"distributions": [*map(_pair, drafts)], "targets": [*map(_pair, targets)]}
-        yield {"call": "rejection", "drafted": drafted, **pairs, "seed": i, "request": request,
-               "position": i}, [verdict.accepted, verdict.next]  # fmt: skip
+        call = {"call": "rejection", "drafted": drafted, **pairs, "seed": str(seed)}
+        yield {**call, "request": request, "position": i}, [verdict.accepted, verdict.next]
         p, token = targets[0], int(rng.integers(vocabulary))
         q = [None, p, _mixture(rng, vocabulary)][int(rng.integers(3))]
         call = {"call": "residual", "target": _pair(p), "draft": [_pair(q)] if q else []}

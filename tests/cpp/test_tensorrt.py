@@ -164,10 +164,6 @@ def test_headers_before_10_15_do_not_know_of_aliases() -> None:
     run_program([*compiler(), "-std=c++17", "-Wall", "-Werror", *includes, "-fsyntax-only", plan])
 
 
-def test_a_device_that_is_not_current_is_made_so(site: Site) -> None:
-    assert site.check("elsewhere") == ""
-
-
 def test_drafts_have_a_profile_for_two_tokens(site: Site) -> None:
     site.change(profiles=draft_profiles(PREFILL))
     site.case["passes"] = [[16, 0, 1], [2, 16, 1], [1, 18, 1], [5, 19, 1], [2, 24, 2]]

@@ -1,8 +1,8 @@
-// Policies and drafters, over an engine that is a function of the tokens it was fed.
+// Policies, and drafters over an engine that answers as Python's did.
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <memory>
+#include <stdexcept>
 
 #include "native/answers.hpp"
 #include "native/speculation/ngram.hpp"
@@ -15,61 +15,43 @@ namespace {
 using native::DraftDecision;
 using Numbers = std::vector<double>;
 
-constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;
 constexpr int kLargest = 8;
 
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-// Scores by the latest three tokens that its buffer holds; the one in tests/cpp/drafting.py.
-class HashEngine : public native::Engine {
+// Leaves what the passes of a draft in Python left, where it is asked the same.
+class Recorded : public native::Engine {
  public:
-  explicit HashEngine(const Json& fields)
-      : width_(get<std::size_t>(fields, "width")),
-        sure_(get<bool>(fields, "sure")),
-        broken_(get<bool>(fields, "broken")),
-        row_(get<std::size_t>(fields, "vocabulary")) {
-    geometry_.vocab_size = static_cast<int>(row_.size());
+  explicit Recorded(const Json& fields)
+      : passes_(fields.at("passes").items()), width_(get<std::size_t>(fields, "width")) {
+    geometry_.vocab_size = get<int>(fields, "vocabulary");
   }
 
   native::Output forward(const Token* tokens, std::size_t width, std::size_t start,
                          std::size_t rows) override {
-    calls.push_back({start, width, rows});
-    cancelled = calls.size() == 2;
-    std::copy(tokens, tokens + width, buffer_.begin() + static_cast<std::ptrdiff_t>(start));
-    const std::size_t end = start + width;
-    std::uint64_t key = 7;
-    for (std::size_t i = end > 3 ? end - 3 : 0; i < end; ++i)
-      key = mix(key + kGolden * (static_cast<std::uint64_t>(buffer_[i]) + 1));
-    for (std::size_t i = 0; i < row_.size(); ++i)
-      row_[i] = static_cast<float>(mix(key + kGolden * (i + 1)) >> 52) / 512.0f;
-    best_ = std::max_element(row_.begin(), row_.end()) - row_.begin();
-    if (broken_ && key % 13 == 0) {
-      row_[key % row_.size()] = std::numeric_limits<float>::quiet_NaN();
-      best_ = -1;
-    }
-    confidence_ = static_cast<float>((key >> 40) + 1) / 16777216.0f;
-    return {&best_, row_.data(), sure_ ? &confidence_ : nullptr, 1, row_.size()};
+    const Json& pass = passes_.at(count++);
+    cancelled = count == 2;
+    if (tokens_of(pass, "tokens") != std::vector<Token>(tokens, tokens + width) ||
+        get<std::size_t>(pass, "start") != start || rows != 1)
+      throw std::runtime_error("pass " + std::to_string(count) + " is another than in Python");
+    row_ = get<std::vector<float>>(pass, "scores");
+    best_ = get<Token>(pass, "best");
+    confidence_ = get<std::vector<float>>(pass, "confidence");
+    return {&best_, row_.data(), confidence_.empty() ? nullptr : confidence_.data(), 1,
+            row_.size()};
   }
 
   const native::Geometry& geometry() const override { return geometry_; }
-  std::size_t max_length() const override { return buffer_.size(); }
+  std::size_t max_length() const override { return 512; }
   std::size_t max_width() const override { return width_; }
 
-  std::vector<std::vector<std::size_t>> calls;  // start, width and rows of every pass
-  std::atomic<bool> cancelled{false};           // by another thread, in the second pass
+  std::size_t count = 0;               // of passes so far
+  std::atomic<bool> cancelled{false};  // by another thread, in the second pass
 
  private:
-  native::Geometry geometry_;
+  const std::vector<Json>& passes_;
   std::size_t width_;
-  bool sure_, broken_;
-  std::vector<Token> buffer_ = std::vector<Token>(512);
-  std::vector<float> row_;
+  native::Geometry geometry_;
+  std::vector<float> row_, confidence_;
   Token best_ = 0;
-  float confidence_ = 0;
 };
 
 // Drafts so far, and leaves out what follows too little; the one in tests/cpp/drafting.py.
@@ -145,17 +127,6 @@ std::string built(const Json& call) {
   return json(answer);
 }
 
-std::string suffixes(const Json& call) {
-  native::Suffixes suffixes(get<std::size_t>(call, "least"), get<std::size_t>(call, "most"));
-  std::vector<std::vector<std::size_t>> matches;
-  for (const Token token : tokens_of(call, "tokens")) {
-    suffixes.append(token);
-    matches.emplace_back();
-    if (const auto& match = suffixes.longest()) matches.back() = {match->length, match->end};
-  }
-  return json(matches);
-}
-
 std::string told(const native::Proposal& made, std::size_t held) {
   std::vector<std::string> drawn_from;
   for (const auto& [ids, probs] : made.distributions)
@@ -198,9 +169,9 @@ std::string round(native::Drafter& drafter, const native::KVCache& cache,
   return told(made, cache.length);
 }
 
-// The generations of one session: what every round proposes, and the passes of the draft.
+// The generations of one session: what every round proposes, and how many passes the draft made.
 std::string session(const Json& call) {
-  HashEngine engine(call.at("engine"));
+  Recorded engine(call.at("engine"));
   native::DrafterPool drafters(get<std::vector<int>>(call, "gammas"),
                                [&call] { return costs_of(call.at("costs")); });
   const Params params = params_of(call.at("params"));
@@ -227,12 +198,12 @@ std::string session(const Json& call) {
       if (add.empty()) answers.push_back(round(*drafter, cache, tokens, step));
     }
   }
-  return object({{"rounds", list(answers)}, {"calls", json(engine.calls)}});
+  return object({{"rounds", list(answers)}, {"passes", json(engine.count)}});
 }
 
 // How much of a prompt counts that was cancelled in its second pass.
 std::string cancelled(const Json& call) {
-  HashEngine engine(call.at("engine"));
+  Recorded engine(call.at("engine"));
   native::KVCache cache(engine);
   cache.cancelled = &engine.cancelled;
   try {
@@ -246,7 +217,6 @@ std::string cancelled(const Json& call) {
 const Registered kDrafting({{"between", between},
                             {"rate", rate},
                             {"built", built},
-                            {"suffixes", suffixes},
                             {"copies", copies},
                             {"session", session},
                             {"cancelled", cancelled}});

@@ -16,10 +16,6 @@ namespace {
 using native::Distribution;
 using Scores = std::vector<float>;
 
-native::Noise noise_of(const Json& call) {
-  return native::Noise(get<std::uint64_t>(call, "seed"), get<std::uint64_t>(call, "request"));
-}
-
 Distribution distribution_of(const Json& pair) {
   return {tokens_of(pair, "ids"), get<std::vector<double>>(pair, "probs")};
 }
@@ -28,16 +24,6 @@ std::vector<Distribution> distributions_of(const Json& pairs) {
   std::vector<Distribution> found;
   for (const Json& pair : pairs.items()) found.push_back(distribution_of(pair));
   return found;
-}
-
-std::string noise(const Json& call) {
-  const native::Noise noise = noise_of(call);
-  const auto purpose = static_cast<native::Purpose>(get<int>(call, "purpose"));
-  const auto position = get<std::uint64_t>(call, "position");
-  const auto token = get<Token>(call, "token");
-  return json(std::vector<double>{noise.exponential(purpose, position, token),
-                                  noise.stream(purpose, position).uniform(token),
-                                  noise.uniform(purpose, position)});
 }
 
 // A distribution, the chance of a token by its id, and what is drawn for each purpose.
@@ -72,21 +58,15 @@ std::string likeliest(const Json& call) {
   return json(native::likeliest(row.data(), row.size()));
 }
 
-std::string match(const Json& call) {
-  const std::vector<Token> choices = tokens_of(call, "choices");
-  const auto choose = [&](std::size_t i) { return choices.at(i); };
-  const native::Verdict found = native::match(tokens_of(call, "drafted"), choose);
-  return json(std::vector<Token>{static_cast<Token>(found.accepted), found.next});
-}
-
 std::string rejection(const Json& call) {
   native::Proposal proposal;
   proposal.tokens = tokens_of(call, "drafted");
   proposal.distributions = distributions_of(call.at("distributions"));
   const std::vector<Distribution> targets = distributions_of(call.at("targets"));
   const auto target = [&](std::size_t i) { return targets.at(i); };
+  const native::Noise noise(get<std::uint64_t>(call, "seed"), get<std::uint64_t>(call, "request"));
   const native::Verdict found =
-      native::rejection(proposal, target, noise_of(call), get<std::size_t>(call, "position"));
+      native::rejection(proposal, target, noise, get<std::size_t>(call, "position"));
   return json(std::vector<Token>{static_cast<Token>(found.accepted), found.next});
 }
 
@@ -137,11 +117,9 @@ std::string edited(const Json& call) {
   return list(rows);
 }
 
-const Registered kSampling({{"noise", noise},
-                            {"process", process},
+const Registered kSampling({{"process", process},
                             {"ranked", ranked},
                             {"likeliest", likeliest},
-                            {"match", match},
                             {"rejection", rejection},
                             {"residual", residual},
                             {"edited", edited}});
