@@ -10,13 +10,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytest
 
+from cpp.native_calls import Case, Document, near, plain
 from shared import REPOSITORY, locked
 
 SOURCES = REPOSITORY / "runtime" / "cpp"
@@ -32,7 +33,7 @@ TOOLS = {
 """Debian packages, and the programs of which one is enough."""
 TARGETS = {
     ("native", "ON"): ("all",),
-    ("native", "thread"): ("abi_check", "wrapper_check_17"),
+    ("native", "thread"): ("abi_check",),
     ("native", "OFF"): ("application",),
     ("hosted", "ON"): ("application",),
     ("hosted", "OFF"): ("install", "application"),
@@ -41,7 +42,6 @@ TARGETS = {
 
 Sanitize = bool | Literal["thread"]
 """True: AddressSanitizer and UBSan; "thread": ThreadSanitizer."""
-Vectors = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,10 @@ def built_library() -> BuildLibrary:
             options["SPECRT_PYTHON"] = sys.executable
         else:
             options["SPECRT_ONNXRUNTIME_LIBRARY"] = str(onnxruntime_library())
-        flags = [str(SOURCES), _compiler(), options, targets]
-        key = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+        version = run_program([*compiler(), "--version"])
+        flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
+        built_from = [str(SOURCES), version, platform.machine(), flags, options, targets]
+        key = hashlib.sha256(json.dumps(built_from).encode()).hexdigest()[:12]
         folder = CACHE / f"{implementation}-{sanitizer.lower()}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
         options["CMAKE_INSTALL_PREFIX"] = str(folder / "installed")
@@ -141,16 +143,31 @@ def hosted(built_library: BuildLibrary) -> Library:
     return built_library("hosted")
 
 
+class NativeCalls:
+    """Calls functions of the native implementation; see native/answers.hpp."""
+
+    def __init__(self, native: Library, file: Path) -> None:
+        self._native, self._file = native, file
+
+    def __call__(self, calls: Iterable[Document]) -> list[Any]:
+        """Return the answer of each call."""
+        self._file.write_text(json.dumps(plain([*calls]), allow_nan=False), "utf-8")
+        printed = run_program([self._native.program("native_calls"), self._file])
+        return [json.loads(line) for line in printed.split("\n")[:-1]]
+
+    def check(self, cases: Iterable[Case], within: float = 0.0) -> None:
+        """Fail with the first call of which another answer came."""
+        calls, expected = zip(*cases, strict=True)
+        found = self(calls)
+        pairs = zip(calls, found, plain(expected), strict=True)
+        wrong = [each for each in pairs if not near(each[1], each[2], within)]
+        assert not wrong, f"{len(wrong)} of {len(found)} differ: {str(wrong[0])[:4000]}"
+
+
 @pytest.fixture
-def native_check(native: Library, tmp_path: Path) -> Callable[[str, Vectors], None]:
-    """Compares a part of the native implementation with vectors; fails with what differs."""
-
-    def check(name: str, vectors: Vectors) -> None:
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(vectors, allow_nan=False), encoding="utf-8")
-        run_program([native.program("native_check"), name, path])
-
-    return check
+def native_calls(native: Library, tmp_path: Path) -> NativeCalls:
+    """The functions of the native implementation, sanitized."""
+    return NativeCalls(native, tmp_path / "calls.json")
 
 
 def run_program(
@@ -170,11 +187,8 @@ def onnxruntime_library() -> Path:
     """Return the library that ONNX Runtime's wheel brings."""
     import onnxruntime
 
-    folder = Path(onnxruntime.__file__).parent / "capi"
-    libraries = sorted(folder.glob("libonnxruntime.so*"))
-    if not libraries:
-        pytest.skip(f"needs libonnxruntime.so in {folder}")
-    return libraries[-1]
+    *_, library = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    return library
 
 
 def compiler() -> list[str]:
@@ -182,20 +196,11 @@ def compiler() -> list[str]:
     return (os.environ.get("CXX") or next(filter(None, map(shutil.which, TOOLS["g++"])))).split()
 
 
-def _compiler() -> list[str]:
-    version = subprocess.run(
-        [*compiler(), "--version"], capture_output=True, text=True, check=False
-    )
-    flags = [os.environ.get(name, "") for name in ("CXXFLAGS", "CFLAGS", "LDFLAGS")]
-    return [*compiler(), version.stdout, platform.machine(), *flags]
-
-
 def _hashes() -> dict[str, str]:
     """Return the hash of every file that a build reads."""
     files = [SOURCES / "CMakeLists.txt", CHECKS / "CMakeLists.txt"]
-    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src"):
-        files += [path for path in folder.rglob("*") if path.is_file()]
-    files += [path for path in CHECKS.rglob("*") if path.suffix in (".cpp", ".hpp", ".c", ".h")]
+    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src", CHECKS):
+        files += [path for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
 
 

@@ -74,7 +74,7 @@ def test_pkg_config_goes_with_the_tree(moved: Path, codelet: Path, tmp_path: Pat
     environment = {"PKG_CONFIG_PATH": str(folder)}
     command: list[str | Path] = ["pkg-config", "--cflags", "--libs", "specrt"]
     flags = run_program(command, environment=environment).split()
-    program, source = tmp_path / "header", Path(__file__).parent / "abi" / "wrapper" / "header.c"
+    program, source = tmp_path / "header", Path(__file__).parent / "abi" / "header.c"
     where = f"-Wl,-rpath,{folder.parent}"
     run_program(["cc", "-std=c11", source, "-o", program, *flags, where])
     assert "0.1.0 hosted: 3 tokens" in run_program([program, codelet, PROMPT])

@@ -30,7 +30,9 @@ def test_a_processor_may_end_its_own_session_in_the_turn_of_another(
 
 
 def test_no_processor_runs_once_its_generation_has_ended(program: Library, codelet: Path) -> None:
-    assert program.run("returning", bundle=codelet) == ["0"]
+    ended, inside = program.run("returning", bundle=codelet)
+    assert ended.startswith("SPECRT_CANCELLED|")
+    assert inside == "false"
 
 
 def test_a_fork_is_refused_and_its_parent_goes_on(program: Library, codelet: Path) -> None:

@@ -23,20 +23,13 @@ SANITIZERS = [True, pytest.param("thread", marks=pytest.mark.nightly)]
 def test_the_interface_under_sanitizers(built_library: BuildLibrary, sanitize: Sanitize) -> None:
     program = built_library("native", sanitize).program("abi_check")
     names = run_program([program, "--list"]).split()
-    assert len(names) > 15
+    assert len(names) > 20
     for name in names:  # each in a process of its own: some shut the library down
         run_program([program, name])
-    with pytest.raises(AssertionError, match="no check is called nothing"):
-        run_program([program, "nothing"])
 
 
-@pytest.mark.parametrize("sanitize", SANITIZERS)
-def test_headers_of_c_and_cpp(built_library: BuildLibrary, sanitize: Sanitize) -> None:
-    library = built_library("native", sanitize)
-    run_program([library.program("wrapper_check_17")])
-    if sanitize is True:
-        run_program([library.program("wrapper_check_20")])
-        assert "fake: 3 tokens" in run_program([library.program("header_check"), "any", "count 3"])
+def test_the_header_is_c(native: Library) -> None:
+    assert "fake: 3 tokens" in run_program([native.program("header_check"), "any", "count 3"])
 
 
 @pytest.mark.parametrize("implementation", ["hosted", "native"])

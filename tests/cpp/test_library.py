@@ -66,7 +66,7 @@ def test_memory_goes_back(built_library: BuildLibrary, codelet: Path, implementa
     assert int(generations) < 2048
     assert int(threads) < 2048  # kept for each of 3,000, they take 12 MiB
     assert int(cycles) < 8192
-    opened, closed = map(int, ends.split())
+    opened, closed = json.loads(ends)
     assert implementation == "hosted" or closed < opened / 2  # CPython keeps its own
 
 

@@ -8,28 +8,28 @@ import json
 import platform
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpp.conftest import onnxruntime_library
+from cpp.conftest import NativeCalls, onnxruntime_library
+from cpp.native_calls import Document
 from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, read_manifest
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
 from specrt.system import this_machine
 from specrt.tuning.tuning_record import TunedSetting, Tuning, read_tuning
 
-Check = Callable[[str, dict[str, Any]], None]
-Document = dict[str, Any]
-
 READ = [
     b"null", b" true ", b"-0", b"12", b"9223372036854775807", b"-9223372036854775808", b'""',
     b'"\\u00e9\\ud83d\\ude00\\n\\/"', '"é😀"'.encode(), b"[]", b"[1, [2, {}]]", b"\t{\n}\r",
-    b'{"b": 1, "a": [false]}', b"[" * 64 + b"]" * 64,
+    b'{"b": 1, "a": [false]}', b"[" * 64 + b"]" * 64, b"2.5", b"-1E+2", b"1e-999",
+    b"9223372036854775808e-18",
 ]  # fmt: skip
 REFUSED = [
     b"", b" ", b"nul", b"nulll", b"01", b"-", b"+1", b"1.", b".5", b"1e", b"1e+", b"0x1", b"1 2",
@@ -43,62 +43,49 @@ STRICTER = [
 ]  # fmt: skip
 
 
-def _set(*path: Any) -> Callable[[Document], None]:
-    """Return what puts a value at the end of a path."""
-    *outer, last, value = path
-
-    def change(document: Document) -> None:
-        holder: Any = document
-        for key in outer:
-            holder = holder[key]
-        holder[last] = value
-
-    return change
-
-
-def _without(*path: str) -> Callable[[Document], None]:
-    """Return what leaves out the end of a path."""
-    *outer, last = path
-
-    def change(document: Document) -> None:
-        for key in outer:
-            document = document[key]
-        del document[last]
-
-    return change
-
-
-SHAPE = ("target", "geometry")
-DAMAGE: list[tuple[Callable[[Document], None], str]] = [
-    (_set("format", 2), "has bundle format 2, and this specrt reads up to 1"),
-    (_set("format", True), "format is true; expected a whole number from 1 to 1"),
-    (_set("batch", 0), "batch is 0; expected a whole number from 1 to 1000000000"),
-    (_set("batch", 1.0), "batch is 1"),
-    (_set("name", "a\0b"), "name is"),
-    (_set("name", "x" * 256), "name is"),
-    (_set("gammas", [2, 4]), "gammas is (2, 4); expected 0 among them"),
-    (_set("gammas", [0, 2**63 - 1]), "asks for passes of"),
-    (_set("gamma", 77), "gamma is 77; expected one of"),
-    (_set("prefill", 4096), "asks for passes of 4096; expected up to 2048"),
-    (_set("eos_token_ids", [8192]), "eos_token_ids is (8192); expected ids below 8192"),
-    (_set("bos_token_id", 8192), "bos_token_id is 8192; expected an id below 8192"),
-    (_set(*SHAPE, "windows", [0]), "target.geometry.windows has 1 entries"),
-    (_set(*SHAPE, "kv_heads", 4), "target.geometry.kv_heads is 4; expected a divisor"),
-    (_set(*SHAPE, "layers", 10**9), "target.geometry.layers is 1000000000"),
-    (_set("draft", "shape", 1), "draft has an unknown key"),
-    (_set("draft", "engine", "other"), 'files lacks "other"; expected it'),
-    (_without("files", "tokenizer.json"), 'files lacks "tokenizer.json"'),
-    (_set("files", "/etc/passwd", {"bytes": 1, "sha256": ""}), "a place inside the bundle"),
-    (_set("files", "a/../../b", {"bytes": 1, "sha256": ""}), "a place inside the bundle"),
-    (_set("files", "gone", {"bytes": 1, "sha256": ""}), "gone is missing; build the bundle again"),
-    (_set("files", "tokenizer.json", "bytes", 5), "bytes, expected 5; build the bundle again"),
-    (_set("files", "tokenizer.json", "sha256", "0" * 64), "is not the file that was built (sha256"),
-    (_set("files", []), "files is []; expected an object"),
-    (_set("device", {}), "was built for None, and this machine is " + platform.machine()),
-    (_set("versions", {"onnxruntime": "newest"}), 'names "newest" as its version of onnxruntime'),
-    (_set("versions", {"onnxruntime": "1.999"}), "was built with onnxruntime 1.999"),
-    *[(_without(key), f"{key} is missing") for key in ("name", "target", "files", "source")],
+OUT = object()
+"""Instead of a value: leave the place out."""
+DAMAGE: list[tuple[str, Any, str]] = [
+    ("format", 2, "has bundle format 2, and this specrt reads up to 1"),
+    ("format", True, "format is true; expected a whole number from 1 to 1"),
+    ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
+    ("batch", 1.0, "batch is 1"),
+    ("name", "a\0b", "name is"),
+    ("name", "x" * 256, "name is"),
+    ("gammas", [2, 4], "gammas is (2, 4); expected 0 among them"),
+    ("gammas", [0, 2**63 - 1], "asks for passes of"),
+    ("gamma", 77, "gamma is 77; expected one of"),
+    ("prefill", 4096, "asks for passes of 4096; expected up to 2048"),
+    ("eos_token_ids", [8192], "eos_token_ids is (8192); expected ids below 8192"),
+    ("bos_token_id", 8192, "bos_token_id is 8192; expected an id below 8192"),
+    ("target/geometry/windows", [0], "target.geometry.windows has 1 entries"),
+    ("target/geometry/kv_heads", 4, "target.geometry.kv_heads is 4; expected a divisor"),
+    ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
+    ("draft/shape", 1, "draft has an unknown key"),
+    ("draft/engine", "other", 'files lacks "other"; expected it'),
+    ("files/tokenizer.json", OUT, 'files lacks "tokenizer.json"'),
+    ("files/|etc|passwd", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),
+    ("files/a|..|..|b", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),
+    ("files/gone", {"bytes": 1, "sha256": ""}, "gone is missing; build the bundle again"),
+    ("files/tokenizer.json/bytes", 5, "bytes, expected 5; build the bundle again"),
+    ("files/tokenizer.json/sha256", "0" * 64, "is not the file that was built (sha256"),
+    ("files", [], "files is []; expected an object"),
+    ("device", {}, "was built for None, and this machine is " + platform.machine()),
+    ("versions", {"onnxruntime": "newest"}, 'names "newest" as its version of onnxruntime'),
+    ("versions", {"onnxruntime": "1.999"}, "was built with onnxruntime 1.999"),
+    *[(key, OUT, f"{key} is missing") for key in ("name", "target", "files", "source")],
 ]  # fmt: skip
+
+
+def _damage(document: Document, place: str, value: Any) -> None:
+    """Put a value where a path leads, whose keys have bars for slashes."""
+    *outer, last = (key.replace("|", "/") for key in place.split("/"))
+    for key in outer:
+        document = document[key]
+    if value is OUT:
+        del document[last]
+    else:
+        document[last] = value
 
 
 @pytest.fixture
@@ -113,23 +100,29 @@ def folder(codelet: Path, tmp_path: Path) -> Path:
 
 
 def test_a_damaged_bundle_is_refused_as_in_python(
-    native_check: Check, codelet: Path, folder: Path, tmp_path: Path
+    native_calls: NativeCalls, codelet: Path, folder: Path, tmp_path: Path
 ) -> None:
     bundles = [
-        {"path": str(tmp_path / "no"), "says": "does not exist; build one"},
-        {"path": str(tmp_path), "says": "it has no manifest.json; build one"},
-        {"path": str(codelet), "says": "ed"},  # opened, or tuned
+        (tmp_path / "no", "does not exist; build one"),
+        (tmp_path, "it has no manifest.json; build one"),
     ]
-    for number, (change, says) in enumerate(DAMAGE):
+    for number, (place, value, says) in enumerate(DAMAGE):
         data = json.loads((codelet / "manifest.json").read_text("utf-8"))
-        change(data)
+        _damage(data, place, value)
         path = tmp_path / str(number)
         shutil.copytree(folder, path, symlinks=True)
         (path / "manifest.json").write_text(json.dumps(data))
         with pytest.raises(BundleError):
             check_versions(path, Bundle.open(path).manifest)
-        bundles.append({"path": str(path), "says": says})
-    native_check("bundle", {"library": str(onnxruntime_library()), "bundles": bundles})
+        bundles.append((path, says))
+    call = {"call": "opened", "library": str(onnxruntime_library())}
+    cases = [({**call, "path": str(p)}, {"status": 4, "message": says}) for p, says in bundles]
+    native_calls.check(cases)
+    *refusals, sound = native_calls([*(one for one, _ in cases), {**call, "path": str(codelet)}])
+    assert isinstance(sound, list)
+    for (path, _), refusal in zip(bundles, refusals, strict=True):
+        assert "\n" not in refusal["message"]
+        assert len(refusal["message"]) < len(str(path)) * 2 + 500
 
 
 HOSTILE: tuple[Any, ...] = (
@@ -187,25 +180,19 @@ def least(document: Document) -> Document:
     return made
 
 
-def _listed(*numbers: float) -> str:
-    return f"[{' '.join(str(int(number)) for number in numbers)}]"
-
-
-def _model(role: str, manifest: Manifest, model: ModelRecord) -> Document:
-    shape = model.geometry
+def _model(manifest: Manifest, model: ModelRecord) -> Document:
+    sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions")
+    names = ("engine", "precision", "quantized", "half_stored", "kv_item_bytes", "weight_bytes")
     return {
-        f"{role}.engine": model.engine, f"{role}.backend": manifest.backend_of(model),
-        f"{role}.precision": model.precision,
-        f"{role}.geometry": _listed(shape.layers, shape.heads, shape.kv_heads, shape.head_dim,
-                                    shape.vocab_size, shape.max_positions),
-        f"{role}.weights": _listed(model.quantized, model.half_stored, model.kv_item_bytes,
-                                   model.weight_bytes),
-    }  # fmt: skip
+        "backend": manifest.backend_of(model),
+        "geometry": [getattr(model.geometry, name) for name in sizes],
+        **{name: getattr(model, name) for name in names},
+    }
 
 
 @pytest.mark.parametrize("reduce", [copy.deepcopy, least], ids=["every field", "no default"])
 def test_both_read_the_same_of_what_python_writes(
-    native_check: Check, folder: Path, reduce: Callable[[Document], Document]
+    native_calls: NativeCalls, folder: Path, reduce: Callable[[Document], Document]
 ) -> None:
     bundle = Bundle.open(folder)
     manifest, tuning = map(reduce, full(json.loads((folder / "manifest.json").read_text("utf-8"))))
@@ -215,22 +202,28 @@ def test_both_read_the_same_of_what_python_writes(
     assert m.draft is not None
     record, notice = read_tuning(Bundle(bundle.path, m), 1)
     assert record is not None, notice
+    names = (
+        "name",
+        "backend",
+        "precision",
+        "source",
+        "gamma",
+        "bos_token_id",
+        "versions",
+        "device",
+    )
     expected = {
-        "name": m.name, "backend": m.backend, "precision": m.precision, "source": m.source,
-        "gamma": str(m.gamma), "gammas": _listed(*sorted(m.gammas)),
-        "tokens": _listed(*m.eos_token_ids) + str(m.bos_token_id),
-        "sizes": _listed(m.batch, m.max_length, m.prefill),
-        **_model("target", m, m.target), **_model("draft", m, m.draft),
-        "versions": "".join(k + v for k, v in sorted(m.versions.items())),
-        "device": "".join(k + v for k, v in sorted(m.device.items())),
-        "files": "".join(f"{k}{f.bytes}{f.sha256}" for k, f in sorted(m.files.items())),
-        "notice": "",
-        "costs": _listed(*record.costs.verify_ns) + _listed(*record.costs.draft_ns)
-        + str(record.outside_ns),
-        "tuned": f"{record.drafter} {record.fixed_gamma}{' even' if record.pad_to_even else ''}",
+        **{name: getattr(m, name) for name in names},
+        "gammas": sorted(m.gammas), "eos_token_ids": list(m.eos_token_ids),
+        "sizes": [m.batch, m.max_length, m.prefill],
+        "target": _model(m, m.target), "draft": _model(m, m.draft),
+        "files": {name: [file.bytes, file.sha256] for name, file in m.files.items()},
+        "notice": None, "verify_ns": record.costs.verify_ns, "draft_ns": record.costs.draft_ns,
+        "outside_ns": record.outside_ns, "drafter": record.drafter,
+        "fixed_gamma": record.fixed_gamma, "pad_to_even": record.pad_to_even,
     }  # fmt: skip
     library = backend_named(m.backend).library()
-    native_check("record", {"folder": str(folder), "library": library, "fields": expected})
+    native_calls.check([({"call": "record", "folder": str(folder), "library": library}, expected)])
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -241,28 +234,6 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key in keys] + [
         place for _, key in ((value, k) for k in keys) for place in places(value[key])
     ]
-
-
-def mutated(chance: random.Random, document: Any) -> Any:
-    """Return a document with a few places changed, left out, or moved."""
-    made = copy.deepcopy(document)
-    for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        holder, key = chance.choice(places(made))
-        kind = chance.random()
-        if kind < 0.6:
-            holder[key] = copy.deepcopy(chance.choice(HOSTILE))
-        elif kind < 0.75:
-            other, there = chance.choice(places(document))
-            holder[key] = copy.deepcopy(other[there])
-        elif kind < 0.9:
-            del holder[key]
-        elif isinstance(holder, dict):
-            holder[chance.choice(("extra", "a\0", "", "files"))] = 1
-        else:
-            holder.append(chance.choice(HOSTILE))
-        if not places(made):
-            break
-    return made
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
@@ -285,25 +256,25 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     return bytes(made)
 
 
-def every_place(document: Document) -> list[Document]:
-    """Return the document with each of its places in turn left out, and of a kind it never has."""
-    made = []
+def mutated(chance: random.Random, document: Document) -> Iterator[Document]:
+    """Yield the document with each place in turn of a kind it never has, left out, and hostile."""
     for number in range(len(places(document))):
-        for kind in ("out", "odd"):
-            made.append(copy.deepcopy(document))
-            holder, key = places(made[-1])[number]
-            if kind == "out":
+        for value in ({"odd": []}, OUT, *chance.choices(HOSTILE, k=4)):
+            made = copy.deepcopy(document)
+            holder, key = places(made)[number]
+            if value is OUT:
                 del holder[key]
             else:
-                holder[key] = {"odd": []}
-    return made
+                holder[key] = copy.deepcopy(value)
+            yield made
 
 
-def test_what_may_be_anything_is_read_or_refused(native_check: Check, folder: Path) -> None:
+def test_what_may_be_anything_is_read_or_refused(native_calls: NativeCalls, folder: Path) -> None:
     """Every field of manifest and tuning is read by both, and what is random is read alike."""
     chance = random.Random(11)
     bundle = Bundle.open(folder)
-    manifest, tuning = full(json.loads((folder / "manifest.json").read_text("utf-8")))
+    sound = (folder / "manifest.json").read_bytes()
+    manifest, tuning = full(json.loads(sound))
 
     def manifest_refused() -> bool:
         try:
@@ -316,60 +287,45 @@ def test_what_may_be_anything_is_read_or_refused(native_check: Check, folder: Pa
         return "it is damaged" in (read_tuning(bundle, 1)[1] or "")
 
     files: list[tuple[str, Document, Callable[[], bool] | None]] = [
-        ("manifest.json", manifest, manifest_refused),
         ("tuning.json", tuning, tuning_refused),
         ("tokenizer.json", TOKENIZER, None),
+        ("manifest.json", manifest, manifest_refused),
     ]
-    cases = []
     for name, document, refused in files:
-        path = folder / name
-        kept = path.read_bytes() if path.exists() else None
-        made = [document, *(mutated(chance, document) for _ in range(500))]
+        texts = [json.dumps(one).encode() for one in (document, *mutated(chance, document))]
+        expected: list[bool] = []
         if refused is not None:
-            made += every_place(document)
-        for number, one in enumerate(made):
-            data = json.dumps(one).encode()
-            path.write_bytes(data)
-            expected = None if refused is None else refused()
-            assert number or not expected, "the document itself is sound"
-            odd = number > 500 and number % 2 == 0
-            assert expected or not odd, one
-            cases.append({"file": name, "hex": data.hex(), "refused": expected})
-        for _ in range(200):
-            data = damaged(chance, json.dumps(document).encode())
-            cases.append({"file": name, "hex": data.hex(), "refused": None})
-        if kept is None:
-            path.unlink()
-        else:
-            path.write_bytes(kept)
-    native_check("readers", {"folder": str(folder), "cases": cases})
+            for text in texts:
+                (folder / name).write_bytes(text)
+                expected.append(refused())
+            assert not expected[0]
+            assert all(expected[1::6]), "a value of a kind that its place never has"
+            (folder / "manifest.json").write_bytes(sound)
+        texts += [damaged(chance, texts[0]) for _ in range(100)]
+        call = {"call": "refusals", "folder": str(folder), "file": name,
+                "texts": [text.hex() for text in texts]}  # fmt: skip
+        (found,) = native_calls([call])
+        assert len(found) == len(texts)
+        for text, said, wanted in zip_longest(texts, found, expected):
+            assert said is None or ("\n" not in said and len(said) < len(str(folder)) + 2000)
+            assert wanted is None or (said is not None) == wanted, (text, said)
 
 
-def test_json_is_read_as_python_reads_it(native_check: Check) -> None:
-    texts = []
-    for text in READ:
-        value = json.loads(text)
-        shown = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        texts.append({"hex": text.hex(), "reads": shown.replace("\\n", "\\u000a")})
+def test_json_is_read_as_python_reads_it(native_calls: NativeCalls) -> None:
     for text in REFUSED:
         with pytest.raises(ValueError, match=r".+"):
             json.loads(text.decode("utf-8"))
-    texts += [{"hex": text.hex(), "reads": "refused"} for text in (*REFUSED, *STRICTER)]
-    texts += [
-        {"hex": text.hex(), "reads": hundredths}
-        for text, hundredths in (
-            (b"2.5", "250/100"), (b"-1E+2", "-10000/100"), (b"1e-999", "0/100"),
-            (b"9223372036854775808e-18", "922/100"),
-        )
-    ]  # fmt: skip
-    native_check("json", {"texts": texts})
+    cases = [(text, json.loads(text)) for text in READ]
+    cases += [(text, "refused") for text in (*REFUSED, *STRICTER)]
+    native_calls.check(({"call": "parse", "hex": text.hex()}, value) for text, value in cases)
 
 
-def test_files_are_hashed_as_hashlib_does(native_check: Check, tmp_path: Path) -> None:
-    files = []
+def test_files_are_hashed_as_hashlib_does(native_calls: NativeCalls, tmp_path: Path) -> None:
+    cases = []
     for size in (*range(130), 1 << 18, (1 << 18) + 1, 700_001):
         data = np.random.default_rng(size).bytes(size)
         path = tmp_path / str(size)
         path.write_bytes(data)
-        files.append({"path": str(path), "sha256": hashlib.sha256(data).hexdigest()})
-    native_check("sha256", {"files": files})
+        call = {"call": "hashed", "path": str(path), "blocks": data[:640].hex()}
+        cases.append((call, {"sha256": hashlib.sha256(data).hexdigest(), "same": True}))
+    native_calls.check(cases)

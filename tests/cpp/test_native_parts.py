@@ -1,12 +1,11 @@
-"""Parts of the native library, held to vectors that the Python runtime makes."""
+"""Parts of the native library, held to what the Python runtime answers."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +13,17 @@ import numpy as np
 import pytest
 
 from cpp import drafting, sampling
-from cpp.conftest import Library, onnxruntime_library, run_program
+from cpp.conftest import NativeCalls, onnxruntime_library
+from cpp.native_calls import Case, Document
 from specrt.bundle import Bundle
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
 from specrt.text import StopStrings
 
-Check = Callable[[str, dict[str, Any]], None]
-MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "noise": sampling.noise,
-    "sampling": sampling.sampling,
-    "rules": sampling.rules,
-    "verify": sampling.verify,
-    "logprobs": sampling.logprobs,
-    "costs": drafting.between,
-    "gamma": drafting.gamma,
-    "ngram": drafting.ngram,
-    "draft": drafting.draft,
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_numbers_and_drafters_are_those_of_python(native_check: Check, name: str) -> None:
-    made = MAKERS[name]()
-    # Where rounding decides nothing can be compared; almost everywhere it does not.
-    assert made.pop("left_out", 0) < 0.05 * len(made.get("cases", [1]))
-    if name == "draft":  # drafts that caught up, and drafts by rejection
-        steps = [s for case in made["cases"] for g in case["generations"] for s in g["steps"]]
-        assert sum(bool(step.get("caught_up")) for step in steps) > 100
-        assert sum(bool(step.get("drawn_from")) for step in steps) > 100
-    native_check(name, made)
-
-
-def test_a_difference_is_found(native: Library, tmp_path: Path) -> None:
-    made = drafting.between()
-    made["cases"][7]["costs"] = [ns + 1.0 for ns in made["cases"][7]["costs"]]
-    (tmp_path / "costs.json").write_text(json.dumps(made))
-    with pytest.raises(AssertionError, match="costs: 1 differ"):
-        run_program([native.program("native_check"), "costs", tmp_path / "costs.json"])
-
-
 # ---- text ----
 
-BYTES = (0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC2, 0xC3, 0xA9, 0xE0, 0xA0, 0x9F, 0xED, 0xEF, 0xBB, 0xF0,
-         0x90, 0x8F, 0xF4, 0xF5, 0xFF, 0x00)  # fmt: skip
+BYTES = bytes.fromhex("417F80BFC0C2C3A9E0A09FEDEFBBF0908FF4F5FF00")
 """Beginnings, middles and limits of characters, and what begins none."""
 WORDS = ("a", "b", "é", "日", "ab", "\n", "😀", "aa")
 ODD = (
@@ -68,67 +33,100 @@ ODD = (
 )  # fmt: skip
 
 
-def _decoded(chance: random.Random) -> dict[str, Any]:
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    pieces = [
-        [chance.choice(BYTES) for _ in range(chance.randrange(4))]
-        for _ in range(chance.randrange(1, 6))
-    ]
-    if chance.random() < 0.3:
-        whole = "".join(chance.choice(WORDS) for _ in range(5)).encode()
-        at = chance.randrange(len(whole))
-        pieces = [[*whole[:at]], [*whole[at:]]]
-    texts = [decoder.decode(bytes(piece)) for piece in pieces]
-    texts.append(decoder.decode(b"", final=True))
-    every = bytes(byte for piece in pieces for byte in piece)
-    valid = "\ufffd" not in every.decode(errors="replace")
-    return {"pieces": pieces, "texts": texts, "valid": valid}
-
-
-def _stopped(chance: random.Random) -> dict[str, Any]:
-    def some(most: int) -> str:
-        return "".join(chance.choice(WORDS) for _ in range(chance.randrange(1, most)))
-
-    stops = [some(4) for _ in range(chance.randrange(3))]
-    finder = StopStrings(tuple(stops))
-    pieces = [some(3) for _ in range(chance.randrange(1, 9))]
-    shown = []
-    for piece in pieces:
-        text, met = finder.push(piece)
-        shown.append(f"{text}|{met or ''}")
-        if met:
-            return {"stops": stops, "pieces": pieces, "shown": shown}
-    return {"stops": stops, "pieces": pieces, "shown": [*shown, finder.finish()]}
-
-
-def test_text_is_decoded_and_stopped_as_in_python(native_check: Check) -> None:
+def decoded() -> Iterator[Case]:
+    """Yield pieces of bytes, and the text that is certain with each."""
     chance = random.Random(7)
-    made = {
-        "utf8": [_decoded(chance) for _ in range(4000)],
-        "stops": [_stopped(chance) for _ in range(4000)],
-    }
-    native_check("text", made)
+    for _ in range(4000):
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        pieces = [
+            bytes(chance.choices(BYTES, k=chance.randrange(4)))
+            for _ in range(chance.randrange(1, 6))
+        ]
+        if chance.random() < 0.3:
+            whole = "".join(chance.choices(WORDS, k=5)).encode()
+            at = chance.randrange(len(whole))
+            pieces = [whole[:at], whole[at:]]
+        texts = [*map(decoder.decode, pieces), decoder.decode(b"", final=True)]
+        valid = "\ufffd" not in b"".join(pieces).decode(errors="replace")
+        call = {"call": "decoded", "pieces": [piece.hex() for piece in pieces]}
+        yield call, {"texts": texts, "valid": valid}
+
+
+def stopped() -> Iterator[Case]:
+    """Yield pieces of text, what may be shown with each, and what ended it or was held back."""
+    chance = random.Random(8)
+    for _ in range(4000):
+        stops, pieces = (
+            ["".join(chance.choices(WORDS, k=chance.randrange(1, most))) for _ in range(count)]
+            for count, most in ((chance.randrange(3), 4), (chance.randrange(1, 9), 3))
+        )
+        finder, shown, met = StopStrings(tuple(stops)), [], None
+        for piece in pieces:
+            text, met = finder.push(piece)
+            shown.append(text)
+            if met is not None:
+                break
+        shown.append(finder.finish() if met is None else met)
+        yield {"call": "stopped", "stops": stops, "pieces": pieces}, shown
+
+
+def cancelled() -> Iterator[Case]:
+    """Yield a prompt that is cancelled in its second pass: what was read until then counts."""
+    read = [{"tokens": [1] * 4, "start": start, "scores": [0.0], "best": 0, "confidence": []}
+            for start in (0, 4)]  # fmt: skip
+    engine = {"vocabulary": 1, "width": 4, "passes": read}
+    yield {"call": "cancelled", "engine": engine, "tokens": [1] * 10}, 8
+
+
+EXACT: tuple[Callable[[], Iterator[Case]], ...] = (
+    decoded, stopped, cancelled, sampling.rules, drafting.between, drafting.built, drafting.ngram,
+)  # fmt: skip
+ROUNDED = (sampling.sampling, sampling.verify, sampling.logprobs, drafting.draft)
+"""What goes through an exponential or a logarithm, which libraries round in ways of their own."""
+
+
+@pytest.mark.parametrize("cases", [*EXACT, *ROUNDED])
+def test_answers_are_those_of_python(
+    native_calls: NativeCalls, cases: Callable[[], Iterator[Case]]
+) -> None:
+    made = [*cases()]
+    if cases is sampling.sampling:  # where rounding decides nothing can be compared
+        assert len(made) > 1000
+    if cases is drafting.draft:  # drafts that caught up, and drafts by rejection
+        rounds = [told for _, answer in made for told in answer["rounds"]]
+        assert sum(told["caught_up"] for told in rounds) > 100
+        assert sum(bool(told["drawn_from"]) for told in rounds) > 100
+    native_calls.check(made, within=1e-12 if cases in ROUNDED else 0.0)
+
+
+def test_a_difference_is_found(native_calls: NativeCalls) -> None:
+    made = [*drafting.between()]
+    made[7][1][-1] *= 1 + 2**-50
+    with pytest.raises(AssertionError, match="1 of 100"):
+        native_calls.check(made)
+
+
+def test_auto_reaches_the_rate_of_the_best_gamma(native_calls: NativeCalls) -> None:
+    calls, least = zip(*drafting.rates(), strict=True)
+    assert all(map(float.__ge__, native_calls(calls), least))
 
 
 def test_texts_are_encoded_as_in_python(
-    native_check: Check, codelet: Path, generator: Generator
+    native_calls: NativeCalls, codelet: Path, generator: Generator
 ) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
     chance = random.Random(3)
     texts = ["".join(chance.choices(ODD, k=chance.randrange(1, 14))) for _ in range(2000)]
-    made = {
-        "bundle": str(codelet),
-        "tokenizer": str(Path(genai.__file__).parent / "libonnxruntime-genai.so"),
-        "texts": [{"text": t, "ids": generator.tokenizer.encode(t)} for t in texts],
-    }
-    native_check("encode", made)
+    library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
+    call = {"call": "encoded", "bundle": str(codelet), "tokenizer": str(library), "texts": texts}
+    native_calls.check([(call, [generator.tokenizer.encode(text) for text in texts])])
 
 
 # ---- passes ----
 
 
-def _passes(bundle: Bundle, role: str) -> list[dict[str, Any]]:
-    """Run widths up to nine, going back, and wide ones; return what each left behind."""
+def _passes(bundle: Bundle, role: str) -> tuple[list[Document], list[Any]]:
+    """Run widths up to nine, going back, and wide ones; return them, and what each left behind."""
     manifest = bundle.manifest
     model = getattr(manifest, role)
     pads = role == "target" and model.quantized
@@ -137,7 +135,7 @@ def _passes(bundle: Bundle, role: str) -> list[dict[str, Any]]:
         batch=manifest.batch, max_length=manifest.max_length, max_width=manifest.max_width,
         threads=1, pad_single_token=pads, pad_to_even=pads, upcast_weights=model.half_stored,
     )  # fmt: skip
-    rng, left = np.random.default_rng(6), []
+    rng, passes, left = np.random.default_rng(6), [], []
     widest = min(engine.max_width, 33)
     plan = [(widest, 0, 1)]
     plan += [(w, widest + w, r) for w in range(1, min(9, widest) + 1) for r in (w, 1)]
@@ -148,29 +146,30 @@ def _passes(bundle: Bundle, role: str) -> list[dict[str, Any]]:
             output = engine.forward_rows([Feed(0, tokens, start, rows)])[0]
         else:
             output = engine.forward([tokens], start, rows)
-        sure = output.confidence
-        left.append({
-            "tokens": tokens, "start": start, "rows": rows,
-            "argmax": output.argmax.ravel().tolist(),
-            "logits": hashlib.sha256(output.logits.tobytes()).hexdigest(),
-            "confidence": "" if sure is None else hashlib.sha256(sure.tobytes()).hexdigest(),
-        })  # fmt: skip
+        passes.append({"tokens": tokens, "start": start, "rows": rows})
+        logits, sure = (
+            None if values is None else hashlib.sha256(values.tobytes()).hexdigest()
+            for values in (output.logits, output.confidence)
+        )
+        left.append({"argmax": output.argmax.ravel().tolist(), "logits": logits,
+                     "confidence": sure})  # fmt: skip
+    for width, start in ((engine.max_width + 1, 0), (1, engine.max_length), (0, 0)):
+        passes.append({"tokens": [0] * width, "start": start, "rows": 1})
+        left.append(5)  # SPECRT_ENGINE
     engine.close()
-    return left
+    return passes, left
 
 
 @pytest.mark.parametrize("owns_process", [False, True])
 def test_passes_leave_the_same_bits_as_in_python(
-    native_check: Check, codelet: Path, owns_process: bool
+    native_calls: NativeCalls, codelet: Path, owns_process: bool
 ) -> None:
     bundle = Bundle.open(codelet)
-    vectors = {
-        "bundle": str(codelet), "library": str(onnxruntime_library()), "threads": 1,
-        "owns_process": owns_process, "target": _passes(bundle, "target"),
-        "draft": _passes(bundle, "draft"),
+    (target, left), (draft, left_by_draft) = (_passes(bundle, role) for role in ("target", "draft"))
+    call = {
+        "call": "passes", "bundle": str(codelet), "library": str(onnxruntime_library()),
+        "owns_process": owns_process, "target": target, "draft": draft,
     }  # fmt: skip
-    native_check("engine", vectors)
-
-
-def test_a_cancelled_prompt_counts_as_far_as_it_was_read(native_check: Check) -> None:
-    native_check("cancel", {})
+    twice = [answer for answer in (*left, *left_by_draft) for _ in range(2)]
+    built = max(bundle.manifest.gammas) + 1
+    native_calls.check([(call, {"passes": twice, "costs": [built, built]})])

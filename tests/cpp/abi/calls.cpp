@@ -10,7 +10,10 @@
 
 namespace {
 
+using check::begin;
 using check::generate;
+
+const auto reason = [](const specrt::Session& session) { return session.stats().finish_reason; };
 
 // A function with a handle, and zeros for its other arguments.
 struct Call {
@@ -66,28 +69,13 @@ struct Newer {
   unsigned char more[64];
 };
 
-using Processor = std::function<int32_t(const int64_t*, std::size_t, float*, std::size_t)>;
-
-// Generate with a processor.
-specrt_status process(Processor processor) {
-  check::Opened opened;
-  specrt_params* params = check::params();
-  const auto call = [](void* user, const int64_t* ids, std::size_t count, float* scores,
-                       std::size_t size) {
-    return (*static_cast<Processor*>(user))(ids, count, scores, size);
-  };
-  GIVES(SPECRT_OK, specrt_params_add_processor(params, call, &processor));
-  const specrt_status status = generate(opened.session(), "process", nullptr, params);
-  GIVES(SPECRT_OK, specrt_params_close(params));
-  return status;
-}
-
 }  // namespace
 
 CHECK_CASE(handles) {
   int local = 0;
   check::Opened one;
-  void* const open[] = {one.generator, one.session(), check::params()};
+  specrt::Params params;
+  void* const open[] = {one.generator.get(), one.session.get(), params.get()};
   for (std::size_t kind = 0; kind < 3; ++kind) {
     const auto& [name, origin, calls] = kinds()[kind];
     const std::string remedy = "; pass what " + origin + " gave";
@@ -109,48 +97,49 @@ CHECK_CASE(handles) {
     }
   }
   check::Opened two;
-  void* const closed[] = {two.generator, two.session(), check::params()};
-  specrt_session* const left = two.session();
+  specrt::Params used;
+  const specrt::Session left = two.generator.session();
+  void* const closed[] = {two.generator.get(), two.session.get(), used.get()};
   for (const std::size_t kind : {2, 1, 0}) {
     const auto& calls = kinds()[kind].calls;
     GIVES(SPECRT_OK, calls.back().with(closed[kind]));
     for (const Call& each : calls) REFUSES(SPECRT_CLOSED, each.with(closed[kind]), "was closed");
   }
   REFUSES(SPECRT_CLOSED, generate(left, "count 1"), "or its generator was");
-  REFUSES(SPECRT_CLOSED,
-          generate(one.session(), "count 1", nullptr, static_cast<specrt_params*>(closed[2])),
-          "params was closed");
-  GIVES(SPECRT_OK, kinds()[2].calls.back().with(open[2]));
+  REFUSES(SPECRT_CLOSED, generate(one.session, "count 1", nullptr, &used), "params was closed");
   std::set<specrt_session*> seen;
-  for (int i = 0; i < 100; ++i) {
-    specrt_session* session = one.session();
-    THAT(seen.insert(session).second);
-    GIVES(SPECRT_OK, specrt_session_close(session));
-  }
+  for (int i = 0; i < 100; ++i) THAT(seen.insert(one.generator.session().get()).second);
 }
 
 CHECK_CASE(pointers) {
   check::Opened opened;
+  specrt::Params given;
   specrt_generator* none = nullptr;
-  specrt_session* session = opened.session();
-  specrt_params* params = check::params();
+  specrt_generator* const generator = opened.generator.get();
+  specrt_session* const session = opened.session.get();
+  specrt_params* const params = given.get();
   const specrt_chunk* chunk = nullptr;
-  const std::int64_t id = 1;
+  const std::int64_t id = 1, outside = 100;
   std::size_t count = 9;
+  specrt_stats stats{};
+  stats.size = 3;
   const auto refused = [](specrt_status status, const char* words) {
     REFUSES(SPECRT_INVALID_ARGUMENT, status, words);
   };
   refused(specrt_open(nullptr, nullptr, &none), "bundle is NULL");
   refused(specrt_open("any", nullptr, nullptr), "generator is NULL");
-  refused(specrt_session_create(opened.generator, nullptr), "session is NULL");
+  refused(specrt_session_create(generator, nullptr), "session is NULL");
   refused(specrt_params_create(nullptr), "params is NULL");
   refused(specrt_begin(session, nullptr, 4, nullptr), "prompt is NULL");
   refused(specrt_generate_ids(session, nullptr, 3, nullptr, nullptr, nullptr), "ids is NULL");
   refused(specrt_begin_ids(session, nullptr, 0, nullptr), "the prompt has no tokens");
+  refused(specrt_generate_ids(session, &outside, 1, nullptr, nullptr, nullptr),
+          "token id 100 is not in the vocabulary of 0 to 99");
+  refused(specrt_session_stats(session, &stats), "");
   refused(specrt_next(session, &chunk), "nothing was generated");
-  refused(specrt_encode(opened.generator, "a", 1, nullptr, 2, &count), "ids is NULL");
-  refused(specrt_encode(opened.generator, nullptr, 1, nullptr, 0, &count), "text is NULL");
-  refused(specrt_decode(opened.generator, nullptr, 2, nullptr, 0, &count), "ids is NULL");
+  refused(specrt_encode(generator, "a", 1, nullptr, 2, &count), "ids is NULL");
+  refused(specrt_encode(generator, nullptr, 1, nullptr, 0, &count), "text is NULL");
+  refused(specrt_decode(generator, nullptr, 2, nullptr, 0, &count), "ids is NULL");
   refused(specrt_params_set_text(params, "regex", nullptr, 1), "regex is NULL");
   refused(specrt_params_add_text(params, "stop", nullptr, 1), "stop is NULL");
   refused(specrt_params_add_tokens(params, "stop_token_ids", nullptr, 1), "ids is NULL");
@@ -160,7 +149,6 @@ CHECK_CASE(pointers) {
   for (const char* wrong :
        {"\xED\xA0\x80", "\xF4\x90\x80\x80", "\x80", "\xE2\x82", "\xE0\x80\x80", "a\xC0\xAF"})
     refused(specrt_params_add_text(params, "stop", wrong, std::strlen(wrong)), "is not UTF-8 at");
-  GIVES(SPECRT_OK, specrt_params_close(params));
 }
 
 CHECK_CASE(library) {
@@ -213,188 +201,125 @@ CHECK_CASE(opening) {
   GIVES(SPECRT_OK, specrt_generator_close(generator));
 }
 
-CHECK_CASE(completion) {
-  check::Opened opened;
-  specrt_session* session = opened.session();
-  GIVES(SPECRT_OK, generate(session, "count 5"));
-  const char* text = nullptr;
-  const std::int64_t* ids = nullptr;
-  std::size_t size = 0;
-  GIVES(SPECRT_OK, specrt_session_text(session, &text, &size));
-  THAT(std::string(text, size) == "ab ab ab ab ab ");
-  GIVES(SPECRT_OK, specrt_session_ids(session, &ids, &size));
-  THAT(size == 5 && ids[4] == 4);
-  GIVES(SPECRT_OK, specrt_session_json(session, &text, &size));
-  THAT(std::string(text, size) == "{\"chunks\": 5}");
-  specrt_stats stats{};
-  stats.size = 3;
-  GIVES(SPECRT_INVALID_ARGUMENT, specrt_session_stats(session, &stats));
-  stats.size = sizeof stats;
-  GIVES(SPECRT_OK, specrt_session_stats(session, &stats));
-  THAT(stats.completion_tokens == 5 && stats.prompt_tokens == 7 && stats.rounds == 4);
-  THAT(stats.acceptance_rate == 0.5 && stats.draft_yield == 0.25 && stats.tokens_per_round == 3.0);
-  THAT(stats.gamma == -1 && stats.seed == 11 && std::strcmp(stats.drafter, "model") == 0);
-  THAT(std::strcmp(stats.finish_reason, "length") == 0 && stats.fallback[0] == '\0');
-  const std::int64_t prompt[] = {9, 8, 100};
-  GIVES(SPECRT_OK, specrt_generate_ids(session, prompt, 2, nullptr, nullptr, nullptr));
-  GIVES(SPECRT_OK, specrt_session_ids(session, &ids, &size));
-  THAT(size == 2 && ids[0] == 9 && ids[1] == 8);
-  REFUSES(SPECRT_INVALID_ARGUMENT,
-          specrt_generate_ids(session, prompt, 3, nullptr, nullptr, nullptr),
-          "token id 100 is not in the vocabulary of 0 to 99");
-}
-
 CHECK_CASE(chunk_by_chunk) {
   check::Opened opened;
-  specrt_session* session = opened.session();
+  specrt_session* const session = opened.session.get();
   const specrt_chunk* chunk = nullptr;
-  GIVES(SPECRT_OK, check::begin(session, "count 2"));
-  THAT(check::finish_reason(session).empty());
-  REFUSES(SPECRT_BUSY, check::begin(session, "count 2"), "not read to its end");
-  GIVES(SPECRT_BUSY, generate(session, "count 2"));
+  GIVES(SPECRT_OK, begin(opened.session, "count 2"));
+  REFUSES(SPECRT_BUSY, begin(opened.session, "count 2"), "not read to its end");
+  GIVES(SPECRT_BUSY, generate(opened.session, "count 2"));
   for (std::size_t i = 0; i < 2; ++i) {
     GIVES(SPECRT_OK, specrt_next(session, &chunk));
     THAT(chunk != nullptr && chunk->count == 1 && chunk->bytes == 3 && chunk->accepted == i);
   }
-  THAT(check::finish_reason(session).empty());
+  THAT(reason(opened.session).empty());
   for (int i = 0; i < 2; ++i) {
     GIVES(SPECRT_OK, specrt_next(session, &chunk));
     THAT(chunk == nullptr);
   }
-  THAT(check::finish_reason(session) == "length");
   GIVES(SPECRT_OK, specrt_session_cancel(session));
-  THAT(check::finish_reason(session) == "length");
-  GIVES(SPECRT_OK, check::begin(session, "forever"));
+  THAT(reason(opened.session) == "length");
+  GIVES(SPECRT_OK, begin(opened.session, "forever"));
   GIVES(SPECRT_OK, specrt_next(session, &chunk));
   GIVES(SPECRT_OK, specrt_session_cancel(session));
   for (int i = 0; i < 2; ++i) {
     GIVES(SPECRT_CANCELLED, specrt_next(session, &chunk));
     THAT(chunk == nullptr);
   }
-  THAT(check::finish_reason(session) == "cancelled");
-  GIVES(SPECRT_OK, check::begin(session, "forever"));
+  THAT(reason(opened.session) == "cancelled");
+  GIVES(SPECRT_OK, begin(opened.session, "forever"));
   GIVES(SPECRT_OK, specrt_session_cancel(session));
-  GIVES(SPECRT_OK, check::begin(session, "count 1"));  // cancelled, and never read
+  GIVES(SPECRT_OK, begin(opened.session, "count 1"));  // cancelled, and never read
 }
 
 CHECK_CASE(failures) {
   check::Opened opened;
-  specrt_session* session = opened.session();
+  const specrt::Session& session = opened.session;
   REFUSES(SPECRT_ENGINE, generate(session, "fail"), "the pass failed");  // in one line
-  THAT(check::finish_reason(session) == "error");
-  const char* text = nullptr;
-  std::size_t bytes = 0;
-  GIVES(SPECRT_OK, specrt_session_text(session, &text, &bytes));
-  THAT(std::string(text, bytes) == "ab ");
+  THAT(reason(session) == "error" && session.text() == "ab ");
   GIVES(SPECRT_INTERNAL, generate(session, "bug"));
   GIVES(SPECRT_INTERNAL, generate(session, "odd"));
   GIVES(SPECRT_CAPACITY, generate(session, "refuse"));
-  GIVES(SPECRT_INVALID_ARGUMENT, specrt_session_text(session, &text, &bytes));
+  THAT(check::status_of([&] { session.text(); }) == SPECRT_INVALID_ARGUMENT);
   REFUSES(SPECRT_INVALID_ARGUMENT, generate(session, "count \xFF"),
           "prompt is not UTF-8 at byte 6");
   GIVES(SPECRT_OK, generate(session, "count 0"));
-  GIVES(SPECRT_OK, specrt_session_text(session, &text, &bytes));
-  THAT(bytes == 0 && text != nullptr && text[0] == '\0');
+  THAT(session.text().empty());
 }
 
 CHECK_CASE(tokenizer) {
   check::Opened opened;
+  specrt_generator* const generator = opened.generator.get();
   std::int64_t ids[3] = {-1, -1, -1};
   std::size_t count = 0;
-  GIVES(SPECRT_OK, specrt_encode(opened.generator, "abc", 3, ids, 2, &count));
+  GIVES(SPECRT_OK, specrt_encode(generator, "abc", 3, ids, 2, &count));
   THAT(count == 3 && ids[0] == 'a' && ids[1] == 'b' && ids[2] == -1);
-  GIVES(SPECRT_OK, specrt_encode(opened.generator, "", 0, nullptr, 0, &count));
-  THAT(count == 0);
   const std::int64_t given[] = {'a', 0, 'b', 100};
   char text[8] = "zzzzzzz";
-  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, nullptr, 0, &count));
-  THAT(count == 4);
-  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, text, 3, &count));
+  GIVES(SPECRT_OK, specrt_decode(generator, given, 3, text, 3, &count));
   THAT(count == 4 && std::strcmp(text, "a") == 0 && text[3] == 'z');  // no half of a character
-  GIVES(SPECRT_OK, specrt_decode(opened.generator, given, 3, text, 5, &count));
+  GIVES(SPECRT_OK, specrt_decode(generator, given, 3, text, 5, &count));
   THAT(std::string(text) == std::string("a\xC3\xA9") + "b");
-  GIVES(SPECRT_INVALID_ARGUMENT, specrt_decode(opened.generator, given, 4, text, 8, &count));
-  check::Opened blind("blind");
-  GIVES(SPECRT_UNSUPPORTED, specrt_encode(blind.generator, "abc", 3, ids, 3, &count));
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_decode(generator, given, 4, text, 8, &count));
+  specrt::Generator blind("blind");
+  GIVES(SPECRT_UNSUPPORTED, specrt_encode(blind.get(), "abc", 3, ids, 3, &count));
 }
 
-CHECK_CASE(callback_ends) {
+CHECK_CASE(callbacks) {
   check::Opened opened;
-  specrt_session* session = opened.session();
+  specrt::Session& session = opened.session;
   int chunks = 0;
-  const auto third = [&](const specrt_chunk& chunk) {
-    THAT(chunk.count == 1 && chunk.text[chunk.bytes] == '\0');
-    return ++chunks == 3 ? 5 : 0;
-  };
-  GIVES(SPECRT_CANCELLED, generate(session, "forever", third));
-  THAT(chunks == 3 && check::finish_reason(session) == "cancelled");
-  const auto cancels = [&](const specrt_chunk&) {
-    ++chunks;
-    GIVES(SPECRT_OK, specrt_session_cancel(session));
+  const auto cancels = [&](const specrt_chunk& chunk) {
+    THAT(chunk.text[chunk.bytes] == '\0' && ++chunks == 1);
+    session.cancel();
     return 0;
   };
   GIVES(SPECRT_CANCELLED, generate(session, "forever", cancels));
-  THAT(chunks == 4);
   const auto throws = [](const specrt_chunk&) -> int32_t { throw std::runtime_error("no room"); };
   REFUSES(SPECRT_CALLBACK, generate(session, "forever", throws), "the callback threw: no room");
-  THAT(check::finish_reason(session) == "error");
+  THAT(reason(session) == "error");
   const auto throws_oddly = [](const specrt_chunk&) -> int32_t { throw 1; };
   GIVES(SPECRT_CALLBACK, generate(session, "forever", throws_oddly));
-  GIVES(SPECRT_OK, generate(session, "count 4", third));
-}
-
-CHECK_CASE(callback_re_enters) {
-  check::Opened opened;
-  specrt_session* session = opened.session();
   const auto calls = [&](const specrt_chunk&) {
     const specrt_chunk* chunk = nullptr;
-    specrt_stats stats{};
-    stats.size = sizeof stats;
     GIVES(SPECRT_BUSY, generate(session, "count 1"));
-    GIVES(SPECRT_BUSY, check::begin(session, "count 1"));
-    GIVES(SPECRT_BUSY, specrt_next(session, &chunk));
-    GIVES(SPECRT_BUSY, specrt_session_stats(session, &stats));
+    GIVES(SPECRT_BUSY, begin(session, "count 1"));
+    GIVES(SPECRT_BUSY, specrt_next(session.get(), &chunk));
+    THAT(check::status_of([&] { session.stats(); }) == SPECRT_BUSY);
     REFUSES(SPECRT_BUSY, specrt_shutdown(), "inside a callback");
-    specrt_session* other = opened.session();
-    GIVES(SPECRT_OK, generate(other, "count 3"));
-    GIVES(SPECRT_OK, specrt_session_close(other));
+    GIVES(SPECRT_OK, generate(opened.generator.session(), "count 3"));
     return 0;
   };
   GIVES(SPECRT_OK, generate(session, "count 2", calls));
-}
-
-CHECK_CASE(callback_closes) {
-  check::Opened opened;
-  int chunks = 0;
-  specrt_session* session = opened.session();
   GIVES(SPECRT_CLOSED, generate(session, "forever", [&](const specrt_chunk&) {
-          ++chunks;
-          GIVES(SPECRT_OK, specrt_session_close(session));
-          GIVES(SPECRT_CLOSED, specrt_session_close(session));
+          GIVES(SPECRT_OK, specrt_session_close(session.get()));
+          GIVES(SPECRT_CLOSED, specrt_session_close(session.get()));
           return 0;
         }));
-  specrt_session* other = opened.session();
+  const specrt::Session other = opened.generator.session();
   GIVES(SPECRT_CLOSED, generate(other, "forever", [&](const specrt_chunk&) {
-          ++chunks;
-          GIVES(SPECRT_OK, specrt_generator_close(opened.generator));
+          opened.generator.close();
           GIVES(SPECRT_CLOSED, generate(other, "count 1"));
           return 0;
         }));
-  THAT(chunks == 2 && specrt::fake::alive().hosts == 0);
+  THAT(specrt::fake::alive().hosts == 0);
 }
 
 CHECK_CASE(processors) {
-  int calls = 0;
-  GIVES(SPECRT_OK, process([&](const int64_t* ids, std::size_t count, float*, std::size_t size) {
-          THAT(count == 3 && ids[2] == 3 && size == 8);
-          GIVES(SPECRT_BUSY, specrt_shutdown());
-          return ++calls == 1 ? 0 : 1;
-        }));
-  THAT(calls == 1);
-  REFUSES(SPECRT_CALLBACK,
-          process([](const int64_t*, std::size_t, float*, std::size_t) { return -3; }),
+  using Scores = std::int32_t (*)(void*, const int64_t*, std::size_t, float*, std::size_t);
+  check::Opened opened;
+  const auto process = [&](Scores processor) {
+    specrt::Params params;
+    GIVES(SPECRT_OK, specrt_params_add_processor(params.get(), processor, nullptr));
+    return generate(opened.session, "process", nullptr, &params);
+  };
+  REFUSES(SPECRT_CALLBACK, process([](void*, const int64_t*, std::size_t, float*, std::size_t) {
+            GIVES(SPECRT_BUSY, specrt_shutdown());
+            return -3;
+          }),
           "a logits processor returned -3; expected 0");
-  REFUSES(SPECRT_CALLBACK, process([](const int64_t*, std::size_t, float*, std::size_t) -> int32_t {
+  REFUSES(SPECRT_CALLBACK,
+          process([](void*, const int64_t*, std::size_t, float*, std::size_t) -> int32_t {
             throw std::logic_error("scores are odd");
           }),
           "a logits processor threw: scores are odd");

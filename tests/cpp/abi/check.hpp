@@ -1,11 +1,12 @@
-// Holds the C interface to its header, over an implementation without a model.
+// Holds the C interface and its C++ header to what they say, over an implementation without a
+// model.
 #pragma once
 
 #include <functional>
+#include <specrt/specrt.hpp>
 #include <string>
 
 #include "fake/fake.hpp"
-#include "specrt/specrt.h"
 
 namespace check {
 
@@ -19,25 +20,27 @@ void that(bool holds, const char* what, int line);
 void gives(specrt_status expected, specrt_status status, const char* words, const char* what,
            int line);
 
-// An open bundle that closes itself.
-class Opened {
- public:
-  explicit Opened(const char* bundle = "any");
-  ~Opened() { specrt_generator_close(generator); }
-  Opened(const Opened&) = delete;
-  Opened& operator=(const Opened&) = delete;
-  specrt_session* session();
-
-  specrt_generator* generator = nullptr;
+struct Opened {
+  specrt::Generator generator{"any"};
+  specrt::Session session = generator.session();
 };
 
-specrt_params* params();
 // Generate; the callback, where there is one, is called with each chunk.
-specrt_status generate(specrt_session* session, const std::string& prompt,
+specrt_status generate(const specrt::Session& session, const std::string& prompt,
                        const std::function<int32_t(const specrt_chunk&)>& callback = nullptr,
-                       specrt_params* params = nullptr);
-specrt_status begin(specrt_session* session, const std::string& prompt);
-std::string finish_reason(specrt_session* session);
+                       const specrt::Params* params = nullptr);
+specrt_status begin(const specrt::Session& session, const std::string& prompt);
+
+// The status of what throws it.
+template <typename Body>
+specrt_status status_of(Body body) {
+  try {
+    body();
+  } catch (const specrt::Error& error) {
+    return error.status();
+  }
+  return SPECRT_OK;
+}
 
 }  // namespace check
 

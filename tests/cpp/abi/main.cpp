@@ -35,52 +35,26 @@ void gives(specrt_status expected, specrt_status status, const char* words, cons
               specrt_status_name(status), said, specrt_status_name(expected), words);
 }
 
-Opened::Opened(const char* bundle) { GIVES(SPECRT_OK, specrt_open(bundle, nullptr, &generator)); }
-
-specrt_session* Opened::session() {
-  specrt_session* session = nullptr;
-  GIVES(SPECRT_OK, specrt_session_create(generator, &session));
-  return session;
-}
-
-specrt_params* params() {
-  specrt_params* params = nullptr;
-  GIVES(SPECRT_OK, specrt_params_create(&params));
-  return params;
-}
-
-specrt_status generate(specrt_session* session, const std::string& prompt,
+specrt_status generate(const specrt::Session& session, const std::string& prompt,
                        const std::function<int32_t(const specrt_chunk&)>& callback,
-                       specrt_params* params) {
+                       const specrt::Params* params) {
   const auto call = [](void* user, const specrt_chunk* chunk) {
     return (*static_cast<const std::function<int32_t(const specrt_chunk&)>*>(user))(*chunk);
   };
-  return specrt_generate(session, prompt.data(), prompt.size(), params,
+  return specrt_generate(session.get(), prompt.data(), prompt.size(),
+                         params ? params->get() : nullptr,
                          callback ? specrt_callback{call} : nullptr,
                          const_cast<std::function<int32_t(const specrt_chunk&)>*>(&callback));
 }
 
-specrt_status begin(specrt_session* session, const std::string& prompt) {
-  return specrt_begin(session, prompt.data(), prompt.size(), nullptr);
-}
-
-std::string finish_reason(specrt_session* session) {
-  specrt_stats stats{};
-  stats.size = sizeof stats;
-  GIVES(SPECRT_OK, specrt_session_stats(session, &stats));
-  return stats.finish_reason == nullptr ? "none" : stats.finish_reason;
+specrt_status begin(const specrt::Session& session, const std::string& prompt) {
+  return specrt_begin(session.get(), prompt.data(), prompt.size(), nullptr);
 }
 
 static int run(const char* name) {
-  const auto entry = checks().find(name);
-  if (entry == checks().end()) {
-    std::printf("no check is called %s\n", name);
-    return 2;
-  }
-  entry->second();
+  checks().at(name)();
   const auto& alive = specrt::fake::alive();
-  THAT(alive.hosts == 0 && alive.slots == 0 && alive.runs == 0);
-  THAT(alive.misuses == 0);
+  THAT(alive.hosts == 0 && alive.slots == 0 && alive.runs == 0 && alive.misuses == 0);
   std::printf("%s: %d wrong\n", name, wrong.load());
   return wrong == 0 ? 0 : 1;
 }

@@ -10,8 +10,8 @@ namespace {
 // A generation on a thread of its own, whose pass is blocked.
 class Blocked {
  public:
-  explicit Blocked(specrt_session* session, int passes = 1)
-      : thread_([this, session] { status_ = check::generate(session, "block"); }) {
+  explicit Blocked(const specrt::Session& session, int passes = 1)
+      : thread_([this, &session] { status_ = check::generate(session, "block"); }) {
     while (specrt::fake::alive().blocked < passes) std::this_thread::yield();
   }
   Blocked(const Blocked&) = delete;
@@ -37,49 +37,49 @@ void together(int count, Body body) {
 
 CHECK_CASE(two_on_one_session) {
   check::Opened opened;
-  specrt_session* session = opened.session();
+  specrt::Session& session = opened.session;
   Blocked first(session);
   const specrt_chunk* chunk = nullptr;
   REFUSES(SPECRT_BUSY, check::generate(session, "count 1"), "another call runs on this session");
-  GIVES(SPECRT_BUSY, specrt_next(session, &chunk));
-  GIVES(SPECRT_OK, check::generate(opened.session(), "count 2"));
-  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  GIVES(SPECRT_BUSY, specrt_next(session.get(), &chunk));
+  GIVES(SPECRT_OK, check::generate(opened.generator.session(), "count 2"));
+  session.cancel();
   GIVES(SPECRT_CANCELLED, first.join());
-  THAT(check::finish_reason(session) == "cancelled");
+  THAT(session.stats().finish_reason == "cancelled");
   GIVES(SPECRT_OK, check::generate(session, "count 1"));
 }
 
 CHECK_CASE(close_while_running) {
   check::Opened opened;
-  specrt_session* session = opened.session();
-  Blocked one(session);
-  GIVES(SPECRT_OK, specrt_session_close(session));
+  Blocked one(opened.session);
+  opened.session.close();
   GIVES(SPECRT_CLOSED, one.join());
-  Blocked first(opened.session());
-  Blocked second(opened.session(), 2);
-  specrt_session* begun = opened.session();
+  const specrt::Session sessions[] = {opened.generator.session(), opened.generator.session(),
+                                      opened.generator.session()};
+  Blocked first(sessions[0]);
+  Blocked second(sessions[1], 2);
   const specrt_chunk* chunk = nullptr;
-  GIVES(SPECRT_OK, check::begin(begun, "forever"));
-  GIVES(SPECRT_OK, specrt_next(begun, &chunk));
-  GIVES(SPECRT_OK, specrt_generator_close(opened.generator));
+  GIVES(SPECRT_OK, check::begin(sessions[2], "forever"));
+  GIVES(SPECRT_OK, specrt_next(sessions[2].get(), &chunk));
+  opened.generator.close();
   GIVES(SPECRT_CLOSED, first.join());
   GIVES(SPECRT_CLOSED, second.join());
-  GIVES(SPECRT_CLOSED, specrt_next(begun, &chunk));
+  GIVES(SPECRT_CLOSED, specrt_next(sessions[2].get(), &chunk));
   THAT(specrt::fake::alive().hosts == 0);
 }
 
 CHECK_CASE(storm_on_one_session) {
   check::Opened opened;
-  specrt_session* session = opened.session();
   std::atomic<int> odd{0};
   together(4, [&](int thread) {
     for (int i = 0; i < 200; ++i) {
       if (thread == 3) {
-        specrt_session_cancel(session);
+        opened.session.cancel();
         std::this_thread::yield();
         continue;
       }
-      const specrt_status status = check::generate(session, thread == 0 ? "count 3" : "count 50");
+      const char* const prompt = thread == 0 ? "count 3" : "count 50";
+      const specrt_status status = check::generate(opened.session, prompt);
       if (status != SPECRT_OK && status != SPECRT_BUSY && status != SPECRT_CANCELLED) ++odd;
     }
   });
@@ -90,14 +90,10 @@ CHECK_CASE(storm_of_handles) {
   std::atomic<int> odd{0};
   together(4, [&](int thread) {
     for (int i = 0; i < 50; ++i) {
-      specrt_generator* generator = nullptr;
-      if (specrt_open("any", nullptr, &generator) != SPECRT_OK) ++odd;
-      specrt_session* session = nullptr;
-      std::thread closer([&] { specrt_generator_close(generator); });
-      const specrt_status made = specrt_session_create(generator, &session);
-      const specrt_status ran = made == SPECRT_OK
-                                    ? check::generate(session, thread == 0 ? "block" : "forever")
-                                    : SPECRT_CLOSED;
+      const specrt::Generator generator("any");
+      std::thread closer([&] { specrt_generator_close(generator.get()); });
+      const specrt_status ran = check::status_of(
+          [&] { generator.session().generate(thread == 0 ? "block" : "forever"); });
       closer.join();
       if (ran != SPECRT_CLOSED) ++odd;
     }
@@ -109,51 +105,43 @@ CHECK_CASE(storm_of_closing) {
   check::Opened opened;
   std::atomic<int> closed{0}, odd{0};
   for (int i = 0; i < 50; ++i) {
-    specrt_session* session = opened.session();
+    const specrt::Session session = opened.generator.session();
     together(3, [&](int thread) {
       if (thread == 0) {
-        const specrt_status ran = check::generate(session, "forever");
-        if (ran != SPECRT_CLOSED) ++odd;
-        return;
+        if (check::generate(session, "forever") != SPECRT_CLOSED) ++odd;
+      } else if (specrt_session_close(session.get()) == SPECRT_OK) {
+        ++closed;
       }
-      if (specrt_session_close(session) == SPECRT_OK) ++closed;
     });
   }
-  THAT(odd == 0);
-  THAT(closed == 50);
+  THAT(odd == 0 && closed == 50);
 }
 
 CHECK_CASE(params_while_used) {
   check::Opened opened;
-  specrt_params* params = check::params();
-  specrt_session* session = opened.session();
+  specrt::Params params;
   together(2, [&](int thread) {
     for (int i = 0; i < 100; ++i) {
-      if (thread == 0) {
-        specrt_params_add_text(params, "stop", "abc", 3);
-      } else {
-        check::generate(session, "count 1", nullptr, params);
-      }
+      if (thread == 0) params.stop("abc");
+      if (thread == 1) check::generate(opened.session, "count 1", nullptr, &params);
     }
   });
-  GIVES(SPECRT_OK, specrt_params_close(params));
 }
 
 CHECK_CASE(shutdown_with_calls) {
   check::Opened opened;
-  specrt_session* idle = opened.session();
-  specrt_params* params = check::params();
-  Blocked running(opened.session());
+  const specrt::Session idle = opened.generator.session();
+  const specrt::Params params;
+  Blocked running(opened.session);
   std::thread second([] { GIVES(SPECRT_OK, specrt_shutdown()); });
   GIVES(SPECRT_OK, specrt_shutdown());
   second.join();
   GIVES(SPECRT_CLOSED, running.join());
-  THAT(specrt::fake::alive().shutdowns == 1);
-  THAT(specrt::fake::alive().hosts == 0);
+  THAT(specrt::fake::alive().shutdowns == 1 && specrt::fake::alive().hosts == 0);
   specrt_generator* generator = nullptr;
   REFUSES(SPECRT_CLOSED, specrt_open("any", nullptr, &generator), "specrt was shut down");
   GIVES(SPECRT_CLOSED, check::generate(idle, "count 1"));
-  GIVES(SPECRT_CLOSED, specrt_params_close(params));
+  GIVES(SPECRT_CLOSED, specrt_params_close(params.get()));
   GIVES(SPECRT_OK, specrt_shutdown());
   THAT(specrt_version() != nullptr);
 }
@@ -167,16 +155,10 @@ CHECK_CASE(shutdown_in_a_storm) {
       return;
     }
     ++begun;
-    for (;;) {
-      specrt_generator* generator = nullptr;
-      specrt_session* session = nullptr;
-      specrt_status status = specrt_open("any", nullptr, &generator);
-      if (status == SPECRT_OK) status = specrt_session_create(generator, &session);
-      if (status == SPECRT_OK) status = check::generate(session, "count 3");
-      if (status == SPECRT_CLOSED) break;
-      if (status != SPECRT_OK) ++odd;
-    }
+    specrt_status status = SPECRT_OK;
+    while (status == SPECRT_OK)
+      status = check::status_of([] { specrt::Generator("any").session().generate("count 3"); });
+    if (status != SPECRT_CLOSED) ++odd;
   });
-  THAT(odd == 0);
-  THAT(specrt::fake::alive().shutdowns == 1);
+  THAT(odd == 0 && specrt::fake::alive().shutdowns == 1);
 }

@@ -1,49 +1,58 @@
-#include <cstdio>
-#include <exception>
+// native_calls FILE: makes the calls of a list; prints the answer of each as a line of JSON.
 #include <fstream>
 #include <iterator>
 #include <map>
 
-#include "native/check.hpp"
+#include "failure.hpp"
+#include "native/answers.hpp"
 
 namespace specrt::checks {
 
-static std::map<std::string, Check>& checks() {
-  static std::map<std::string, Check> known;
+static std::map<std::string, Function>& functions() {
+  static std::map<std::string, Function> known;
   return known;
 }
 
-Registered::Registered(const char* name, Check check) { checks()[name] = check; }
-
-int differs(const std::string& what, const std::string& found, const std::string& expected) {
-  std::printf("%s: %s, expected %s\n", what.c_str(), found.c_str(), expected.c_str());
-  return 1;
+Registered::Registered(std::initializer_list<std::pair<const std::string, Function>> more) {
+  functions().insert(more);
 }
 
-static int run(const char* name, const char* path) {
-  const auto found = checks().find(name);
-  if (found == checks().end()) {
-    std::printf("no check is called %s\n", name);
-    return 2;
+static void set(Params& params, const std::string& name, const Json& value) {
+  if (value.kind() == Json::Kind::kInteger) return set_integer(params, name, value.integer());
+  if (value.kind() == Json::Kind::kNumber) return set_number(params, name, value.number());
+  if (value.kind() == Json::Kind::kText) return set_text(params, name, value.text());
+  for (const Json& item : value.items()) {
+    if (item.kind() == Json::Kind::kText) add_text(params, name, item.text());
+    if (item.kind() == Json::Kind::kList)
+      add_bias(params, item.items()[0].integer(), item.items()[1].number());
+    if (item.kind() != Json::Kind::kInteger) continue;
+    const Token token = item.integer();
+    add_tokens(params, name, &token, 1);
   }
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const int wrong = found->second(native::Json::parse(text));
-  std::printf("%s: %d differ\n", name, wrong);
-  return wrong == 0 ? 0 : 1;
+}
+
+Params params_of(const Json& options) {
+  Params params;
+  for (const auto& [name, value] : options.fields()) set(params, name, value);
+  return params;
+}
+
+static std::string answer(const Json& call) {
+  try {
+    return functions().at(call.at("call").text())(call);
+  } catch (const Failure& failure) {
+    return object(
+        {{"status", json(failure.status())}, {"message", json(std::string(failure.what()))}});
+  }
 }
 
 }  // namespace specrt::checks
 
 int main(int count, char** arguments) {
-  if (count != 3) {
-    std::printf("usage: native_check NAME FILE\n");
-    return 2;
-  }
-  try {
-    return specrt::checks::run(arguments[1], arguments[2]);
-  } catch (const std::exception& error) {
-    std::printf("%s\n", error.what());
-    return 2;
-  }
+  if (count != 2) return 2;
+  std::ifstream file(arguments[1], std::ios::binary);
+  const auto calls =
+      specrt::native::Json::parse(std::string{std::istreambuf_iterator<char>(file), {}});
+  for (const auto& call : calls.items()) std::printf("%s\n", specrt::checks::answer(call).c_str());
+  return 0;
 }

@@ -1,9 +1,48 @@
-// A TensorRT whose plans are JSON after 24 bytes of header.
+// A TensorRT whose plans are JSON after 24 bytes of header, all of them of one model.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <map>
+#include <memory>
 
+#include "json.hpp"
 #include "tensorrt/double.hpp"
 
 namespace specrt::doubles {
+
+using namespace nvinfer1;
+
+int& last_profile() {
+  thread_local int profile = -1;
+  return profile;
+}
+
+static std::uint64_t mixed(std::uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+std::vector<float> scores_after(const Id* tokens, std::size_t count, std::size_t vocabulary) {
+  std::uint64_t state = 1;
+  for (std::size_t i = 0; i < count; ++i)
+    state = mixed(state + static_cast<std::uint64_t>(tokens[i]) + 1);
+  std::vector<float> scores(vocabulary);
+  for (std::size_t v = 0; v < vocabulary; ++v)
+    scores[v] = static_cast<float>(mixed(state + 977 * (v + 1)) % 4096) / 512.0f;
+  return scores;
+}
+
+Id likeliest(const std::vector<float>& scores) {
+  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+}
+
+float confidence_of(const std::vector<float>& scores) {
+  const float best = *std::max_element(scores.begin(), scores.end());
+  float sum = 0;
+  for (const float score : scores) sum += std::exp(score - best);
+  return 1 / sum;
+}
 
 namespace {
 
@@ -15,6 +54,122 @@ bool refuse(const std::string& said) {
   return false;
 }
 
+struct Tensor {
+  std::vector<std::int64_t> shape;
+  DataType type;
+  bool is_input, on_host;
+
+  std::size_t item() const {
+    return type == DataType::kINT64 ? 8 : type == DataType::kFLOAT ? 4 : 2;
+  }
+  std::size_t size(std::size_t dimension) const {
+    return static_cast<std::size_t>(shape.at(dimension));
+  }
+};
+
+// What a test wrote about a plan.
+struct Plan {
+  explicit Plan(const native::Json& json)
+      : profiles(checks::get<std::vector<std::vector<std::int64_t>>>(json, "profiles")),
+        scratch(checks::get<std::int64_t>(json, "scratch")),
+        updates_in_place(checks::get<bool>(json, "updates_in_place")) {
+    for (const auto& [name, tensor] : json.at("tensors").fields())
+      tensors[name] = {checks::get<std::vector<std::int64_t>>(tensor, "shape"),
+                       static_cast<DataType>(checks::get<int>(tensor, "type")),
+                       checks::get<bool>(tensor, "is_input"), checks::get<bool>(tensor, "on_host")};
+    for (const auto& [name, other] : json.at("aliases").fields()) aliases[name] = other.text();
+  }
+
+  std::size_t needs(int profile) const {
+    return static_cast<std::size_t>(scratch * (profile + 1) / 2);  // for some profiles nothing
+  }
+
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> aliases;
+  std::vector<std::vector<std::int64_t>> profiles;  // width and rows: least, best, most
+  std::int64_t scratch;
+  bool updates_in_place;
+};
+
+// One pass, as it was when it was enqueued.
+struct Pass {
+  const Plan& plan;
+  const std::map<std::string, void*>& places;
+  std::size_t width, rows;
+
+  // A tensor of so many elements; none where the plan has no such tensor.
+  template <class T>
+  T* at(const std::string& name, std::size_t count) const {
+    const auto found = plan.tensors.find(name);
+    if (found == plan.tensors.end()) return nullptr;
+    return static_cast<T*>(on_device(places.at(name), count * found->second.item()));
+  }
+
+  std::vector<Id> update(const std::string& name, const Tensor& tensor, std::uint32_t number) const;
+  void run() const;
+};
+
+// Write what is fed into a buffer, and read which tokens it holds. Each of its elements is a mark
+// of the token and of the buffer, so that none is taken for another.
+std::vector<Id> Pass::update(const std::string& name, const Tensor& tensor,
+                             std::uint32_t number) const {
+  const std::size_t heads = tensor.size(1), length = tensor.size(2), dims = tensor.size(3);
+  const char* const from = at<char>(name.substr(8), heads * length * dims);
+  char* const to = at<char>(name, heads * length * dims);
+  if (plan.updates_in_place != (from == to)) broken(name + " is not where its form wants it");
+  if (from != to) std::memcpy(to, from, heads * length * dims * tensor.item());
+  const Id* const fed = at<Id>("input_ids", width);
+  const auto start = static_cast<std::size_t>(*at<Id>("start", 1));
+  if (start > length || width > length - start) broken("positions beyond the KV buffers");
+  std::vector<Id> held(start + width, -1);
+  for (std::size_t i = 0; i < heads * length * dims; ++i) {
+    const std::size_t position = i / dims % length;
+    if (position >= held.size()) continue;
+    std::uint32_t mark = 0;  // little endian: the low half comes first
+    if (position < start) std::memcpy(&mark, to + i * tensor.item(), tensor.item());
+    if (position >= start)
+      mark = static_cast<std::uint32_t>(fed[position - start] + 1) * 64 + number;
+    std::memcpy(to + i * tensor.item(), &mark, tensor.item());
+    if (mark % 64 != number || mark < 64) broken("a position that was never written");
+    Id& token = held[position];
+    if (token >= 0 && token != static_cast<Id>(mark / 64) - 1)
+      broken("a buffer disagrees with itself");
+    token = static_cast<Id>(mark / 64) - 1;
+  }
+  return held;
+}
+
+void Pass::run() const {
+  std::vector<Id> seen;
+  std::uint32_t number = 0;
+  for (const auto& [name, tensor] : plan.tensors) {
+    if (name.rfind("present_", 0) != 0) continue;
+    const std::vector<Id> held = update(name, tensor, ++number);
+    if (number > 1 && held != seen) broken("the layers disagree");
+    seen = held;
+  }
+  const Id* const wanted = at<Id>("rows", rows);
+  const std::size_t vocabulary = plan.tensors.at("logits").size(2);
+  float* const logits = at<float>("logits", rows * vocabulary);
+  Id* const argmax = at<Id>("argmax", rows);
+  float* const confidence = at<float>("confidence", rows);
+  for (std::size_t r = 0; r < rows; ++r) {
+    if (wanted[r] < 0 || wanted[r] >= static_cast<Id>(width)) broken("a row that was not fed");
+    const std::size_t count = seen.size() - width + static_cast<std::size_t>(wanted[r]) + 1;
+    const std::vector<float> scores = scores_after(seen.data(), count, vocabulary);
+    std::copy(scores.begin(), scores.end(), logits + r * vocabulary);
+    argmax[r] = likeliest(scores);
+    if (confidence != nullptr) confidence[r] = confidence_of(scores);
+  }
+  // What nobody should read is filled, so that who shares memory with it is found.
+  for (const char* const name : {"candidates.values", "candidates.ids"}) {
+    const auto found = plan.tensors.find(name);
+    if (found == plan.tensors.end()) continue;
+    const std::size_t count = rows * found->second.size(2);
+    std::memset(at<char>(name, count), 0xA5, count * found->second.item());
+  }
+}
+
 class Context final : public IExecutionContext {
  public:
   explicit Context(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
@@ -22,7 +177,7 @@ class Context final : public IExecutionContext {
   bool setOptimizationProfileAsync(int32_t profileIndex, cudaStream_t stream) noexcept override {
     if (fails("setOptimizationProfileAsync")) return refuse(machine.said);
     if (stream == nullptr) broken("a profile without a stream");
-    if (profileIndex < 0 || profileIndex >= static_cast<int>(plan_->spec.profiles.size()))
+    if (profileIndex < 0 || profileIndex >= static_cast<int>(plan_->profiles.size()))
       return refuse("no such profile");
     profile_ = profileIndex;
     return true;
@@ -35,7 +190,7 @@ class Context final : public IExecutionContext {
     if (!is_width && name != "rows") return refuse(name + " has one shape");
     if (dims.nbDims != (is_width ? 2 : 1))
       return refuse(name + " has another number of dimensions");
-    const auto& sizes = plan_->spec.profiles[static_cast<std::size_t>(profile_)];
+    const auto& sizes = plan_->profiles[static_cast<std::size_t>(profile_)];
     const std::int64_t size = dims.d[dims.nbDims - 1];
     const std::size_t first = is_width ? 0 : 3;
     if (size < sizes[first] || size > sizes[first + 2])
@@ -61,12 +216,12 @@ class Context final : public IExecutionContext {
     if (fails("enqueueV3")) return refuse(machine.said);
     if (at_.size() != plan_->tensors.size()) broken("not every tensor has an address");
     if (width_ == 0 || rows_ == 0) broken("a pass without shapes");
-    if (scratch_bytes_ < plan_->spec.needs(profile_)) broken("too little working memory");
+    if (scratch_bytes_ < plan_->needs(profile_)) broken("too little working memory");
     last_profile() = profile_;
-    auto pass = std::make_shared<Pass>(plan_, at_, width_, rows_);
-    enqueue(stream, [pass, scratch = scratch_, bytes = scratch_bytes_] {
+    enqueue(stream, [plan = plan_, at = at_, width = width_, rows = rows_, scratch = scratch_,
+                     bytes = scratch_bytes_] {
       if (bytes != 0) std::memset(on_device(scratch, bytes), 0xA5, bytes);
-      pass->run();
+      Pass{*plan, at, width, rows}.run();
     });
     return true;
   }
@@ -116,9 +271,11 @@ class Engine final : public ICudaEngine {
  public:
   explicit Engine(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
 
-  int32_t getNbIOTensors() const noexcept override { return static_cast<int>(plan_->names.size()); }
+  int32_t getNbIOTensors() const noexcept override {
+    return static_cast<int>(plan_->tensors.size());
+  }
   char const* getIOTensorName(int32_t index) const noexcept override {
-    return plan_->names.at(static_cast<std::size_t>(index)).c_str();
+    return std::next(plan_->tensors.begin(), index)->first.c_str();
   }
   Dims getTensorShape(char const* tensorName) const noexcept override {
     return dims_of(tensor(tensorName).shape);
@@ -127,8 +284,7 @@ class Engine final : public ICudaEngine {
     return tensor(tensorName).type;
   }
   TensorLocation getTensorLocation(char const* tensorName) const noexcept override {
-    const bool there = plan_->on_host && std::string(tensorName) == "rows";
-    return there ? TensorLocation::kHOST : TensorLocation::kDEVICE;
+    return tensor(tensorName).on_host ? TensorLocation::kHOST : TensorLocation::kDEVICE;
   }
   TensorIOMode getTensorIOMode(char const* tensorName) const noexcept override {
     return tensor(tensorName).is_input ? TensorIOMode::kINPUT : TensorIOMode::kOUTPUT;
@@ -137,16 +293,16 @@ class Engine final : public ICudaEngine {
                        OptProfileSelector select) const noexcept override {
     std::vector<std::int64_t> shape = tensor(tensorName).shape;
     const bool is_rows = std::string(tensorName) == "rows";
-    const auto& sizes = plan_->spec.profiles.at(static_cast<std::size_t>(profileIndex));
+    const auto& sizes = plan_->profiles.at(static_cast<std::size_t>(profileIndex));
     if (shape.back() < 0)
       shape.back() = sizes[static_cast<std::size_t>(select) + (is_rows ? 3 : 0)];
     return dims_of(shape);
   }
   int32_t getNbOptimizationProfiles() const noexcept override {
-    return static_cast<int>(plan_->spec.profiles.size());
+    return static_cast<int>(plan_->profiles.size());
   }
   int64_t getDeviceMemorySizeForProfileV2(int32_t profileIndex) const noexcept override {
-    return static_cast<std::int64_t>(plan_->spec.needs(profileIndex));
+    return static_cast<std::int64_t>(plan_->needs(profileIndex));
   }
   bool setWeightStreamingBudgetV2(int64_t gpuMemoryBudget) noexcept override {
     if (fails("setWeightStreamingBudgetV2")) return refuse(machine.said);
@@ -198,7 +354,7 @@ class Runtime final : public IRuntime {
   ICudaEngine* deserializeCudaEngine(void const* blob, std::size_t size) noexcept override {
     if (fails("deserializeCudaEngine")) return refuse(machine.said), nullptr;
     const std::string text(static_cast<const char*>(blob) + 24, size - 24);
-    return new Engine(plan_of(native::Json::parse(text)));
+    return new Engine(std::make_shared<const Plan>(native::Json::parse(text)));
   }
 #ifdef STAND_IN_RTX
   EngineValidity getEngineValidity(void const*, int64_t,

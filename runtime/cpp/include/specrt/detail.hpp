@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -102,10 +103,12 @@ template <typename Function>
 struct Caller {
   Function& function;
   std::exception_ptr thrown;
+  std::string text;  // of all chunks: another thread may close the session, and with it its own
 
   static std::int32_t run(void* self, const specrt_chunk* chunk) {
     auto& caller = *static_cast<Caller*>(self);
     try {
+      caller.text.append(chunk->text, chunk->bytes);
       if constexpr (std::is_void_v<std::invoke_result_t<Function&, const Chunk&>>) {
         caller.function(view(*chunk));
         return 0;

@@ -166,11 +166,11 @@ class Session {
   template <typename Function, typename Generate>
   std::string run(Function& callback, const Params& params, Generate generate) {
     const detail::Hooks hooks = params.hooks_;
-    detail::Caller<Function> caller{callback, nullptr};
+    detail::Caller<Function> caller{callback, nullptr, {}};
     const specrt_status status = generate(&detail::Caller<Function>::run, &caller);
     if (caller.thrown) std::rethrow_exception(caller.thrown);
     detail::went_on(status, hooks);
-    return text();
+    return std::move(caller.text);
   }
 
   detail::Owner<specrt_session, specrt_session_close> owner_;

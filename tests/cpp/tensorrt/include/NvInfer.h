@@ -13,25 +13,11 @@ namespace nvinfer1 {
 
 using AsciiChar = char;
 
-enum class DataType : int32_t {
-  kFLOAT = 0,
-  kHALF = 1,
-  kINT8 = 2,
-  kINT32 = 3,
-  kBOOL = 4,
-  kUINT8 = 5,
-  kFP8 = 6,
-  kBF16 = 7,
-  kINT64 = 8,
-};
+enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kBF16 = 7, kINT64 = 8 };
 enum class TensorLocation : int32_t { kDEVICE = 0, kHOST = 1 };
 enum class TensorIOMode : int32_t { kNONE = 0, kINPUT = 1, kOUTPUT = 2 };
 enum class OptProfileSelector : int32_t { kMIN = 0, kOPT = 1, kMAX = 2 };
-enum class ExecutionContextAllocationStrategy : int32_t {
-  kSTATIC = 0,
-  kON_PROFILE_CHANGE = 1,
-  kUSER_MANAGED = 2,
-};
+enum class ExecutionContextAllocationStrategy : int32_t { kSTATIC = 0, kUSER_MANAGED = 2 };
 
 class Dims64 {
  public:
@@ -51,13 +37,7 @@ class INoCopy {
 
 class ILogger {
  public:
-  enum class Severity : int32_t {
-    kINTERNAL_ERROR = 0,
-    kERROR = 1,
-    kWARNING = 2,
-    kINFO = 3,
-    kVERBOSE = 4,
-  };
+  enum class Severity : int32_t { kINTERNAL_ERROR = 0, kERROR = 1, kWARNING = 2 };
   virtual void log(Severity severity, AsciiChar const* msg) noexcept = 0;
   ILogger() = default;
   virtual ~ILogger() = default;

@@ -1,18 +1,10 @@
-// The C++ header over a library whose generations do what their prompt says; see fake/fake.hpp.
-#include <atomic>
-#include <cstdio>
+// The C++ header.
 #include <memory>
-#include <specrt/specrt.hpp>
 #include <stdexcept>
-#include <thread>
+
+#include "abi/check.hpp"
 
 namespace {
-
-int wrong = 0;
-
-#define THAT(condition) \
-  if (!(condition))     \
-  std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition), ++wrong
 
 struct Own : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -30,17 +22,13 @@ std::string thrown(Body body) {
   return "nothing";
 }
 
-template <typename Body>
-specrt_status status_of(Body body) {
-  try {
-    body();
-  } catch (const specrt::Error& error) {
-    return error.status();
-  }
-  return SPECRT_OK;
-}
+}  // namespace
 
-void generates(specrt::Session& session) {
+using check::status_of;
+
+CHECK_CASE(generates) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
   THAT(session.generate("count 2") == "ab ab ");
   std::string seen;
   session.generate("count 3", specrt::Params(), [&](const specrt::Chunk& chunk) {
@@ -58,10 +46,16 @@ void generates(specrt::Session& session) {
   session.generate(specrt::Tokens(raw, 2));
   THAT((session.ids() == std::vector<std::int64_t>{8, 9}));
   THAT(session.json() == "{\"chunks\": 2}");
-  THAT(session.stats().tokens_per_round == 3.0 && session.stats().drafter == "model");
+  const specrt::Stats stats = session.stats();
+  THAT(stats.completion_tokens == 2 && stats.prompt_tokens == 7 && stats.rounds == 1);
+  THAT(stats.acceptance_rate == 0.5 && stats.draft_yield == 0.25 && stats.tokens_per_round == 3.0);
+  THAT(stats.gamma == -1 && stats.seed == 11 && stats.drafter == "model");
+  THAT(stats.finish_reason == "length" && stats.fallback.empty());
 }
 
-void streams(specrt::Session& session) {
+CHECK_CASE(streams) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
   std::string text;
   for (const specrt::Chunk& chunk : session.stream("count 3")) text += chunk.text;
   THAT(text == "ab ab ab " && session.text() == text);
@@ -83,7 +77,9 @@ void streams(specrt::Session& session) {
   for (const specrt::Chunk& chunk : session.stream("count 0")) text += chunk.text;
 }
 
-void throws(specrt::Session& session) {
+CHECK_CASE(throws) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
   THAT(thrown<Own>([&] {
          session.generate("forever", {}, [](const specrt::Chunk&) { throw Own("mine"); });
        }) == "mine");
@@ -107,7 +103,9 @@ void throws(specrt::Session& session) {
   THAT(status_of([] { specrt::Params().set("max_tokns", 2); }) == SPECRT_INVALID_ARGUMENT);
 }
 
-void processes(specrt::Session& session) {
+CHECK_CASE(processes) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
   auto calls = std::make_shared<int>(0);
   {
     specrt::Params params;
@@ -124,7 +122,7 @@ void processes(specrt::Session& session) {
   THAT(calls.use_count() == 1);
 }
 
-void sets() {
+CHECK_CASE(sets) {
   specrt::Params params;
   const std::vector<std::int64_t> tokens = {1, 2};
   params.max_tokens(9).temperature(0.5).top_k(3).top_p(0.9).min_p(0.1).typical_p(0.9);
@@ -137,21 +135,7 @@ void sets() {
   THAT(status_of([&] { copy.json_schema("{}").regex("a").grammar("start: \"a\""); }) == SPECRT_OK);
 }
 
-void runs_apart(const specrt::Generator& generator) {
-  specrt::Session session = generator.session();
-  std::atomic<bool> begun{false};
-  std::thread other(
-      [&] { session.generate("block", {}, [&](const specrt::Chunk&) { begun = true; }); });
-  while (!begun) std::this_thread::yield();
-  THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_BUSY);
-  session.cancel();
-  other.join();
-  THAT(session.stats().finish_reason == "cancelled");
-}
-
-}  // namespace
-
-int main() {
+CHECK_CASE(informs) {
   specrt::OpenOptions options;
   options.threads = 1;
   specrt::Generator generator("any", options);
@@ -160,15 +144,6 @@ int main() {
   THAT(generator.decode(generator.encode("ab")) == "ab");
   THAT(generator.decode({}).empty() && generator.encode({}).empty());
   specrt::Session session = generator.session();
-  generates(session);
-  streams(session);
-  throws(session);
-  processes(session);
-  sets();
-  runs_apart(generator);
   generator.close();
   THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_CLOSED);
-  specrt::shutdown();
-  std::printf("%d wrong\n", wrong);
-  return wrong == 0 ? 0 : 1;
 }
