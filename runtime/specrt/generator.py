@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, SupportsIndex
 
 from specrt.aio import AsyncStream, Worker
-from specrt.completion import Chunk, Completion, SpeculationStats, Stream, Timings
+from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import Engine
 from specrt.errors import CapacityError, RequestError, SpecrtError
 from specrt.params import Gamma, GenerateOptions, SamplingParams
@@ -17,7 +17,7 @@ from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
 from specrt.scheduler.request import OutputProcessor, Request
-from specrt.scheduler.scheduler import Scheduler
+from specrt.scheduler.scheduler import RequestSource, Scheduler
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.target import check_verifier
@@ -184,33 +184,6 @@ class RequestFactory:
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
         )  # fmt: skip
-
-
-class RequestSource:
-    """The chunks of a request, which waits for a slot from the first fetch on."""
-
-    def __init__(self, scheduler: Scheduler, request: Request) -> None:
-        self._scheduler = scheduler
-        self._request = request
-
-    def fetch(self) -> Chunk | None:
-        """Return the next chunk, running passes until there is one; None at the end.
-
-        Raises: RequestError, EngineError: what ended it before its time, once.
-        """
-        try:
-            return self._scheduler.fetch(self._request)
-        except BaseException:
-            self.drop()
-            raise
-
-    def cancel(self) -> None:
-        """End it before its time; see `Stream.cancel`."""
-        self._request.cancel()
-
-    def drop(self) -> None:
-        """Discard what is not read yet."""
-        self._request.drop()
 
 
 def _collect(

@@ -14,7 +14,7 @@ from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
-from specrt.generator import Generator
+from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.distribution import Entry
 from specrt.speculation.costs import Costs
@@ -104,7 +104,7 @@ def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:
 
 def _plain(tuning: Tuning) -> bool:
     """Tell whether plain decoding was best."""
-    return bool(tuning.drafter) and not DRAFTERS[tuning.drafter].sources
+    return bool(tuning.drafter) and not DRAFTERS[tuning.drafter].policies
 
 
 def _default_drafter(draft: Engine | None, tuning: Tuning | None) -> str:
@@ -187,7 +187,6 @@ def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
         )
 
 
-Prompt = str | Sequence[int]
 """Text or token ids; or a mapping with `prompt` or `prompt_token_ids`."""
 
 

@@ -180,7 +180,7 @@ class SamplingParams:
         constraint = self.constraint
         if constraint is not None and self.ignore_eos:
             raise RequestError(
-                f"{constraint.kind} and ignore_eos were given, and a structure ends at its end; "
+                f"{constraint.kind} and ignore_eos were given, and a constraint ends the text; "
                 "leave one out"
             )
 

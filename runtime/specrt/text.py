@@ -216,7 +216,7 @@ def token_bytes(token: str, symbols: dict[str, int]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptRecord:
     """One prompt of a file, and the class of task it belongs to."""
 
     text: str
@@ -225,7 +225,7 @@ class Prompt:
     """File and line it came from, for error messages."""
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[PromptRecord]:
     """Read every prompt of a JSONL file; of several turns the first is taken.
 
     Raises: RequestError naming the line that is wrong.
@@ -240,7 +240,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def of_categories(prompts: Sequence[Prompt], wanted: Iterable[str]) -> list[Prompt]:
+def of_categories(prompts: Sequence[PromptRecord], wanted: Iterable[str]) -> list[PromptRecord]:
     """Return the prompts of the categories wanted, all of them when none is named.
 
     Raises: RequestError for a category without a prompt.
@@ -252,7 +252,7 @@ def of_categories(prompts: Sequence[Prompt], wanted: Iterable[str]) -> list[Prom
     return [p for p in prompts if p.category in (names or there)]
 
 
-def first_of_each(prompts: Iterable[Prompt], most: int) -> list[Prompt]:
+def first_of_each(prompts: Iterable[PromptRecord], most: int) -> list[PromptRecord]:
     """Return the first so many prompts of each category, in the order they came."""
     taken: dict[str, int] = {}
     first = []
@@ -290,7 +290,7 @@ def decode_utf8(data: bytes, origin: str) -> str:
         ) from None
 
 
-def _parse(place: str, line: str) -> Prompt:
+def _parse(place: str, line: str) -> PromptRecord:
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -301,7 +301,7 @@ def _parse(place: str, line: str) -> Prompt:
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
         raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
-    return Prompt(text, str(data.get("category", "")), place)
+    return PromptRecord(text, str(data.get("category", "")), place)
 
 
 Message = dict[str, str]

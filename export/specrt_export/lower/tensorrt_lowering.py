@@ -286,10 +286,10 @@ _ROW_BY_ROW = (
 
 
 class PadRows:
-    """Values with their first row once more behind the last: what products with partners read.
+    """Repeats the first row of a value behind its last, for products that need two rows.
 
     ```
-    x [B, S, K] ─┬────────── Concat ─ partnered x [B, S + 1, K]
+    x [B, S, K] ─┬────────── Concat ─ padded x [B, S + 1, K]
                  └ first row ─┘
     ```
     The row is added once, to the tokens, and stays from operator to operator where each works row
@@ -303,7 +303,7 @@ class PadRows:
         self._padded: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """Return the value with a partner."""
+        """Return the value with a pad row."""
         stack = [name]
         while stack:
             value = stack[-1]
@@ -317,15 +317,15 @@ class PadRows:
         return self._padded[name]
 
     def repeated(self, name: str) -> str:
-        """Return the value with a partner, added at this very place."""
+        """Return the value with a pad row, added at this very place."""
         self._padded[name] = self._repeated(name, self._axis(name))
         return self._padded[name]
 
-    def drop(self, partnered: str, name: str) -> None:
-        """Let a value be another one without its partner."""
+    def drop(self, padded: str, name: str) -> None:
+        """Make a value another one without its pad row."""
         bounds = [self._constant(n) for n in (0, -1, self._axis(name))]
-        self._view.add("Slice", [partnered, *bounds], outputs=[name])
-        self._padded[name] = partnered
+        self._view.add("Slice", [padded, *bounds], outputs=[name])
+        self._padded[name] = padded
 
     def _rows_of(self, name: str) -> list[str]:
         """Return the inputs whose rows a value is made of, where it is made row by row."""
@@ -408,16 +408,16 @@ def emit_products(view: GraphView) -> tuple[int, int]:
     one: so they get one row more, which nobody reads. (Kernels seen in plans of TensorRT-RTX 1.7.)
     """
     projections = [read_projection(view, node) for node in view.nodes(PROJECTION)]
-    partners = PadRows(view)
+    pads = PadRows(view)
     paired = [p for p in projections if p.matrix.scales is not None and p.matrix.bits == 8]
     # A single product, such as the head of an int4 model, is not worth a row in all before it.
-    partner = partners.of if len(paired) > 1 else partners.repeated
+    pad = pads.of if len(paired) > 1 else pads.repeated
     for projection in projections:
         if projection not in paired:
             _emit(view, projection, projection.x, projection.output)
             continue
-        product = _emit(view, projection, partner(projection.x))
-        partners.drop(product, projection.output)
+        product = _emit(view, projection, pad(projection.x))
+        pads.drop(product, projection.output)
     view.tidy()
     quantized = sum(p.matrix.scales is not None for p in projections)
     return quantized, len(projections)

@@ -13,6 +13,7 @@ from specrt.completion import Completion
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
+from specrt.speculation.drafters import ForcedDrafter
 from specrt.tuning import turned
 
 _WARM_UP_TOKENS = 8
@@ -280,7 +281,8 @@ def _cost(gamma: Gamma, pairs: Sequence[Pair]) -> ConstraintCost:
     free = [_ms_per_token(pair.free) for pair in timed]
     constrained = [_ms_per_token(pair.constrained) for pair in timed]
     tokens = sum(len(pair.constrained.token_ids) for pair in timed)
-    forced = sum(p.constrained.speculation.sources.get("forced", (0, 0))[1] for p in timed)
+    sources = [pair.constrained.speculation.sources for pair in timed]
+    forced = sum(each.get(ForcedDrafter.SOURCE, (0, 0))[1] for each in sources)
     rounds = [median(c.speculation.tokens_per_round for c in side) for side in zip(*timed)]  # noqa: B905
     return ConstraintCost(
         gamma,

@@ -17,6 +17,7 @@ from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, P
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.pool import Models
 
 
@@ -38,7 +39,7 @@ class Configuration(NamedTuple):
         return f"{AUTO if self.gamma == AUTO else f'gamma {self.gamma}'} ({self.drafter})"
 
 
-PLAIN = Configuration(0, "none")
+PLAIN = Configuration(0, NO_DRAFTER)
 
 
 def configurations(gammas: Iterable[Gamma], drafters: Iterable[str]) -> list[Configuration]:

@@ -52,7 +52,7 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.system import measure_bandwidth
-from specrt.text import Prompt, first_of_each, of_categories, read_prompts
+from specrt.text import PromptRecord, first_of_each, of_categories, read_prompts
 
 DEFAULT_PROMPTS = 24
 """Prompts measured without --limit, over all classes: about a minute for codelet."""
@@ -65,14 +65,16 @@ DEFAULT_GAMMAS = (2, 4)
 class BenchRequest:
     """What to measure; the bundle decides on gammas that are None and drafters that are empty."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptRecord]
     gammas: Sequence[Gamma] | None
     drafters: Sequence[str]
     params: SamplingParams
     repeats: int
 
 
-def choose(files: Sequence[Path], categories: Sequence[str], limit: int | None) -> list[Prompt]:
+def choose(
+    files: Sequence[Path], categories: Sequence[str], limit: int | None
+) -> list[PromptRecord]:
     """Return the prompts to measure; one without a category takes the name of its file.
 
     Raises: RequestError for prompts that cannot be read, and for a category named `all`.
@@ -122,7 +124,7 @@ def resolve(
 
 
 def encode(
-    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams
+    generator: Generator, prompts: Sequence[PromptRecord], params: SamplingParams
 ) -> list[list[int]]:
     """Return the token ids of every prompt.
 

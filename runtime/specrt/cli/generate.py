@@ -24,14 +24,14 @@ from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
-from specrt.text import Prompt, decode_utf8, read_prompts, read_text
+from specrt.text import PromptRecord, decode_utf8, read_prompts, read_text
 
 
 @dataclass(frozen=True)
 class FilePrompts:
     """The prompts of a file, and the function that encodes them; the tokenizer's when None."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptRecord]
     encode: Callable[[str], list[int]] | None = None
 
 

@@ -368,3 +368,30 @@ class Scheduler:
 def _request(slot: Slot) -> Request:
     assert slot.request is not None, "active slots have requests"
     return slot.request
+
+
+class RequestSource:
+    """The chunks of a request, which waits for a slot from the first fetch on."""
+
+    def __init__(self, scheduler: Scheduler, request: Request) -> None:
+        self._scheduler = scheduler
+        self._request = request
+
+    def fetch(self) -> Chunk | None:
+        """Return the next chunk, running passes until there is one; None at the end.
+
+        Raises: RequestError, EngineError: what ended it before its time, once.
+        """
+        try:
+            return self._scheduler.fetch(self._request)
+        except BaseException:
+            self.drop()
+            raise
+
+    def cancel(self) -> None:
+        """End it before its time; see `Stream.cancel`."""
+        self._request.cancel()
+
+    def drop(self) -> None:
+        """Discard what is not read yet."""
+        self._request.drop()

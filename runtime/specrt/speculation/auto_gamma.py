@@ -9,23 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specrt.speculation.costs import Costs, CostTracker
+from specrt.speculation.costs import RECENT, TRUST, Costs, CostTracker
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.round import Round
 
-TURN = 0.01
+SWITCH_CHANCE = 0.01
 """How likely the text is to become easier or harder from one round to the next."""
-TRUST = 8.0
-"""Judged tokens that what was assumed before them weighs as much as."""
-RECENT = 1 / 16
-"""Share of the running mean of confidences that the latest one makes up."""
 PROBING = 0.015
 """Share of the time that probes may cost while drafting does not pay."""
-DEAREST = 8.0
+MAX_PROBE_LOSS = 8.0
 """The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
-CHECK = 200
+MAX_DRAFTING = 200
 """Rounds in a row that draft, before a plain step shows what one costs now."""
-SILENT = 256
+FALLBACK_AFTER = 256
 """Tokens without drafting, probes aside, before that is called a fallback."""
 ODDS = tuple(exp(level) for level in range(-4, 5))
 """Levels of how easy a text may be: the odds of a drafted token to be kept."""
@@ -34,12 +30,11 @@ ODDS = tuple(exp(level) for level in range(-4, 5))
 class Acceptance:
     """The chance of each drafted token, given its place and its drafter's confidence.
 
-    Its log odds are a sum: how easy the text is now, a weight times how much surer the drafter is
-    than usual, another one times how much less sure, a third one times the logarithm of its place.
-    How easy the text is now is a belief over a few levels. Every judged token makes some of them
-    likelier, by Bayes' rule; each round a little of the belief goes back to what texts are usually
-    like, in case this one has turned. The weights follow by logistic regression, a step for each
-    judged token.
+    Its log odds are e + w0 max(0, s) + w1 min(0, s) + w2 ln(1 + place): e is how easy the text is
+    now, s how much surer than usual its drafter is, in log odds. How easy the text is now is a
+    belief over a few levels. Every judged token makes some of them likelier, by Bayes' rule; each
+    round a little of the belief goes back to what texts are usually like, in case this one has
+    changed. The weights follow by logistic regression, a step for each judged token.
     """
 
     def __init__(self, most: int) -> None:
@@ -48,18 +43,18 @@ class Acceptance:
         self._belief = self._usual = self._even
         self._weights = [1.0, 1.0, 0.0]
         self._seen = [TRUST, TRUST, 4 * TRUST]
-        """How much was seen of each weight's feature; weights move the less, the more that is."""
-        self._mean, self.telling = 0.0, False
+        """How much evidence each weight rests on; the more, the smaller its steps."""
+        self._mean, self.has_confidence = 0.0, False
         """Mean log odds of the drafter's confidence, and whether it ever told any."""
         self._tokens: list[tuple[float, float, float]] = []
         chances = np.array(ODDS) / (1.0 + np.array(ODDS))
         self._powers = chances[:, None] ** np.arange(most + 1)
         """By level and number of tokens, the chance that so many are kept."""
         self._depths = [log1p(place) for place in range(most)]
-        self._eases = self._depths
+        self._log_odds = self._depths
         """Log odds at each place, given that the tokens before it are kept: the text is then
         likelier an easy one."""
-        self.turn(0.0)
+        self.mix_with_usual(0.0)
 
     def begin(self) -> None:
         """Expect a new draft."""
@@ -67,7 +62,7 @@ class Acceptance:
 
     def chances(self) -> list[float]:
         """Return the chance of a token of usual confidence at each place."""
-        deeper, places = self._weights[2], zip(self._eases, self._depths, strict=True)
+        deeper, places = self._weights[2], zip(self._log_odds, self._depths, strict=True)
         return [1.0 / (1.0 + exp(-ease - deeper * depth)) for ease, depth in places]
 
     def expect(self, place: int, confidence: float) -> float:
@@ -78,7 +73,7 @@ class Acceptance:
         surer = 0.0
         if 0.0 < confidence < 1.0:
             surer = log(confidence / (1.0 - confidence)) - self._mean
-            self._mean, self.telling = self._mean + RECENT * surer, True
+            self._mean, self.has_confidence = self._mean + RECENT * surer, True
         features = (max(0.0, surer), min(0.0, surer), self._depths[place])
         self._tokens.append(features)
         return self._chance(place, self._odds(features))
@@ -89,7 +84,7 @@ class Acceptance:
         return exp(max(-8.0, min(8.0, more * surer + less * unsure + depth * deeper)))
 
     def _chance(self, place: int, odds: float) -> float:
-        return 1.0 - 1.0 / (1.0 + odds * exp(self._eases[place]))
+        return 1.0 - 1.0 / (1.0 + odds * exp(self._log_odds[place]))
 
     def learn(self, accepted: int, evaluated: int) -> None:
         """Learn what became of the draft: how many tokens were judged, how many of them kept."""
@@ -109,14 +104,15 @@ class Acceptance:
         self._weights[2] = min(0.0, self._weights[2])
         total = sum(belief)
         self._belief = [share / total for share in belief]
-        self._usual = _mixed(_mixed(self._usual, self._belief, TURN), self._even, TURN)
-        self.turn(TURN)
+        usual = _mixed(self._usual, self._belief, SWITCH_CHANCE)
+        self._usual = _mixed(usual, self._even, SWITCH_CHANCE)
+        self.mix_with_usual(SWITCH_CHANCE)
 
-    def turn(self, chance: float) -> None:
+    def mix_with_usual(self, chance: float) -> None:
         """Allow for a text that has become easier or harder with some chance."""
         self._belief = _mixed(self._belief, self._usual, chance)
         reach = (np.array(self._belief) @ self._powers).tolist()
-        self._eases = [log(kept / (before - kept)) for before, kept in pairwise(reach)]
+        self._log_odds = [log(kept / (before - kept)) for before, kept in pairwise(reach)]
 
 
 class DraftPlan(NamedTuple):
@@ -132,9 +128,9 @@ class DraftPlan(NamedTuple):
     """Tokens that a probe is expected to lose."""
     total: list[float]
     """What rounds cost, by their number of drafted tokens."""
-    verify: list[float]
+    min_to_verify: list[float]
     """At index k, the least chance of k tokens at which the k-th is verified."""
-    draft: list[float]
+    min_to_draft: list[float]
     """At index k, the least chance of k tokens at which another is drafted; 2, which none has, at
     the last."""
 
@@ -165,15 +161,15 @@ class AutoGamma:
         """By load: of the target's passes, of the draft's, and what is outside of both."""
         self._load = 0
         self.verify_tracker: CostTracker
-        self._reach, self._steps = 1.0, 0
-        self._asked = self._probing = False
-        self._drafting = self._idle = 0
+        self._joint_acceptance, self._steps = 1.0, 0
+        self._chose = self._probing = False
+        self._rounds_drafted = self._rounds_idle = 0
         """Rounds in a row that drafted, and that did not."""
-        self._lost = 0.0
+        self._probe_loss = 0.0
         self.set_load(1)
         plain, *others = self._plan.total
         may_pay = any(tokens * plain > ns for tokens, ns in enumerate(others, 2))
-        self._silent = 0 if may_pay or not most else SILENT
+        self._tokens_since_draft = 0 if may_pay or not most else FALLBACK_AFTER
         """Tokens since a round, other than a probe, that drafted."""
 
     @property
@@ -184,7 +180,7 @@ class AutoGamma:
     @property
     def fallback(self) -> str | None:
         """Why nothing is drafted but for probes; None as long as drafting pays."""
-        if self._silent < SILENT:
+        if self._tokens_since_draft < FALLBACK_AFTER:
             return None
         ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
         return (
@@ -210,24 +206,24 @@ class AutoGamma:
         """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
         if self._rows is not None:
             self.set_load(max(1, self._rows()))
-        self._asked, self._probing = True, False
-        self._reach, self._steps = 1.0, 0
+        self._chose, self._probing = True, False
+        self._joint_acceptance, self._steps = 1.0, 0
         self._acceptance.begin()
         self._plan = plan = self._make_plan()
         # How sure the drafter is of a first token is worth a look before it is given up.
-        if plan.gamma or (self._acceptance.telling and plan.draft[0] <= 1.0):
-            self._lost = 0.0
-            return 0 if self._drafting >= CHECK and self._rival is None else self._most
-        self._probing = self._idle * PROBING >= max(self._lost, plan.loss)
+        if plan.gamma or (self._acceptance.has_confidence and plan.min_to_draft[0] <= 1.0):
+            self._probe_loss = 0.0
+            return 0 if self._rounds_drafted >= MAX_DRAFTING and self._rival is None else self._most
+        self._probing = self._rounds_idle * PROBING >= max(self._probe_loss, plan.loss)
         return min(self._most, int(self._probing))
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
-        self._reach *= self._acceptance.expect(drafted - 1, confidence)
-        if self._probing or self._reach >= self._plan.draft[drafted]:
+        self._joint_acceptance *= self._acceptance.expect(drafted - 1, confidence)
+        if self._probing or self._joint_acceptance >= self._plan.min_to_draft[drafted]:
             return DraftDecision.CONTINUE
-        verified = self._reach >= self._plan.verify[drafted]
+        verified = self._joint_acceptance >= self._plan.min_to_verify[drafted]
         return DraftDecision.STOP if verified else DraftDecision.DISCARD
 
     def observe(self, round_: Round) -> None:
@@ -236,31 +232,31 @@ class AutoGamma:
         A round that another drafter drafted, or in which nothing matched, only brings the next
         probe nearer.
         """
-        asked, self._asked = self._asked, False
+        chose, self._chose = self._chose, False
         if round_.drafted:
             self._judge(round_)
             return
-        self._idle += 1
-        self._silent += len(round_.tokens)
-        if asked and self._rival is None:
-            self._drafting = 0
+        self._rounds_idle += 1
+        self._tokens_since_draft += len(round_.tokens)
+        if chose and self._rival is None:
+            self._rounds_drafted = 0
             self.verify_tracker.record(0, round_.verify_ns)
 
     def _judge(self, round_: Round) -> None:
         """Learn from a round that this policy drafted in."""
         if self._probing and round_.accepted:
-            self._acceptance.turn(1.0 - (1.0 - TURN) ** self._idle)
+            self._acceptance.mix_with_usual(1.0 - (1.0 - SWITCH_CHANCE) ** self._rounds_idle)
         self._acceptance.learn(round_.accepted, round_.evaluated)
         self.verify_tracker.record(round_.drafted, round_.verify_ns)
         if not round_.caught_up:
             self._draft_tracker.record(self._steps or round_.drafted, round_.draft_ns)
-        self._drafting += 1
-        self._idle = 0
+        self._rounds_drafted += 1
+        self._rounds_idle = 0
         if self._probing:
             spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
-            self._lost = min(DEAREST, spent - 1.0 - self._acceptance.chances()[0])
+            self._probe_loss = min(MAX_PROBE_LOSS, spent - 1.0 - self._acceptance.chances()[0])
         else:
-            self._silent = 0
+            self._tokens_since_draft = 0
 
     def _make_plan(self) -> DraftPlan:
         """Return the plan for how easy the text is, and what passes cost, now."""

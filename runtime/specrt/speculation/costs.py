@@ -1,4 +1,4 @@
-"""What passes cost on one machine, and what a round of them does."""
+"""What passes cost on one machine, and what rounds therefore cost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import pairwise
 from specrt.errors import BundleError
 
 TRUST = 8.0
-"""Timed passes that the tuned cost weighs as much as."""
+"""Observations that an assumption weighs as much as."""
 RECENT = 1 / 16
-"""Share of a running factor that the latest pass makes up."""
+"""Share of a running mean that the latest observation makes up."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Costs:
         return self.round_ns(0)
 
     def verify(self, gamma: int) -> float:
-        """Return what verifying `gamma` drafted tokens costs, measured or on the line through."""
+        """Return what verifying `gamma` drafted tokens costs, measured or interpolated."""
         return _along(self.verify_ns, gamma)
 
     def draft(self, gamma: int) -> float:
-        """Return what drafting `gamma` tokens costs, measured or on the line through."""
+        """Return what drafting `gamma` tokens costs, measured or interpolated."""
         return _along(self.draft_ns, gamma)
 
     def round_ns(self, gamma: int) -> float:
@@ -98,10 +98,10 @@ class CostTracker:
     """What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
 
     Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
-    One in less than half the time shows at once that a tuned cost was wrong, and twice in a row
-    that a cost found here is; one that takes more than twice as long counts only if four in a row
-    do. Where no pass was timed yet, the cost is believed to be no higher than that of the next
-    shorter draft that was: a width that tuning found too dear is so tried once.
+    A pass in under half the expected time replaces a tuned cost at once, and a measured one when
+    it happens twice in a row. A pass that takes over twice as long counts only after four in a row.
+    A width never timed costs at most what the next narrower timed one costs, so that a width tuned
+    too dear is tried once.
 
     Units: nanoseconds.
     """
@@ -146,7 +146,7 @@ class CostTracker:
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:
     """Return how wide passes are in which several rows verify `gamma` tokens each.
 
-    `most` is the widest pass. Of many rows the doublings, and as many as fit.
+    `most` is the widest pass. Numbers of rows are powers of two, and the largest that fits.
     """
     numbers = [n for n in range(2, rows + 1) if (gamma + 1) * n <= most]
     return [(gamma + 1) * n for n in numbers if n & (n - 1) == 0 or n == numbers[-1]]

@@ -87,6 +87,7 @@ class ModelDrafter:
         self._cache = cache
         self._vocabulary = vocabulary or cache.engine.geometry.vocab_size
         self._params = params
+        self._choose = self._likeliest if params.greedy else self._draw
         self._noise = noise
         self._gamma = gamma
         verifier = VERIFIERS[params.verifier]
@@ -109,7 +110,6 @@ class ModelDrafter:
             if fused is not None:
                 return fused
         behind = len(pending) > PENDING
-        choose = self._likeliest if self._params.greedy else self._draw
         if self._processors is not None:
             self._processors.learn(tokens)
         decide = self._gamma.decide
@@ -118,7 +118,7 @@ class ModelDrafter:
         distributions: list[Distribution] = []
         while True:
             output = yield from self._cache.feed(pending, 1)
-            chosen = choose(output, len(tokens) + len(drafted), distributions)
+            chosen = self._choose(output, len(tokens) + len(drafted), distributions)
             if chosen is None:
                 break
             token, confidence = chosen
@@ -334,10 +334,13 @@ class DrafterSpec(NamedTuple):
     """A drafter that a request may name."""
 
     make: Callable[[DraftContext], Drafter]
-    sources: tuple[str, ...] = ()
-    """Of its proposals: each has a gamma policy of its own. Empty for plain decoding."""
+    policies: tuple[str, ...] = ()
+    """Names of its gamma policies, in the order they are tried; each has the next one as its
+    rival. Empty for plain decoding."""
+    free: frozenset[str] = frozenset()
+    """Policies whose drafts run no pass."""
     needs_model: bool = False
-    """Whether it runs the draft model; only the source `model` pays for draft passes."""
+    """Whether it runs the draft model."""
 
 
 def _cascade(context: DraftContext) -> Drafter:
@@ -346,14 +349,16 @@ def _cascade(context: DraftContext) -> Drafter:
 
 DRAFTERS: dict[str, DrafterSpec] = {
     "model": DrafterSpec(lambda context: context.model(), ("model",), needs_model=True),
-    "ngram": DrafterSpec(lambda context: NgramDrafter(context.policy("ngram")), ("ngram",)),
-    "cascade": DrafterSpec(_cascade, ("lookup", "model"), needs_model=True),
+    "ngram": DrafterSpec(
+        lambda context: NgramDrafter(context.policy("ngram")), ("ngram",), frozenset({"ngram"})
+    ),
+    "cascade": DrafterSpec(_cascade, ("lookup", "model"), frozenset({"lookup"}), needs_model=True),
     "none": DrafterSpec(lambda context: NoDrafter()),
 }
 """By the name that requests, recipes and the command line use; the first that a bundle can run is
 its default."""
 
-PLAIN = "none"
+NO_DRAFTER = "none"
 """The entry that drafts nothing."""
 
 
@@ -362,5 +367,5 @@ def available_drafters(*, has_model: bool) -> tuple[str, ...]:
     return tuple(
         name
         for name, spec in DRAFTERS.items()
-        if spec.sources and (has_model or not spec.needs_model)
+        if spec.policies and (has_model or not spec.needs_model)
     )

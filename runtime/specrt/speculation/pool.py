@@ -15,7 +15,7 @@ from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
-    PLAIN,
+    NO_DRAFTER,
     ForcedDrafter,
     ModelDrafter,
     NoDrafter,
@@ -122,11 +122,11 @@ class GammaPolicies:
         key = (source, mode)
         if key not in self._adaptive:
             costs, most = self._costs.costs(), max(self._models.gammas)
-            if source != ModelDrafter.SOURCE:
+            if source in DRAFTERS[drafter].free:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             elif mode.fused and self._models.rounds is not None:
                 costs = as_one_launch(costs)
-            sources = DRAFTERS[drafter].sources
+            sources = DRAFTERS[drafter].policies
             following = sources[sources.index(source) + 1 :]
             rival = self.adaptive(drafter, following[0], mode) if following else None
             self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
@@ -136,7 +136,7 @@ class GammaPolicies:
         """Return why `auto` stopped drafting, None where it drafts."""
         if gamma != AUTO:
             return None
-        policies = [self._adaptive.get((source, mode)) for source in DRAFTERS[drafter].sources]
+        policies = [self._adaptive.get((source, mode)) for source in DRAFTERS[drafter].policies]
         reasons = [policy.fallback if policy is not None else None for policy in policies]
         return "; ".join(r for r in reasons if r) if reasons and all(reasons) else None
 
@@ -209,7 +209,7 @@ class DrafterPool:
         models = self._models
         if drafter is None:
             if models.absent is not None:
-                return PLAIN
+                return NO_DRAFTER
             return models.drafter or available_drafters(has_model=models.draft is not None)[0]
         if drafter not in DRAFTERS:
             raise RequestError(
@@ -256,7 +256,7 @@ class DrafterPool:
 
     def lacks_costs(self, drafter: str, gamma: Gamma) -> bool:
         """Tell whether a request needs the costs of passes, and they are not measured."""
-        return gamma == AUTO and bool(DRAFTERS[drafter].sources) and not self._costs.known
+        return gamma == AUTO and bool(DRAFTERS[drafter].policies) and not self._costs.known
 
     def measure(self) -> None:
         """Measure what passes cost, which overwrites all buffers."""

@@ -45,11 +45,11 @@ class Proposal(NamedTuple):
     distributions: Sequence[Distribution] | None = None
     """What each token was drawn from; None for certain tokens and for rules that read none."""
     source: str = ""
-    """The drafter: `model`, `ngram`, or another entry of `DRAFTERS`."""
+    """Whose tokens they are, as `Completion.speculation.sources` names them: `model`, `ngram`, …"""
     confidences: Sequence[float] = ()
     """The drafter's estimate for each token, in (0, 1]; empty without one."""
     caught_up: bool = False
-    """Whether the drafter first fed tokens of rounds without it, which takes longer."""
+    """Whether the drafter first fed tokens of earlier rounds: its time is not that of drafting."""
     scored: bool = False
     """Whether the target has seen the tokens already, in the launch that drafted them."""
 
@@ -103,7 +103,7 @@ class Drafter(Protocol):
 class Target(Protocol):
     """The model whose output this is. Logits never cross this seam, so it may be anywhere."""
 
-    widest: int
+    max_gamma: int
     """Most drafted tokens that it verifies at once."""
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
@@ -127,7 +127,7 @@ def speculate(target: Target, drafter: Drafter, tokens: list[int], limit: int) -
     prefilled = False
     while len(tokens) < limit:
         began = perf_counter_ns()
-        room = min(limit - len(tokens) - 1, target.widest)
+        room = min(limit - len(tokens) - 1, target.max_gamma)
         proposal = (yield from drafter.propose(tokens, room)) if prefilled else NOTHING
         if len(proposal.tokens) > room:
             raise _too_many(proposal, room)
@@ -165,9 +165,9 @@ def _too_many(proposal: Proposal, room: int) -> RequestError:
 def run_alone(passes: Passes[T]) -> T:
     """Run passes one after the other, on engines of one row, and return their result."""
     try:
-        request = next(passes)
+        pass_ = next(passes)
         while True:
-            request = passes.send(request.run())
+            pass_ = passes.send(pass_.run())
     except StopIteration as end:
         result: T = end.value
         return result

@@ -125,8 +125,9 @@ class EngineTarget:
     ) -> None:
         self._processors = processors
         self._cache = cache
-        self.widest = scorable_rows(cache.engine) - 1
+        self.max_gamma = scorable_rows(cache.engine) - 1
         self._params = params
+        self._greedy = params.greedy
         self._noise = noise
         self._accept = VERIFIERS[params.verifier].accept
         self._prompt_pending = params.prompt_logprobs is not None
@@ -163,14 +164,14 @@ class EngineTarget:
         return joined(parts)
 
     def _verify(self, proposal: Proposal, output: Output, position: int) -> Verdict:
-        params, noise, drafted = self._params, self._noise, proposal.tokens
-        if params.greedy and self._processors is None:  # the argmax is enough: no logits are read
+        greedy, noise, drafted = self._greedy, self._noise, proposal.tokens
+        if greedy and self._processors is None:  # the argmax is enough: no logits are read
             best = output.argmax[0].tolist()
             verdict = match_greedy(drafted, best)
             if min(best[: verdict.accepted + 1]) < 0:
                 raise not_a_number()
             return verdict
-        if params.greedy:
+        if greedy:
             return match(drafted, lambda i: self._read(output, drafted, i, likeliest))
 
         def distribution(i: int) -> Distribution:

@@ -22,7 +22,7 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
-from specrt.speculation.drafters import ModelDrafter, available_drafters
+from specrt.speculation.drafters import NO_DRAFTER, ModelDrafter, available_drafters
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
@@ -323,7 +323,7 @@ class Candidate(NamedTuple):
     gamma: Gamma
 
 
-PLAIN = Candidate("none", 0)
+PLAIN = Candidate(NO_DRAFTER, 0)
 
 
 class SweepPlan(NamedTuple):

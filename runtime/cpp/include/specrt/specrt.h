@@ -214,8 +214,8 @@ SPECRT_API specrt_status specrt_next(specrt_session* session, const specrt_chunk
  * that runs. No error where nothing runs. */
 SPECRT_API specrt_status specrt_session_cancel(specrt_session* session);
 
-/* What the last generation came to; it may be read while it goes on chunk by chunk, by who reads
- * the chunks. Strings belong to the session. */
+/* What the last generation came to; it may be read while it goes on chunk by chunk, by the thread
+ * that reads the chunks. Strings belong to the session. */
 typedef struct specrt_stats {
   size_t size; /* in: sizeof(specrt_stats) */
   uint64_t prompt_tokens;

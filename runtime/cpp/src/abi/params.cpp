@@ -203,7 +203,7 @@ void check(const Params& params) {
   }
   if (count > 1) invalid(names + " were given; expected one of them");
   if (count == 1 && params.ignore_eos) {
-    invalid(names + " and ignore_eos were given, and a structure ends at its end; leave one out");
+    invalid(names + " and ignore_eos were given, and a constraint ends the text; leave one out");
   }
   if (params.min_tokens > params.max_tokens) {
     invalid("min_tokens is " + std::to_string(params.min_tokens) + "; expected up to max_tokens, " +

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kDrafters[] = {"model", "ngram", "cascade", "none"};
 
-// More threads than there are cores only get in each other's context_of.
+// More threads than there are cores only get in each other's way.
 int cores(int threads) {
   cpu_set_t set;
   CPU_ZERO(&set);

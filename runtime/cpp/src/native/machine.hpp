@@ -7,7 +7,7 @@
 
 namespace specrt::native {
 
-// Where something was measured; see specrt.system.machine.Machine.
+// Where something was measured; see specrt.system.Machine.
 struct Machine {
   std::string cpu;
   std::string vector_units;
@@ -15,7 +15,7 @@ struct Machine {
   std::string accelerator;
   std::string library;
 
-  // In which context_of another machine differs, this one first.
+  // In which way another machine differs, this one first.
   std::optional<std::string> difference(const Machine& other) const;
 };
 

@@ -8,7 +8,7 @@
 namespace specrt::native {
 
 // Run rounds of every gamma in turn for about half a second, and return the medians of what they
-// took; see specrt.tuning.pass_timer.measure_costs. What the KV buffers held is overwritten. Throws
+// took; see specrt.tuning.measure_costs. What the KV buffers held is overwritten. Throws
 // Failure(SPECRT_ENGINE) from a pass.
 Costs measure_costs(Engine& target, Engine* draft, const Manifest& manifest);
 

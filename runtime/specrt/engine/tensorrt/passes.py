@@ -188,7 +188,7 @@ def scratch_bytes(plan: TrtPlan, record: EngineRecord) -> int:
     return max((plan.scratch_bytes(i) for i in range(len(record.profiles))), default=0)
 
 
-class Candidates(NamedTuple):
+class TopCandidates(NamedTuple):
     """The best scores of each row, falling, and whose they are.
 
     Shapes: values [B, R, K] f32; ids [B, R, K] int64.
@@ -237,7 +237,7 @@ class Scores:
 
     argmax: Tokens
     confidence: Confidence | None
-    candidates: Candidates | None
+    candidates: TopCandidates | None
 
     def __init__(
         self, layout: Layout, staging: CudaStaging, scores: PassRows, batch: int, rows: int
@@ -250,7 +250,7 @@ class Scores:
         self.candidates = None
         if CANDIDATES[0] in layout:
             count = layout.view(staging, CANDIDATES[0]).shape[-1]
-            self.candidates = Candidates(*(view(name, count) for name in CANDIDATES))
+            self.candidates = TopCandidates(*(view(name, count) for name in CANDIDATES))
         self._scores = scores
         self._rows = rows
         self._logits: Logits | None = None

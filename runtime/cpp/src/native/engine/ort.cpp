@@ -95,9 +95,9 @@ void OrtEngine::check(std::size_t width, std::size_t start, std::size_t rows) co
 }
 
 OrtEngine::Extent OrtEngine::extent(std::size_t width, std::size_t rows) const {
-  const bool partner =
+  const bool pad =
       settings_.pad_to_even ? width % 2 != 0 : settings_.pad_single_token && width == 1;
-  return {width, rows, width + partner, rows + (settings_.pad_to_even && rows % 2 != 0)};
+  return {width, rows, width + pad, rows + (settings_.pad_to_even && rows % 2 != 0)};
 }
 
 std::vector<std::int64_t> OrtEngine::scored_shape(const Extent& extent) const {

@@ -18,7 +18,7 @@ struct OrtSettings {
   int batch = 1;
   std::size_t max_length = 0;  // as built; one less is used with `pad_single_token`
   std::size_t max_width = 0;
-  bool pad_single_token = false;  // a lone token has a partner beside it
+  bool pad_single_token = false;  // a single token has a pad token beside it
   bool pad_to_even = false;       // every pass of an odd width has
 };
 
@@ -36,9 +36,9 @@ class Buffer {
   std::unique_ptr<void, decltype(&std::free)> memory_;
 };
 
-// Kernels compute rows several at a time, and round a row without a partner otherwise, which
-// quantized products that follow make a step of an activation. So an engine with `pad_single_token`
-// gives a lone token one more beside it, whose keys are overwritten before they are read; and with
+// Kernels compute rows several at a time, and round a single row differently, which quantized
+// products that follow make a step of an activation. So an engine with `pad_single_token` puts a
+// pad token beside a single one, whose keys are overwritten before they are read; and with
 // `pad_to_even` every pass of an odd width, and an odd number of rows one more to be scored. The
 // last position is reserved for them.
 class OrtEngine : public Engine {

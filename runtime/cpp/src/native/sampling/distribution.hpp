@@ -2,14 +2,7 @@
 //
 // Tokens are the ones Python chooses. Probabilities may differ in their last bits, as libraries'
 // exponentials and logarithms do: a threshold that is met to 1e-12 of it may fall the other
-// context_of (of top-p over a whole vocabulary, see nucleus_of). The nucleus of a row: the fewest
-// most likely tokens whose mass reaches top-p.
-//
-// Source: Holtzman et al. 2020, arXiv:1904.09751.
-// The typical set of a distribution: the tokens that surprise about as much as is expected.
-//
-// Source: Meister et al. 2022, arXiv:2202.00666.
-// Log-probabilities of tokens, from the target's own scores before anything edits them.
+// way (of top-p over a whole vocabulary, see nucleus_of).
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,8 @@
-// Which tokens a text holds, and how often.
 // Edits of a row of scores, as requests ask for them; those of specrt.sampling.processors.
 //
 // Each keeps what it must know of the text so far, and takes drafted tokens before a row as history
 // of that row alone: a score comes out the same, to the bit, whether a token before it is committed
 // yet or not. Scores are edited in f32, as they are in Python.
-// What a request says about the next token besides temperature: edits of a row of scores.
 #pragma once
 
 #include <cstddef>

@@ -9,22 +9,20 @@
 namespace specrt::native {
 
 // The Python runtime's constants, and its reasons for them.
-constexpr double kTurn = 0.01;
-constexpr double kTrust = 8.0;
-constexpr double kRecent = 1.0 / 16;
+constexpr double kSwitchChance = 0.01;
 constexpr double kProbing = 0.015;
-constexpr double kDearest = 8.0;
-constexpr std::int64_t kCheck = 200;
-constexpr std::size_t kSilent = 256;
+constexpr double kMaxProbeLoss = 8.0;
+constexpr std::int64_t kMaxDrafting = 200;
+constexpr std::size_t kFallbackAfter = 256;
 
 Acceptance::Acceptance(std::size_t most)
     : weights_{1.0, 1.0, 0.0},
       seen_{kTrust, kTrust, 4 * kTrust},
-      eases_(std::max<std::size_t>(1, most)) {
+      log_odds_(std::max<std::size_t>(1, most)) {
   for (std::size_t i = 0; i < kLevels; ++i) odds_[i] = std::exp(static_cast<double>(i) - 4.0);
   belief_.fill(1.0 / kLevels);
   usual_ = belief_;
-  turn(0);
+  mix_with_usual(0);
 }
 
 // By how much these features multiply the odds of a token.
@@ -35,7 +33,7 @@ double Acceptance::odds(const Features& features) const {
 }
 
 double Acceptance::chance(std::size_t place, double odds) const {
-  return 1 - 1 / (1 + odds * std::exp(eases_[place]));
+  return 1 - 1 / (1 + odds * std::exp(log_odds_[place]));
 }
 
 double Acceptance::chance(std::size_t place) const {
@@ -47,7 +45,7 @@ double Acceptance::expect(std::size_t place, double confidence) {
   if (confidence > 0 && confidence < 1) {
     surer = std::log(confidence / (1 - confidence)) - mean_;
     mean_ += kRecent * surer;
-    telling_ = true;
+    has_confidence_ = true;
   }
   const double depth = std::log1p(static_cast<double>(place));
   tokens_.push_back({std::max(0.0, surer), std::min(0.0, surer), depth});
@@ -73,17 +71,17 @@ void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
   const double total = std::accumulate(belief_.begin(), belief_.end(), 0.0);
   for (std::size_t i = 0; i < kLevels; ++i) {
     belief_[i] /= total;
-    usual_[i] += kTurn * (belief_[i] - usual_[i]);
-    usual_[i] += kTurn * (1.0 / kLevels - usual_[i]);
+    usual_[i] += kSwitchChance * (belief_[i] - usual_[i]);
+    usual_[i] += kSwitchChance * (1.0 / kLevels - usual_[i]);
   }
-  turn(kTurn);
+  mix_with_usual(kSwitchChance);
 }
 
-void Acceptance::turn(double chance) {
+void Acceptance::mix_with_usual(double chance) {
   for (std::size_t i = 0; i < kLevels; ++i) belief_[i] += chance * (usual_[i] - belief_[i]);
   Belief belief = belief_;
   double before = 1;
-  for (double& ease : eases_) {
+  for (double& ease : log_odds_) {
     double kept = 0;
     for (std::size_t i = 0; i < kLevels; ++i) kept += belief[i] *= odds_[i] / (1 + odds_[i]);
     ease = std::log(kept / (before - kept));
@@ -110,41 +108,42 @@ AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGam
   for (std::size_t g = 1; g <= most_; ++g) {
     pays = pays || static_cast<double>(g + 1) * total_[0] > total_[g];
   }
-  if (!pays) silent_ = kSilent;
+  if (!pays) tokens_since_draft_ = kFallbackAfter;
 }
 
 int AutoGamma::choose() {
-  asked_ = true;
+  chose_ = true;
   probing_ = false;
-  reach_ = 1;
+  joint_acceptance_ = 1;
   steps_ = 0;
   acceptance_.begin();
   plan();
   // How sure the drafter is of a first token is worth a look before it is given up.
-  if (gamma_ > 0 || (acceptance_.telling() && drafted_[0] <= 1)) {
-    lost_ = 0;
-    return run_ >= kCheck && !rival_ ? 0 : static_cast<int>(most_);
+  if (gamma_ > 0 || (acceptance_.has_confidence() && min_to_draft_[0] <= 1)) {
+    probe_loss_ = 0;
+    return rounds_drafted_ >= kMaxDrafting && !rival_ ? 0 : static_cast<int>(most_);
   }
   if (most_ == 0) return 0;
   const double loss = total_[1] * floor_ - 1 - acceptance_.chance(0);  // expected of a probe
-  probing_ = static_cast<double>(idle_) * kProbing >= std::max(lost_, loss);
+  probing_ = static_cast<double>(rounds_idle_) * kProbing >= std::max(probe_loss_, loss);
   return probing_ ? 1 : 0;
 }
 
 DraftDecision AutoGamma::decide(int drafted, double confidence) {
   steps_ = static_cast<std::size_t>(drafted);
-  reach_ *= acceptance_.expect(steps_ - 1, confidence);
-  if (probing_ || reach_ >= drafted_[steps_]) return DraftDecision::kContinue;
-  return reach_ >= verified_[steps_] ? DraftDecision::kStop : DraftDecision::kDiscard;
+  joint_acceptance_ *= acceptance_.expect(steps_ - 1, confidence);
+  if (probing_ || joint_acceptance_ >= min_to_draft_[steps_]) return DraftDecision::kContinue;
+  return joint_acceptance_ >= min_to_verify_[steps_] ? DraftDecision::kStop
+                                                     : DraftDecision::kDiscard;
 }
 
 void AutoGamma::observe(const Round& round) {
-  const bool asked = std::exchange(asked_, false);
+  const bool chose = std::exchange(chose_, false);
   if (round.drafted > 0) return judge(round);
-  ++idle_;
-  silent_ += round.tokens.size();
-  if (asked && !rival_) {
-    run_ = 0;
+  ++rounds_idle_;
+  tokens_since_draft_ += round.tokens.size();
+  if (chose && !rival_) {
+    rounds_drafted_ = 0;
     verify_->record(0, static_cast<double>(round.verify_ns));
   }
 }
@@ -152,20 +151,20 @@ void AutoGamma::observe(const Round& round) {
 // Learn from a round that this policy drafted in.
 void AutoGamma::judge(const Round& round) {
   if (probing_ && round.accepted > 0) {
-    acceptance_.turn(1 - std::pow(1 - kTurn, static_cast<double>(idle_)));
+    acceptance_.mix_with_usual(1 - std::pow(1 - kSwitchChance, static_cast<double>(rounds_idle_)));
   }
   acceptance_.learn(round.accepted, round.evaluated());
   verify_->record(round.drafted, static_cast<double>(round.verify_ns));
   if (!round.caught_up) {
     draft_.record(steps_ > 0 ? steps_ : round.drafted, static_cast<double>(round.draft_ns));
   }
-  ++run_;
-  idle_ = 0;
+  ++rounds_drafted_;
+  rounds_idle_ = 0;
   if (probing_) {
     const double spent = static_cast<double>(round.draft_ns + round.verify_ns) * floor_;
-    lost_ = std::min(kDearest, spent - 1 - acceptance_.chance(0));
+    probe_loss_ = std::min(kMaxProbeLoss, spent - 1 - acceptance_.chance(0));
   } else {
-    silent_ = 0;
+    tokens_since_draft_ = 0;
   }
 }
 
@@ -192,8 +191,8 @@ void AutoGamma::plan() {
       rate_ = tokens / total_[g];
     }
   }
-  verified_.assign(most_ + 1, 0);
-  drafted_.assign(most_ + 1, 2);  // a chance that no token has
+  min_to_verify_.assign(most_ + 1, 0);
+  min_to_draft_.assign(most_ + 1, 2);  // a chance that no token has
   tokens = 0;
   for (std::size_t k = most_; k-- > 0;) {
     double ns = (total_[k + 1] - total_[k]) / chances[k];
@@ -201,13 +200,13 @@ void AutoGamma::plan() {
       tokens = chances[k] * (1 + tokens);
       ns = std::min(ns, (total_[gamma_] - total_[k]) / tokens);
     }
-    drafted_[k] = rate_ * ns;
-    verified_[k + 1] = rate_ * (verify[k + 1] - verify[k]);
+    min_to_draft_[k] = rate_ * ns;
+    min_to_verify_[k + 1] = rate_ * (verify[k + 1] - verify[k]);
   }
 }
 
 std::optional<std::string> AutoGamma::fallback() const {
-  if (silent_ < kSilent) return std::nullopt;
+  if (tokens_since_draft_ < kFallbackAfter) return std::nullopt;
   char text[160];
   std::snprintf(text, sizeof text,
                 "a round that drafts one token takes %.2f times as long as a token without it, "

@@ -23,8 +23,10 @@ class Acceptance {
   double chance(std::size_t place) const;                   // of a token of usual confidence
   double expect(std::size_t place, double confidence);      // of the next drafted token
   void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
-  void turn(double chance);                  // the text may have become easier or harder
-  bool telling() const { return telling_; }  // whether the drafter ever told how sure it is
+  void mix_with_usual(double chance);  // the text may have become easier or harder
+  bool has_confidence() const {
+    return has_confidence_;
+  }  // whether the drafter ever told how sure it is
 
  private:
   static constexpr std::size_t kLevels = 9;
@@ -38,9 +40,9 @@ class Acceptance {
   Features weights_, seen_;
   std::vector<Features> tokens_;
   // Log odds at each place, given that the tokens before it are kept.
-  std::vector<double> eases_;
+  std::vector<double> log_odds_;
   double mean_ = 0;
-  bool telling_ = false;
+  bool has_confidence_ = false;
 };
 
 // Drafts as many tokens as pay, none included. `rival` is the policy of the drafter that follows
@@ -69,12 +71,12 @@ class AutoGamma : public GammaPolicy {
   double outside_;
   // What rounds cost; at index k the least chance of k tokens at which the k-th is verified, and
   // at which another is drafted.
-  std::vector<double> total_, verified_, drafted_;
+  std::vector<double> total_, min_to_verify_, min_to_draft_;
   std::size_t gamma_ = 0;
-  double floor_ = 0, rate_ = 0, reach_ = 1, lost_ = 0;
-  std::size_t steps_ = 0, silent_ = 0;
-  std::int64_t run_ = 0, idle_ = 0;
-  bool asked_ = false, probing_ = false;
+  double floor_ = 0, rate_ = 0, joint_acceptance_ = 1, probe_loss_ = 0;
+  std::size_t steps_ = 0, tokens_since_draft_ = 0;
+  std::int64_t rounds_drafted_ = 0, rounds_idle_ = 0;
+  bool chose_ = false, probing_ = false;
 };
 
 }  // namespace specrt::native

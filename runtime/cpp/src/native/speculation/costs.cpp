@@ -67,11 +67,6 @@ std::vector<double> costs_between(const std::vector<std::pair<int, double>>& mea
   return costs;
 }
 
-// TRUST and RECENT of the Python runtime: passes that a tuned cost weighs as much as, and the share
-// of the latest pass.
-constexpr double kTuned = 8.0;
-constexpr double kLatest = 1.0 / 16;
-
 CostTracker::CostTracker(std::vector<double> tuned) {
   for (const double ns : tuned) widths_.push_back({ns});
 }
@@ -88,8 +83,8 @@ void CostTracker::record(std::size_t drafted, double ns) {
     width.fast = width.slow = 0;
   } else if (ratio >= 0.5 && ratio <= 2.0) {
     const double surprise = std::min(0.5, ratio - 1.0);
-    common_ *= 1.0 + surprise * std::max(1.0 / (1.0 + passes_), kLatest);
-    width.ns *= 1.0 + surprise / (2 * kTuned + std::min<double>(width.passes, 8 * kTuned));
+    common_ *= 1.0 + surprise * std::max(1.0 / (1.0 + passes_), kRecent);
+    width.ns *= 1.0 + surprise / (2 * kTrust + std::min<double>(width.passes, 8 * kTrust));
   }
   ++width.passes;
   ++passes_;

@@ -7,6 +7,11 @@
 
 namespace specrt::native {
 
+// Observations that an assumption weighs as much as, and the share of a running mean that the
+// latest observation makes up.
+constexpr double kTrust = 8.0;
+constexpr double kRecent = 1.0 / 16;
+
 // Nanoseconds: verify_ns[g] of a target pass of width g + 1, draft_ns[g] of drafting g tokens in a
 // row, outside_ns per round outside the engines.
 struct Costs {
@@ -16,7 +21,7 @@ struct Costs {
 
   // Throws Failure(SPECRT_BUNDLE) for costs that no machine has.
   void check() const;
-  // What verifying or drafting `gamma` tokens costs, measured or on the line through.
+  // What verifying or drafting `gamma` tokens costs, measured or interpolated.
   double verify(int gamma) const;
   double draft(int gamma) const;
 };
