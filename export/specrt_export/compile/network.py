@@ -241,9 +241,6 @@ def _layers(network: Any, kind: str) -> Iterator[Any]:
             yield layer
 
 
-RTX = "tensorrt-rtx"
-
-
 COMPATIBILITY = {
     "ampere+": "AMPERE_PLUS",
     "same-capability": "SAME_COMPUTE_CAPABILITY",
@@ -263,7 +260,7 @@ def check_options(options: PlanOptions, library: Any, gpu: bool) -> None:
     Raises: BuildError.
     """
     _check_ranges(options)
-    if library.backend == RTX:
+    if library.flavour.rtx:
         _check_rtx(options, gpu)
         capability_names(options.capabilities, library.module)
     elif options.capabilities:

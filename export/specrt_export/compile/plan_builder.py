@@ -47,7 +47,7 @@ from typing import Any, BinaryIO
 import onnx
 
 from specrt.engine.tensorrt.engine_record import FORMAT, BuildSetting, EngineRecord, Profile
-from specrt.engine.tensorrt.library import Library, Log, Message
+from specrt.engine.tensorrt.library import FLAVOURS, Library, Log, Message
 from specrt.errors import BuildError
 from specrt.system import available_bytes, survey
 from specrt_export.compile.monitor import (
@@ -62,7 +62,6 @@ from specrt_export.compile.monitor import (
     weight_bytes,
 )
 from specrt_export.compile.network import (
-    RTX,
     Contract,
     add_profiles,
     check_graph,
@@ -84,7 +83,7 @@ class TimingCache:
         self.path = path
         self.note = ""
         """What became of it, or why there is none."""
-        self._used = not library.flavour.timing_cache_needs_gpu
+        self._used = not library.flavour.rtx
         self._cache: Any = None
         if not self._used:
             self.note = f"none: {library.backend} times kernels on the device, not while it builds"
@@ -320,7 +319,7 @@ class _Job:
         settings = self.options.settings().items()
         gpus = survey()
         # What tensorrt-rtx builds is not for the GPU of the machine that builds it.
-        used = gpus.gpus[:1] if self.library.backend != RTX else ()
+        used = gpus.gpus[:1] if not self.library.flavour.rtx else ()
         return EngineRecord(
             format=FORMAT,
             backend=self.library.backend,
@@ -421,7 +420,7 @@ def need(weights: Weights, profiles: Sequence[Profile], options: PlanOptions, ba
     plan = int(weights.floats * layouts) + weights.codes + weights.halves
     in_memory = plan + int(weights.halves * (_INT4_GROWS - 1))
     host = _FIXED_BYTES + int(_PER_PLAN_BYTE * in_memory) - weights.stored
-    if backend == RTX:
+    if FLAVOURS[backend].rtx:
         return Need(host, 0)
     return Need(host, plan + (options.workspace_mib or 0) * _MIB)
 
@@ -459,7 +458,7 @@ def memory_warning(needed: Need, room: Room, backend: str) -> str:
     ):  # fmt: skip
         if free is not None and size > free:
             elsewhere = "build on a machine with more memory"
-            if backend == RTX:
+            if FLAVOURS[backend].rtx:
                 elsewhere += " (tensorrt-rtx needs no GPU to build) and copy the bundle"
             return (
                 f"building this plan may take {_mib(size)} of {kind}, and {_mib(free)} is free; "

@@ -264,7 +264,12 @@ def parse_rows(text: str) -> list[int]:
     "--min-p", default=0.0, help="Drop tokens less likely than this share of the likeliest."
 )
 @click.option("--seed", default=0, show_default=True, help="Same seed, same text.")
-@click.option("--verifier", type=click.Choice(list(VERIFIERS)), default="match", show_default=True)
+@click.option(
+    "--verifier",
+    type=click.Choice(list(VERIFIERS)),
+    default=SamplingParams.verifier,
+    show_default=True,
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
 @click.option(

@@ -231,7 +231,7 @@ _BEHIND = (
     click.option(
         "--verifier",
         type=click.Choice(list(VERIFIERS)),
-        default="match",
+        default=SamplingParams.verifier,
         show_default=True,
         help="match: one seed gives one text at every gamma. rejection: accepts more when "
         "sampling; a seed repeats its text only at the same numbered gamma.",

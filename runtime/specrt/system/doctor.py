@@ -102,7 +102,9 @@ def abilities() -> list[Check]:
 
 def best_backend() -> str:
     """Return the fastest backend that this machine can run."""
-    return next((name for name, one in BACKENDS.items() if not one.missing()), "ort-cpu")
+    return next(
+        (name for name, one in BACKENDS.items() if not one.missing()), next(reversed(BACKENDS))
+    )
 
 
 def fits(memory_bytes: int) -> list[str]:

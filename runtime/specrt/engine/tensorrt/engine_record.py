@@ -424,7 +424,7 @@ def remark(built: DeviceRecord, here: DeviceRecord) -> str:
 
 def _version(built: DeviceRecord, here: DeviceRecord) -> list[str]:
     theirs, ours = parse_version(built.version), parse_version(here.version)
-    if not (theirs[3] and ours[3]) or built.backend == "tensorrt-rtx":
+    if not (theirs[3] and ours[3]) or FLAVOURS[built.backend].rtx:
         theirs, ours = (*theirs[:3], 0), (*ours[:3], 0)  # JetPack tells no build number
     if theirs == ours or (built.newer_versions and ours > theirs):
         return []
@@ -435,8 +435,9 @@ def _gpu(built: DeviceRecord, here: DeviceRecord) -> list[str]:
     if not here.capabilities:
         return []
     (ours,) = here.capabilities
-    if built.backend == "tensorrt-rtx" or built.hardware == AMPERE_PLUS:
-        wanted = built.capabilities if built.backend == "tensorrt-rtx" else ()
+    rtx = FLAVOURS[built.backend].rtx
+    if rtx or built.hardware == AMPERE_PLUS:
+        wanted = built.capabilities if rtx else ()
         if ours in wanted or (not wanted and _number(ours) >= RTX_FIRST):
             return []
         which = ", ".join(wanted) or "8.0 and later"

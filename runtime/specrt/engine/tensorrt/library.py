@@ -116,8 +116,9 @@ class Flavour:
     """What its plans begin with."""
     native_from: tuple[int, int]
     """The first version that updates KV buffers in place."""
-    builds_without_gpu: bool
-    timing_cache_needs_gpu: bool
+    rtx: bool
+    """Whether it is TensorRT for RTX, which builds without a GPU, for all of some capabilities, and
+    keeps timings only where there is one."""
 
 
 FLAVOURS = {
@@ -125,12 +126,12 @@ FLAVOURS = {
         "tensorrt", "tensorrt", "TensorRT",
         "it comes with JetPack (make environments with `python -m venv --system-site-packages`), "
         "NVIDIA's containers or NVIDIA's package index",
-        (b"ptrt", b"ftrt"), NATIVE_FROM, builds_without_gpu=False, timing_cache_needs_gpu=False,
+        (b"ptrt", b"ftrt"), NATIVE_FROM, rtx=False,
     ),
     "tensorrt-rtx": Flavour(
         "tensorrt-rtx", "tensorrt_rtx", "TensorRT for RTX",
         "`pip install tensorrt-rtx`",
-        (b"vtrt",), (1, 3), builds_without_gpu=True, timing_cache_needs_gpu=True,
+        (b"vtrt",), (1, 3), rtx=True,
     ),
 }  # fmt: skip
 
@@ -327,7 +328,7 @@ def lacks_to_build(backend: str, devices: Survey | None = None) -> str:
         library = open_library(backend)
     except EngineError as error:
         return str(error)
-    if library.flavour.builds_without_gpu:
+    if library.flavour.rtx:
         return ""
     problem = (survey() if devices is None else devices).problem
     if not problem:

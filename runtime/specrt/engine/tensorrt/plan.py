@@ -143,7 +143,7 @@ def check_header(path: Path, head: bytes, length: int, library: Library, again: 
         begins = f"begins with {mark!r}" if mark else "is empty"
         raise EngineError(f"{path} is damaged or no TensorRT plan: it {begins}; {again}")
     stated = int.from_bytes(head[_RTX_SIZE], "little")
-    if library.backend == "tensorrt-rtx" and len(head) >= _RTX_SIZE.stop and length < stated:
+    if library.flavour.rtx and len(head) >= _RTX_SIZE.stop and length < stated:
         raise EngineError(f"{path} is damaged: {length} bytes of {stated} are there; {again}")
 
 
