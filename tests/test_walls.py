@@ -10,6 +10,9 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+
 ROOT = Path(__file__).parents[1]
 HOMES = {"specrt": ROOT / "runtime", "specrt_export": ROOT / "export"}
 
@@ -173,6 +176,22 @@ def test_files_and_classes_have_names_of_their_own() -> None:
     ]
     for names in (files, classes):
         assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_a_token_passes_few_files(generator: Generator) -> None:
+    """Those whose functions run between two chunks; the command that prints them is one more."""
+    stream = generator.stream(
+        [57] * 20, SamplingParams(max_tokens=40, ignore_eos=True), gamma="auto"
+    )
+    next(stream), next(stream)
+    passed = set()
+    sys.setprofile(lambda frame, event, _: passed.add(frame.f_code.co_filename))
+    for _ in range(6):
+        next(stream)
+    sys.setprofile(None)
+    stream.close()
+    ours = sorted(str(path) for path in MODULES.values() if str(path) in passed)
+    assert 9 < len(ours) <= 13, ours
 
 
 def test_importing_specrt_loads_no_engine_library_and_no_build_machine() -> None:
