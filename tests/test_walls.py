@@ -180,10 +180,9 @@ def test_files_and_classes_have_names_of_their_own() -> None:
 
 def test_a_token_passes_few_files(generator: Generator) -> None:
     """Those whose functions run between two chunks; the command that prints them is one more."""
-    stream = generator.stream(
-        [57] * 20, SamplingParams(max_tokens=40, ignore_eos=True), gamma="auto"
-    )
-    next(stream), next(stream)
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    stream = generator.stream([57] * 20, params, gamma="auto")
+    next(stream)
     passed = set()
     sys.setprofile(lambda frame, event, _: passed.add(frame.f_code.co_filename))
     for _ in range(6):
