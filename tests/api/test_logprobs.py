@@ -18,6 +18,7 @@ from scipy.special import log_softmax
 
 from scheduler.support import Build, alone, rows, target_of
 from specrt.completion import Completion
+from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, ranked
@@ -43,8 +44,8 @@ SCORES = st.floats(-50, 50, width=32) | st.sampled_from([0.0, 1.0, -math.inf, 2.
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), shape=st.tuples(st.integers(1, 4), st.integers(1, 30)), k=st.integers(0, 20))
 def test_rows_are_ranked_as_by_sorting(data: st.DataObject, shape: tuple[int, int], k: int) -> None:
-    scores = data.draw(arrays(np.float32, shape, elements=SCORES))
-    lines = scores[scores.max(-1) > -math.inf]
+    lines = data.draw(arrays(np.float32, shape, elements=SCORES))
+    lines[lines.max(-1) == -math.inf] = 0
     tokens = data.draw(st.tuples(*[st.integers(0, shape[1] - 1) for _ in lines]))
     kept = lines.copy()
     found = ranked(lines, tokens, k).entries(len(lines), str)
@@ -52,6 +53,9 @@ def test_rows_are_ranked_as_by_sorting(data: st.DataObject, shape: tuple[int, in
     for entry, line, one in zip(found, lines, tokens, strict=True):
         check(entry, line, one, k)
         assert all(told.decoded_token == str(one) for one, told in entry.items())
+    lines[-1, 0] = math.nan
+    with pytest.raises(EngineError, match="not numbers"):
+        ranked(lines, tokens, k)
 
 
 def made(tokenizer: Tokenizer, **options: Any) -> Generator:
@@ -82,10 +86,7 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.9}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("model", BIASED),
     ("model", {"allowed_token_ids": (65, 66, 67, 68, 69), **SAMPLED}),
-    (
-        "cascade",
-        {"logits_processors": lambda _, logits: -logits, "no_repeat_ngram_size": 2, **SAMPLED},
-    ),
+    ("cascade", {"logits_processors": lambda _, row: -row, "no_repeat_ngram_size": 2, **SAMPLED}),
     ("model", {**BIASED, "stop": ("\x00", "q"), "temperature": 0.9, "verifier": "rejection"}),
     ("model", {"stop_token_ids": range(0, 256, 9), "temperature": 1.0}),
 ]

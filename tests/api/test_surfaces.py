@@ -76,9 +76,8 @@ def by_llm(made: Generator, prompt: str, options: Options, gamma: int) -> Option
         llm = LLM("bundle", num_speculative_tokens=gamma)
     (output,) = llm.generate(prompt, SamplingParams.of(**options))
     (one,) = output.outputs
-    assert (one.text, one.token_ids) == (output.completion.text, output.completion.token_ids)
-    assert one.finish_reason == output.completion.finish_reason
-    assert one.stop_reason == output.completion.stop_reason
+    for name in ("text", "token_ids", "finish_reason", "stop_reason"):
+        assert getattr(one, name) == getattr(output.completion, name)
     return {**output.completion.to_json(), "error": one.error}
 
 
@@ -161,10 +160,8 @@ def test_every_surface_gives_the_same_completion(
 WRONG: list[tuple[str, Options, int, type[SpecrtError], str]] = [
     ("a", {}, 99, RequestError, "gamma 99 is not among those this bundle was built for: 0, 1"),
     ("a", {"n": 3}, 2, RequestError, "n is 3"),
-    ("a", {"temperature": -1}, 2, RequestError, "temperature is -1; expected a number of 0"),
     ("a", {"temprature": 1}, 2, RequestError, "did you mean 'temperature'"),
     ("a", {"verifier": "typical"}, 2, RequestError, "verifier is 'typical'"),
-    ("a", {"logit_bias": {"9999": 1}}, 2, RequestError, "logit_bias holds 9999"),
     ("", {}, 2, RequestError, "the prompt is empty and this model has no BOS token"),
     ("ab\udcff", {}, 2, RequestError, "not (valid Unicode at character|UTF-8 at byte) 2"),
     ("x" * 300, {}, 2, CapacityError, "300 tokens, and the context of this bundle is 128"),
@@ -179,7 +176,6 @@ def test_every_surface_refuses_before_any_pass(made: Generator, surface: Surface
         assert type(refused.value) is error
         assert "\n" not in str(refused.value)
     assert target_of(made).calls == []
-    made.close()
     made.close()
     with pytest.raises(RequestError, match="this generator was closed; open the bundle again"):
         surface(made, PROMPT, {}, 2)
@@ -242,10 +238,9 @@ def test_cancelling_ends_every_surface_and_frees_its_row(
 ) -> None:
     chunk, cancel, completion = run(made)
     assert all(chunk() for _ in range(read))
-    cancel()
-    cancel()
-    assert not chunk()
-    assert not chunk()
+    for _ in range(2):
+        cancel()
+        assert not chunk()
     found, one = completion(), alone(tokenizer)
     assert found["finish_reason"] == "cancelled"
     assert (len(found["token_ids"]) > 0) == (read > 0)

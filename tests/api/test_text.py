@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models
 
 from specrt.errors import BundleError
-from specrt.text import Detokenizer, StopStrings, Tokenizer
+from specrt.text import StopStrings, Tokenizer
 from support.toy import BOS, EOS, SPECIAL, byte_fallback
 
 held = settings(
@@ -40,8 +40,6 @@ def chunks(tokenizer: Tokenizer, pieces: list[list[int]]) -> list[str]:
     return [*(detokenizer.push(piece) for piece in pieces), detokenizer.finish()]
 
 
-# Detokenizer
-
 unicode = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("é€😀👨‍👩‍👧 the\n"))
 places = st.lists(st.integers(0, 1000), max_size=12)
 
@@ -57,15 +55,11 @@ def test_chunks_join_to_the_text_however_it_is_cut(
         assert "".join(found) == used.decode(ids)
         assert "".join(chunks(used, [[i] for i in ids])) == used.decode(ids)
     ids = tokenizer.encode(text) if text else []
-    shown = ""
-    for chunk in chunks(tokenizer, cut(ids, at)):
-        shown += chunk
-        assert text.startswith(shown)
-    assert shown == text
+    assert all(text.startswith(shown) for shown in accumulate(chunks(tokenizer, cut(ids, at))))
     assert chunks(llama, [[i] for i in llama.encode("hello world")])[0] == "h"
 
 
-broken = st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xFF, 97, 32, 261, 264])
+broken = st.sampled_from([*"€😀".encode(), 0xC3, 0xFF, 97, 32, 261, 264])
 
 
 @held
@@ -75,14 +69,12 @@ def test_chunks_join_to_the_decoded(tokenizer: Tokenizer, ids: list[int], at: li
         assert "".join(chunks(tokenizer, pieces)) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
-def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer, kind: str) -> None:
-    used = tokenizer if kind == "byte-level" else llama
-    for text in ("😀", "a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
-        found = chunks(used, [[i] for i in used.encode(text)])
-        assert not any(LOST in chunk for chunk in found)
-        assert "".join(found) == text
-        assert "" in found  # something was held
+def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer) -> None:
+    for used in (tokenizer, llama):
+        for text in ("a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
+            found = chunks(used, [[i] for i in used.encode(text)])
+            assert ("".join(found), "" in found) == (text, True)  # something was held
+            assert not any(LOST in chunk for chunk in found)
 
 
 def test_half_a_character_is_shown_as_lost_once_that_is_certain(tokenizer: Tokenizer) -> None:
@@ -93,22 +85,9 @@ def test_half_a_character_is_shown_as_lost_once_that_is_certain(tokenizer: Token
 def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
     for name in (BOS, EOS, SPECIAL):
         special = tokenizer.encode(name)
-        assert len(special) == 1
         ids = [*b"ab", *special, *b"c", *special * 3, *b"d", *special]
         assert tokenizer.decode(ids) == "".join(chunks(tokenizer, [[i] for i in ids])) == "abcd"
         assert chunks(tokenizer, [special, special]) == ["", "", ""]
-
-
-def test_what_is_held_is_never_the_whole_past(llama: Tokenizer) -> None:
-    detokenizer = Detokenizer(llama)
-    longest = 0
-    for token in llama.encode("word 😀") * 30:
-        detokenizer.push([token])
-        longest = max(longest, len(detokenizer._ids))
-    assert longest < 10
-
-
-# Tokenizer
 
 
 def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -119,8 +98,6 @@ def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: 
     with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: .* build the bun"):
         Tokenizer(path)
 
-
-# Stop strings
 
 letters = st.text("abc", max_size=14)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
@@ -145,7 +122,6 @@ def test_a_stop_string_is_never_shown(pieces: list[str], stops: tuple[str, ...])
     shown, met = feed(stops, pieces)
     text = "".join(shown)
     assert not any(stop in text for stop in stops)
-    assert whole.startswith(text)
     if met is None:
         assert text == whole
     else:

