@@ -12,13 +12,8 @@ from specrt.cli.options import progress, table
 
 def test_a_table_holds_every_cell_in_its_column() -> None:
     rows = [("a b", "1.5", ""), ("c", "", "12345")]
-    assert table(("name", "ms", "tokens"), rows, left=1).split("\n") == [
-        "name   ms  tokens",
-        "a b   1.5",
-        "c           12345",
-    ]
-    markdown = table(("name", "ms", "tokens"), rows, left=1, markdown=True).split("\n")
-    assert [line.count("|") for line in markdown] == [4] * 4
+    found = table(("name", "ms", "tokens"), rows, left=1)
+    assert found == "name   ms  tokens\na b   1.5\nc           12345"
 
 
 class Stream(io.StringIO):
