@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from specrt.bench.report import (
     Footprint,
     Summary,
     peak_bytes,
+    repeated_tokens,
     report,
     resident_bytes,
     table_rows,
@@ -63,18 +65,22 @@ def test_a_speedup_is_the_median_of_the_ratios_of_pairs() -> None:
     assert result.standing == "faster"  # on at least three of four
 
 
+def test_repeated_tokens_are_those_whose_run_came_before() -> None:
+    assert repeated_tokens([1, 2, 3, 1, 2, 4, 1, 2, 4], 2) == 3
+
+
 @pytest.fixture
 def two_classes() -> BenchReport:
     """Drafting gains on the first prompt, gamma 4 loses on both, auto is plain on the second."""
     pairs = [(p, r) for p in range(2) for r in range(3)]
-    idle = {"decode_us": 4400, "inside_us": 3600, "configuration": AUTO}
+    idle: Any = {"decode_us": 4400, "inside_us": 3600, "configuration": AUTO}
     samples = {
         PLAIN: [plain(p) for p in pairs],
         DRAFTING: [drafting(p, slow=1 + p[0]) for p in pairs],
         LOSING: [drafting(p, slow=2, configuration=LOSING) for p in pairs],
         AUTO: [
             *(drafting(p, configuration=AUTO) for p in pairs[:3]),
-            *(sample(rounds(4, 0, 0, 0, 1000), pair=p, **idle) for p in pairs[3:]),  # type: ignore
+            *(sample(rounds(4, 0, 0, 0, 1000), pair=p, **idle) for p in pairs[3:]),
         ],
     }
     return report(samples, ["code", "prose"], Comparison(12), 10**6)

@@ -60,10 +60,10 @@ def tuning(bundle: Bundle) -> Tuning:
 def ignored(bundle: Bundle, threads: int = THREADS) -> str:
     """Return why a tuning is not used: one line that says what to run."""
     found, notice = read_tuning(bundle, threads)
-    assert found is None
-    assert notice is not None
+    assert (found, notice is None) == (None, False)
+    notice = str(notice)
     assert "\n" not in notice
-    assert str(bundle.path / FILE_NAME) in notice
+    assert f"{bundle.path / FILE_NAME} " in notice
     assert f"; run `specrt tune {bundle.path}" in notice
     return notice
 
@@ -101,14 +101,12 @@ def test_a_tuning_of_something_else_is_ignored(bundle: Bundle, tuning: Tuning) -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": FORMAT + 1}, {"verify_ns": []}, {"verify_ns": [1] * 8},
-        {"verify_ns": [1.5] * 9}, {"draft_ns": [1] * 9}, {"draft_ns": [0] * 9},
-        {"outside_ns": 10**400}, {"threads": 0}, {"pools": 3}, {"fixed_gamma": 99},
-        {"drafter": "oracle"}, {"settings": [{"drafter": "model"}]}, {"source": "line\nline"},
-        {"settings": [{**asdict(ROW), "decode_ns": 0}]},
-        {"settings": [{**asdict(ROW), "drafter": "\x1b[2J"}]},
+        {"format": FORMAT + 1}, {"verify_ns": [1] * 8}, {"verify_ns": [1.5] * 9},
+        {"draft_ns": [1] * 9}, {"draft_ns": [0] * 9}, {"outside_ns": 10**400}, {"threads": 0},
+        {"pools": 3}, {"fixed_gamma": 99}, {"drafter": "oracle"}, {"source": "line\nline"},
+        {"settings": [{"drafter": "model"}]}, {"settings": [{**asdict(ROW), "decode_ns": 0}]},
     ],
-    ids=range(15),
+    ids=range(13),
 )  # fmt: skip
 def test_damage_is_ignored(bundle: Bundle, tuning: Tuning, changes: dict[str, Any]) -> None:
     (bundle.path / FILE_NAME).write_text(json.dumps({**asdict(tuning), **changes}))
@@ -129,26 +127,26 @@ def test_a_file_that_is_no_record_is_ignored_without_waiting(bundle: Bundle) -> 
     assert "not a file" in ignored(bundle)
 
 
-@given(data=st.data())
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(data=st.data(), junk=JUNK)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.DataObject) -> None:
+def test_no_damage_is_ever_an_error(
+    bundle: Bundle, tuning: Tuning, data: st.DataObject, junk: object
+) -> None:
     record = json.loads(tuning.to_json())
-    junk = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-        max_leaves=5,
-    )
     part = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
-    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(junk)
+    part[data.draw(st.sampled_from(sorted(part)))] = junk
     (bundle.path / FILE_NAME).write_text(json.dumps(record))
-    found, notice = read_tuning(bundle, THREADS)
-    assert (found is None) != (notice is None)
-    if found is not None:
-        assert found.costs.plain_ns > 0
-    else:
-        ignored(bundle)
+    found, _ = read_tuning(bundle, THREADS)
+    assert found.costs.plain_ns > 0 if found else ignored(bundle)
 
 
 def no_room(*_: object, **__: object) -> None:
