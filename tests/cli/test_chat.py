@@ -109,14 +109,6 @@ def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
     assert 'the input ended in a message that """ keeps open' in ran.err
 
 
-def test_drafted_text_is_green(cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    for unwanted in ("", "1"):
-        monkeypatch.setenv("NO_COLOR", unwanted)
-        ran = cli("chat", codelet, *FEW, "--show-draft", stdin=b"import os\n")
-        assert ("\x1b[32m" in ran.out) is not bool(unwanted)
-
-
 def test_ctrl_c_at_the_prompt_leaves(
     cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

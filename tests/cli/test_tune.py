@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,9 +60,7 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     ran = cli("tune", bundle, "--threads", 1, "--quick")  # costs alone leave the rest
     again, _ = read_tuning(Bundle.open(bundle), 1)
     assert again is not None
-    assert again.settings == tuning.settings
-    assert (again.drafter, again.gamma) == (tuning.drafter, tuning.gamma)
-    assert f"best: drafter {tuning.drafter}" in ran.out
+    assert again == replace(again, settings=tuning.settings, drafter=tuning.drafter)
     assert ran.out.splitlines()[-1] == f"written to {place}"
 
     record: dict[str, Any] = json.loads(place.read_text())
@@ -84,11 +84,8 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
 def test_an_interrupted_tuning_keeps_the_old_one(
     cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     (bundle / FILE_NAME).write_text("the old one")
-    monkeypatch.setattr("specrt.cli.tune.sweep", stop)
+    monkeypatch.setattr("specrt.cli.tune.sweep", Mock(side_effect=KeyboardInterrupt))
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
     assert (ran.status, ran.err.splitlines()[-1]) == (130, "specrt: interrupted")
     assert (bundle / FILE_NAME).read_text() == "the old one"
@@ -111,9 +108,7 @@ def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     assert "does not exist" in reason
     assert "\n" not in reason
 
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("specrt", 600)
-
+    hang = Mock(side_effect=subprocess.TimeoutExpired("specrt", 600))
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()
