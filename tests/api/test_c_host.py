@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,15 +24,10 @@ def host(codelet: Path) -> Iterator[c_host.Host]:
     assert opened.close() == (0,)
 
 
-def test_info_tells_what_the_bundle_is(host: c_host.Host, generator: Generator) -> None:
-    target = generator.models.target
-    assert host.info() == (
-        0, b"codelet", b"ort-cpu", b"fp32", target.max_length, target.geometry.vocab_size,
-        1, 8, 1, 1, "\n".join(generator.notices).encode(),
-    )  # fmt: skip
-
-
 def test_texts_become_ids_and_back(host: c_host.Host, generator: Generator) -> None:
+    target = generator.models.target
+    sizes = target.max_length, target.geometry.vocab_size
+    assert host.info()[:10] == (0, b"codelet", b"ort-cpu", b"fp32", *sizes, 1, 8, 1, 1)
     text = "żółw = 1\n"
     status, ids = host.encode(text.encode())
     tokens = generator.tokenizer.encode(text)
@@ -60,8 +56,5 @@ def test_errors_are_told_with_their_status(host: c_host.Host, tmp_path: Path) ->
 
 
 def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise ZeroDivisionError("no more")
-
-    monkeypatch.setattr(Tokenizer, "encode", fails)
+    monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=ZeroDivisionError("no more")))
     assert host.encode(b"x") == (10, b"ZeroDivisionError: no more")

@@ -14,26 +14,16 @@ LLAMA = """
 {{- bos_token }}
 {%- if tools is not none %}{{ raise_exception('tools were given') }}{% endif %}
 {%- for message in messages %}
-    {%- if message.role not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('unknown role: ' + message.role) }}
-    {%- endif %}
+    {%- if message.role == 'robot' %}{{- raise_exception('unknown role: robot') }}{%- endif %}
     {{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' }}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}{{ message.content }}{{ eos_token }}{%- endgeneration %}
-    {%- else %}
-        {{- message.content | trim ~ eos_token }}
-    {%- endif %}
+    {%- generation %}{{ message.content | trim ~ eos_token }}{%- endgeneration %}
     {%- if loop.index > 8 %}{% break %}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant' }}{%- endif %}
 """
 TALK = [
     {"role": "system", "content": "Be brief. "},
-    {"role": "user", "content": "What is <b>ż & 'x'</b>?"},
-    {"role": "assistant", "content": "Markup."},
-    {"role": "user", "content": "Thanks\n"},
+    {"role": "user", "content": "What is <b>ż & 'x'</b>?\n"},
 ]
 SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
 

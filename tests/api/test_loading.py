@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def test_prompts_share_rows_and_each_has_its_completions(llm: LLM, opened: Gener
     params = [
         SamplingParams(max_tokens=9 + i, temperature=0.8, seed=i, n=1 + i % 3) for i in range(4)
     ]
+    params[3] = replace(params[3], logprobs=2, prompt_logprobs=1)
     outputs = llm.generate(prompts, params)
     found = opened.generate_many(prompts, params, gamma=3)
     assert [[(one.index, one.token_ids) for one in output.outputs] for output in outputs] == [
@@ -43,6 +45,10 @@ def test_prompts_share_rows_and_each_has_its_completions(llm: LLM, opened: Gener
         ("0", "one"), ("1", "another"), ("2", None), ("3", "the last"),
     ]  # fmt: skip
     assert all(output.completion.speculation.gamma == 3 for output in outputs)
+    last = outputs[3].outputs[0]
+    entries = zip(last.token_ids, last.logprobs or [], strict=True)
+    assert last.cumulative_logprob == pytest.approx(sum(e[t].logprob for t, e in entries))
+    assert len(outputs[3].prompt_logprobs or []) == len(outputs[3].prompt_token_ids)
     assert llm.generate([]) == []
 
 
@@ -56,19 +62,6 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
     for form in forms:
         (output,) = llm.generate(form, params)
         assert (output.prompt_token_ids, output.outputs[0].token_ids) == (ids, expected)
-
-
-def test_log_probabilities_are_those_of_the_completions(llm: LLM) -> None:
-    asked = {"max_tokens": 7, "n": 2, "temperature": 1.0, "seed": 3}
-    (output,) = llm.generate("hello", SamplingParams(**asked, logprobs=2, prompt_logprobs=1))
-    assert len(output.prompt_logprobs or []) == len(output.prompt_token_ids)
-    first, second = output.outputs
-    assert first.token_ids != second.token_ids
-    for one in (first, second):
-        assert one.logprobs is not None
-        total = sum(e[t].logprob for t, e in zip(one.token_ids, one.logprobs, strict=True))
-        assert one.cumulative_logprob == pytest.approx(total)
-        assert total < 0
 
 
 def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) -> None:

@@ -67,13 +67,12 @@ def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OddOnly:
-    """Rules out even tokens above a limit."""
+    """Rules out even tokens above a limit; it needs no history."""
 
     def __init__(self, limit: int, _: ProcessorContext) -> None:
         self._limit = limit
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """See `Processor`; its limit needs no history."""
+    def commit(self, tokens: Sequence[int]) -> None: ...
 
     def edit(self, row: Row, path: Sequence[int]) -> None:
         row[self._limit :: 2] = -np.inf

@@ -46,7 +46,7 @@ def test_json_has_what_was_asked_for(cli: Run, codelet: Path) -> None:
     assert (ran.status, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = json.loads(ran.out)
     assert (type(found["seed"]), found["speculation"]["gamma"]) == (int, 5)
-    assert [str(t) in e for t, e in zip(found["token_ids"], found["logprobs"], strict=True)]
+    assert all(str(t) in e for t, e in zip(found["token_ids"], found["logprobs"], strict=True))
     assert len(found["prompt_logprobs"]) == found["prompt_tokens"]
 
 
