@@ -67,10 +67,9 @@ def together(works: list[Callable[[], None]]) -> list[BaseException]:
     return raised
 
 
-Whole = list[tuple[int, Completion]]
-
-
-def play(made: Generator, shared: list[Stream], acts: list[Act], whole: Whole) -> None:
+def play(
+    made: Generator, shared: list[Stream], acts: list[Act], whole: list[tuple[int, Completion]]
+) -> None:
     """Do what a script says, and keep the completions that came whole."""
     for act, number in acts:
         prompt, params, stream = [number, 1], params_of(number), shared[number]
@@ -89,48 +88,38 @@ def play(made: Generator, shared: list[Stream], acts: list[Act], whole: Whole) -
 
 
 @pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=3, deadline=None)
-@given(batch=st.integers(2, 3), scripts=THREADS)
+@settings(max_examples=6, deadline=None)
+@given(batch=st.integers(2, 3), scripts=THREADS, late=st.none() | st.integers(0, 30))
 def test_whatever_threads_do_each_gets_its_text(
-    build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]]
+    build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int | None
 ) -> None:
     made, one = rows(build, batch, tokenizer), alone(tokenizer)
+    engine: Any = made.models.target
     shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
-    whole: Whole = []
-    assert together([partial(play, made, shared, acts, whole) for acts in scripts]) == []
+    whole: list[tuple[int, Completion]] = []
+    used: list[str] = []
+
+    def close() -> None:
+        for _ in range(late or 0):
+            next(shared[(late or 0) % 8], None)
+        made.close()
+        engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
+
+    works = [partial(play, made, shared, acts, whole) for acts in scripts]
+    raised = together(works if late is None else [*works, close, made.close])
     expected = [one.generate([i, 1], params_of(i)).token_ids for i in range(8)]
     assert all(done.token_ids == expected[number] for number, done in whole)
+    if late is not None:
+        assert all(isinstance(error, RequestError) for error in raised), raised
+        assert {str(error) for error in raised} <= {CLOSED}
+        assert used == []
+        return
+    assert raised == []
     ended = {n for acts in scripts for act, n in acts if act in ("cancel", "drop")}
     for number, stream in enumerate(shared):
         found = stream.finish().token_ids
         assert found == expected[number][: len(found)]
         assert number in ended or len(found) == len(expected[number])
-
-
-@pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=4, deadline=None)
-@given(batch=st.integers(2, 3), scripts=THREADS, late=st.integers(0, 30))
-def test_closing_under_threads_is_told_to_each(
-    build: Build, tokenizer: Tokenizer, batch: int, scripts: list[list[Act]], late: int
-) -> None:
-    made = rows(build, batch, tokenizer)
-    engine: Any = made.models.target
-    used: list[str] = []
-    shared = [made.stream([i, 1], params_of(i)) for i in range(8)]
-
-    def close() -> None:
-        for _ in range(late):
-            next(shared[late % 8], None)
-        made.close()
-        used.append("closed")
-        engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
-
-    works = [partial(play, made, shared, acts, []) for acts in scripts]
-    raised = together([*works, close, made.close])
-    assert all(isinstance(error, RequestError) for error in raised), raised
-    assert {str(error) for error in raised} <= {CLOSED}
-    assert set(used) <= {"closed"}
-    made.close()
 
 
 def test_a_processor_may_cancel_its_own_stream(made: Generator, tokenizer: Tokenizer) -> None:
