@@ -131,18 +131,16 @@ def test_a_stopped_answer_stays_as_far_as_it_was_read(tokenizer: Tokenizer, drop
     assert list(stream) == []
     assert [m["content"] for m in session.messages] == ["a", text, "b", later.text]
     assert opened.prompts[1][: len(opened.prompts[0]) + len(ids)] == [*opened.prompts[0], *ids]
-    assert later.cached_tokens >= len(opened.prompts[0]) + len(ids) - 1
 
 
 def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
     session = Session(opened, TEMPLATE, system="s", params=PARAMS)
     session.generate("a")
-    before, tokens = session.messages, session.tokens
+    before = session.messages
     session.generate("b")
     prompt = opened.prompts[-1]
-    assert session.undo() == "b"
-    assert (session.messages, session.tokens) == (before, tokens)
+    assert (session.undo(), session.messages) == ("b", before)
     assert session.generate("b").cached_tokens == len(prompt) - 1
     assert opened.prompts[-1] == prompt
     session.reset()
@@ -152,16 +150,13 @@ def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
 
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:
-    opened = made(tokenizer, length=60)
-    session = Session(opened, params=PARAMS)
+    session = Session(made(tokenizer, length=60), params=PARAMS)
     session.generate("x" * 30)
-    before, target = session.messages, target_of(opened)
-    calls = len(target.calls)
+    before = session.messages
     with pytest.raises(CapacityError, match=r"have 72 tokens, and the context .* is 60: undo"):
         session.stream("y" * 30)
-    assert (session.messages, len(target.calls)) == (before, calls)
+    assert session.messages == before
     assert session.generate("y" * 18).finish_reason == "length"
-    assert session.context == 60
 
 
 MOVES = st.one_of(
