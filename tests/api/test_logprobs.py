@@ -71,14 +71,11 @@ def check_all(target: Any, prompt: Sequence[int], done: Completion, params: Samp
         (done.prompt_logprobs, params.prompt_logprobs, 0, len(prompt)),
     ):
         assert (entries is None) is (k is None)
-        if entries is None or k is None:
-            continue
-        assert len(entries) == count
-        for at, entry in enumerate(entries, first):
-            if at:
+        assert entries is None or len(entries) == count
+        for at, entry in enumerate(entries or [], first):
+            assert (entry is None) is (at == 0)
+            if at and k is not None:
                 check(entry, target.row(np.array(text[:at])), text[at], k)
-            else:
-                assert entry is None
 
 
 BIASED = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "logit_bias": {7: 3.0}}
@@ -127,7 +124,8 @@ def test_a_prompt_is_scored_token_by_token(
 ) -> None:
     one = made(tokenizer, max_width=max(width, 9) if gamma else width)
     prompt = [(17 * i * i + i) % 256 for i in range(length)]
-    params, silent = SamplingParams(max_tokens=5, prompt_logprobs=k), SamplingParams(max_tokens=5)
+    silent = SamplingParams(max_tokens=5)
+    params = replace(silent, prompt_logprobs=k)
     if repeat:  # the buffers hold it already
         one.generate(prompt, SamplingParams(max_tokens=1), gamma=0)
     done = one.generate(prompt, params, gamma=gamma)
