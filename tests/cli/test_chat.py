@@ -71,9 +71,8 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
     typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
     ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
     assert ran.status == 0
-    assert [line for line in ran.err.splitlines() if line[0] not in "[n"] == [
-        "gamma: 3", "drafter: ngram", "removed: 'import os'", "the system message is set",
-        "the conversation is empty again", "gamma: 3",
+    assert re.findall(r"^gamma: 3|^drafter: ngram|removed: .*", ran.err, re.M) == [
+        "gamma: 3", "drafter: ngram", "removed: 'import os'", "gamma: 3",
     ]  # fmt: skip
     session = Session(generator, system="# x\\n", params=PARAMS)
     expected = answers(generator, "import os") + session.generate("import os").text + "\n"
@@ -168,9 +167,18 @@ def test_painted_text_is_the_text_and_green_is_what_was_accepted(
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
     leader, follower = pty.openpty()
-    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4")
+    asked = [
+        "--threads",
+        "1",
+        "--max-tokens",
+        "2000",
+        "--ignore-eos",
+        "--show-draft",
+        "--gamma",
+        "4",
+    ]
     process = subprocess.Popen(
-        [*COMMAND, "chat", str(codelet), "--threads", "1", *asked],
+        [*COMMAND, "chat", str(codelet), *asked],
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
         env={**os.environ, "TERM": "dumb", "NO_COLOR": ""},
     )  # fmt: skip

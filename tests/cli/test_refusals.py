@@ -69,17 +69,16 @@ TABLE = [
 def places(codelet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("refusals")
     texts = {
-        "prompts": '{"prompt": "def area(width, height):\\n"}\n',
-        "all": '{"prompt": "Once"}\n',
-        "few": '{"prompt": "x"}\n' * 3,
-        "long": json.dumps({"prompt": "x = 1\n" * 3000}),
+        "prompts": b'{"prompt": "def area(width, height):\\n"}\n',
+        "all": b'{"prompt": "Once"}\n',
+        "few": b'{"prompt": "x"}\n' * 3,
+        "long": json.dumps({"prompt": "x = 1\n" * 3000}).encode(),
+        "latin": b"# caf\xe9",
     }
-    found = {"codelet": codelet, "none": folder / "none", "latin": folder / "latin.py"}
-    found["latin"].write_bytes("# caf\xe9".encode("latin-1"))
     for name, text in texts.items():
-        found[name] = folder / f"{name}.jsonl"
-        found[name].write_text(text, encoding="utf-8")
-    return found
+        (folder / f"{name}.jsonl").write_bytes(text)
+    places = {name: folder / f"{name}.jsonl" for name in texts}
+    return {"codelet": codelet, "none": folder / "none", **places}
 
 
 @pytest.mark.usefixtures("opened")
@@ -87,11 +86,8 @@ def places(codelet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_bad_input_is_one_line_before_any_work(
     cli: Run, places: dict[str, Path], line: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worked(*_: object, **__: object) -> None:
-        raise AssertionError("it worked all the same")
-
     for place in ("bench.measure", "tune.measure_costs", "config.compile_library"):
-        monkeypatch.setattr(f"specrt.cli.{place}", worked)
+        monkeypatch.setattr(f"specrt.cli.{place}", None)
     words = [word.format(**places) for word in line.split()]
     assert told.format(**places) in cli(*words).refusal
     assert not (places["codelet"] / "tuning.json").exists()
@@ -106,9 +102,6 @@ def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_p
     (copy / "target/engine.data").unlink()
     missing = "target/engine.data is missing; build the bundle again with `specrt build"
     assert all(missing in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
-    (copy / "manifest.json").unlink()
-    none = f"{copy} is not a bundle: it has no manifest"
-    assert all(none in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
 
 
 def test_standard_input_is_held(cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:

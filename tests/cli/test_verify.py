@@ -50,9 +50,9 @@ def test_verify_without_room_for_the_draft_says_so_and_drafts_by_lookup(
 ) -> None:
     monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
     copied = tmp_path / "copied.jsonl"
-    body = "    def {0}(self, {1}):\n        return self.{1}\n"
-    text = "class A:\n" + body.format("f", "a") + body.format("g", "b")
-    copied.write_text(json.dumps({"prompt": text}), encoding="utf-8")
+    body = "    def {0}(self, {1}):\\n        return self.{1}\\n"
+    text = "class A:\\n" + body.format("f", "a") + body.format("g", "b")
+    copied.write_text(f'{{"prompt": "{text}"}}')
     options = ("--prompts", copied, "--max-tokens", 40, "--gammas", "4", "--json")
     ran = cli("verify", codelet, *options)
     assert ran.err.startswith("note: the draft model is not opened")
