@@ -42,8 +42,7 @@ def test_a_row_of_known_numbers() -> None:
     assert result.draft_steps == pytest.approx(0.1)
     assert result.verify_steps == pytest.approx(1.2)
     assert result.weights_per_second.median == pytest.approx(2 * 10**6 / 2200e-6)
-    assert result.ttft_ms.median == 9
-    assert result.itl_ms == (0.75, 0.75)
+    assert (result.ttft_ms.median, result.itl_ms) == (9, (0.75, 0.75))
     assert drafting().stages == Stages(draft=200, verify=1100, accept=100, other=100)
     assert {name: s.median for name, s in result.stages.items()} == drafting().stages._asdict()
     assert result.outside_us.median == 250
@@ -134,8 +133,6 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n", encoding="ascii")
     assert (resident_bytes(status), peak_bytes(status)) == (MIB, 2 * MIB)
-    missing = tmp_path / "none"
-    assert resident_bytes(missing) == peak_bytes(missing) > MIB
     assert 0 < resident_bytes() <= peak_bytes()
 
 

@@ -105,11 +105,10 @@ def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyP
     warm, timed = asked[:3], asked[3:]
     assert warm == [(1, candidate) for candidate in order]
     turns = [timed[at : at + 3] for at in range(0, len(timed), 3)]
-    assert [{prompt for prompt, _ in turn} for turn in turns] == [{n} for n in (1, 2, 3, 4)] * 2
-    assert all({candidate for _, candidate in turn} == set(order) for turn in turns)
+    every = [{(n, candidate) for candidate in order} for n in (1, 2, 3, 4)]
+    assert [set(turn) for turn in turns] == every * 2
     assert {turn[0][1] for turn in turns} == set(order), "each begins now and then"
-    assert seen == sorted(seen)
-    assert seen[-1] == 1
+    assert (seen, seen[-1]) == (sorted(seen), 1)
     for candidate in order:
         assert [len(times) for times in found.decode_ns[candidate]] == [2] * 4
         assert found.counts[candidate].emitted == 4 * 19
