@@ -39,11 +39,3 @@ def test_a_value_out_of_range_is_refused() -> None:
     with pytest.raises(RequestError, match="stop holds an empty string; leave it out"):
         SamplingParams(stop=("a", ""))
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
-
-
-def test_an_unknown_option_names_the_nearest() -> None:
-    with pytest.raises(RequestError, match=r"unknown option 'temprature'; did you mean 'temp"):
-        SamplingParams.of(temprature=1.0)
-    with pytest.raises(RequestError, match=r"unknown option 'xyzzy'; known: allowed_token_ids"):
-        SamplingParams.of(xyzzy=1)
-    assert SamplingParams.of(top_k=3) == SamplingParams(top_k=3)

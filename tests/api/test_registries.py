@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +11,7 @@ import pytest
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Row, SamplingParams
-from specrt.sampling.distribution import Distribution
-from specrt.sampling.noise import Noise, Purpose
+from specrt.sampling.noise import Purpose
 from specrt.sampling.processors import PROCESSORS, ProcessorContext
 from specrt.speculation.drafters import DRAFTERS, DrafterSpec, NoDrafter
 from specrt.speculation.round import NOTHING, Passes, Proposal, Verdict
@@ -49,18 +48,12 @@ def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.speculation.drafted > 0
 
 
-def suspicious(
-    proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
-) -> Verdict:
-    """Accept no drafted token: lossless, and never faster."""
-    return Verdict(0, target(0).draw(noise, Purpose.TOKEN, position))
-
-
 def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     params = replace(SAMPLED, verifier="suspicious")
     with pytest.raises(RequestError, match=r"verifier is 'suspicious'.*match"):
         toy.generate(PROMPT, params)
-    monkeypatch.setitem(VERIFIERS, "suspicious", Verifier(suspicious))
+    own = Verifier(lambda _, row, noise, at: Verdict(0, row(0).draw(noise, Purpose.TOKEN, at)))
+    monkeypatch.setitem(VERIFIERS, "suspicious", own)
     done = toy.generate(PROMPT, params, gamma=3)
     assert done.token_ids == toy.generate(PROMPT, SAMPLED, gamma=0).token_ids
     assert (done.speculation.accepted, done.speculation.drafted > 0) == (0, True)

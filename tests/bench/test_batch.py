@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.support import rows
 from specrt.bench import batch as throughput
-from specrt.bench.batch import BatchLoad, check_rows, measure_throughput, throughput_table
+from specrt.bench.batch import BatchLoad, measure_throughput, throughput_table
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -56,11 +56,7 @@ def test_texts_that_differ_are_counted(made: Generator) -> None:
     assert [t.same for t in found] == [12, 0]
 
 
-def test_too_many_rows_and_failures_are_told(made: Generator) -> None:
-    check_rows(made, [1, 4])
-    for wrong in (0, 5):
-        with pytest.raises(RequestError, match=rf"{wrong} rows at once: this .* built for 1 to 4"):
-            check_rows(made, [1, wrong])
+def test_a_failure_is_told(made: Generator) -> None:
     bad = SamplingParams(allowed_token_ids=(5,), no_repeat_ngram_size=1)
     with pytest.raises(RequestError, match="a completion failed while it was measured: no token"):
         measure_throughput(made, PROMPTS, [1], [0], bad, repeats=1)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -125,11 +125,7 @@ def test_a_file_is_never_half_written(
     saved = tmp_path / "saved.jsonl"
     saved.write_text("before\n", encoding="utf-8")
 
-    def full(path: Path, text: str, **_: Any) -> int:
-        path.write_bytes(text.encode()[:5])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     ran = cli("chat", codelet, *FEW, stdin=f"import os\n/save {saved}\n".encode())
     assert f"{saved} cannot be written: No space left on device" in ran.err
     assert saved.read_text(encoding="utf-8") == "before\n"
@@ -167,18 +163,9 @@ def test_painted_text_is_the_text_and_green_is_what_was_accepted(
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
     leader, follower = pty.openpty()
-    asked = [
-        "--threads",
-        "1",
-        "--max-tokens",
-        "2000",
-        "--ignore-eos",
-        "--show-draft",
-        "--gamma",
-        "4",
-    ]
+    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4")
     process = subprocess.Popen(
-        [*COMMAND, "chat", str(codelet), *asked],
+        [*COMMAND, "chat", str(codelet), "--threads", "1", *asked],
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
         env={**os.environ, "TERM": "dumb", "NO_COLOR": ""},
     )  # fmt: skip

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.completion import SpeculationStats
-from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO
 from specrt.speculation.costs import Costs
@@ -21,7 +20,6 @@ from specrt.tuning import (
     Candidate,
     SweepPlan,
     SweepResult,
-    check_prompts,
     plan_effort,
     sweep,
 )
@@ -77,17 +75,6 @@ def test_slow_models_get_shorter_sweeps(plain_ns: float, prompts: int, quick: bo
     assert {PLAIN, MODEL, FREE} < set(effort.candidates)
     slower = plan_effort(built, costs.scaled(verify=30), prompts, quick=quick)
     assert slower.price_s(1.0) <= effort.price_s(1.0)
-
-
-def test_prompts_too_few_to_tune_on_are_refused() -> None:
-    for lengths, reason in (
-        ([210, 5, 210, 210, 255], "5 prompts with room for 239 tokens"),
-        ([5, 5, 5, 257], "257 tokens does not fit the context of 256"),
-        ([], "0 prompts"),
-    ):
-        with pytest.raises(RequestError, match=reason):
-            check_prompts([[1] * n for n in lengths], 256)
-    check_prompts([[1] * 5] * 4, 256)
 
 
 def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

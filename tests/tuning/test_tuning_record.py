@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -132,8 +133,7 @@ def test_no_damage_is_ever_an_error(
     assert found.costs.plain_ns > 0 if found else ignored(bundle)
 
 
-def no_room(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
+no_room = Mock(side_effect=OSError(28, "No space left on device"))
 
 
 @pytest.mark.parametrize("verb", ["write_text", "replace"])
