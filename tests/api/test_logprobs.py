@@ -190,8 +190,6 @@ def test_json_says_what_was_asked_for_and_nothing_else(tokenizer: Tokenizer) -> 
     done = one.generate([1, 200], params)
     said = json.loads(json.dumps(done.to_json(), allow_nan=False))
     assert [list(map(int, entry)) for entry in said["logprobs"]] == [[t] for t in done.token_ids]
-    (first, second) = said["prompt_logprobs"]
-    assert first is None
-    assert second["200"]["logprob"] == LEAST
-    assert done.prompt_logprobs is not None
-    assert done.prompt_logprobs[1] == {200: Logprob(-math.inf, 201, tokenizer.decode([200]))}
+    assert said["prompt_logprobs"][1]["200"]["logprob"] == LEAST
+    lost = {200: Logprob(-math.inf, 201, tokenizer.decode([200]))}
+    assert done.prompt_logprobs == [None, lost]

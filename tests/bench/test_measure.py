@@ -113,7 +113,6 @@ def test_each_configuration_has_each_place_once(count: int, cycle: int) -> None:
 
 def test_tokens_that_arrive_together_share_their_gap() -> None:
     assert shared_gaps([(100, 1), (400, 3), (450, 1)]) == (100.0, 100.0, 100.0, 50.0)
-    assert shared_gaps([(100, 1)]) == ()
 
 
 def test_medians_leave_the_prefill_of_the_draft_and_plain_rounds_out() -> None:

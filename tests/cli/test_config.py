@@ -35,7 +35,6 @@ def installed(tmp_path: Path) -> Path:
 def test_it_prints_what_was_asked_on_one_line(cli: Run, installed: Path) -> None:
     lib = f"'{installed}/lib'"
     for asked, told in (
-        (["--prefix"], f"'{installed}'"),
         (["--cmake-dir"], f"'{installed}/lib/cmake/specrt'"),
         (["--version"], "0.1.0 native"),
         (["--libs", "--cflags"], f"-I'{installed}/include' -L{lib} -Wl,-rpath,{lib} -lspecrt"),

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from cli.conftest import Run
 from specrt.cli import COMMANDS
-from specrt.cli.generate import read_prompt
-from specrt.errors import RequestError
 
 # {codelet} is a bundle, {prompts} a file of prompts, {latin} one that is not UTF-8, {none} a place
 # where nothing is.
@@ -104,13 +101,11 @@ def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_p
     assert all(missing in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
 
 
-def test_standard_input_is_held(cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_held(cli: Run, codelet: Path) -> None:
     assert "put --prompt before it" in cli("generate", "import os").refusal
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
     assert "standard input is not UTF-8: byte 0xff at offset 2" in said
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    with pytest.raises(RequestError, match="no prompt; give --prompt TEXT"):
-        read_prompt(None, None, None)
+    assert "no prompt; give --prompt TEXT" in cli("generate", codelet, terminal=True).refusal
 
 
 def test_the_bare_command_lists_every_verb(cli: Run) -> None:

@@ -34,14 +34,12 @@ def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, two_prompts: Path) 
     ran = cli("verify", codelet, *options)
     assert ran.status == 1
     assert "NOT EXPLAINED by rounding" in ran.out
-    assert "unexplained" in ran.out.splitlines()[-1]
     # With a tolerance above every margin the same divergences count as near-ties.
     ran = cli("verify", codelet, *options, "--tolerance", 100, "--json")
     found = json.loads(ran.out)
     assert (ran.status, found["unexplained"], len(found["divergences"]) > 0) == (0, 0, True)
     first = found["divergences"][0]
     assert first["margin"] > 1e-3
-    assert first["plain_token"] != first["speculative_token"]
 
 
 @pytest.mark.usefixtures("believe_everything")
