@@ -71,7 +71,6 @@ def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) ->
         (["a", "b"], [few, SamplingParams(n=4)], RequestError, "n is 4"),
         (["a", "b"], [few], RequestError, "2 prompts and 1 sampling params"),
         (["a", [1] * 300], few, CapacityError, "300 tokens"),
-        (None, few, RequestError, "prompts is None; expected text, token ids"),
         (both, few, RequestError, "a prompt has the keys .* expected 'prompt'"),
     ]
     for prompts, params, error, told in wrong:

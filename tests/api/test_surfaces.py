@@ -50,7 +50,7 @@ def by_astream(made: Generator, prompt: str, options: Options, gamma: int) -> Op
 
 def by_session(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
     session = Session(made, params=SamplingParams.of(**options), gamma=gamma)
-    stream, text, ids = session.stream(prompt), "", []
+    stream, text, ids = session.stream(prompt), "", list[int]()
     for chunk in stream:
         text, ids = text + chunk.text, ids + chunk.token_ids
         assert stream.completion.token_ids == ids

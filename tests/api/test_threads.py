@@ -105,7 +105,7 @@ def test_whatever_threads_do_each_gets_its_text(
         made.close()
         engine.forward = engine.forward_rows = lambda *_: used.append("after closing")
 
-    works = [partial(play, made, shared, acts, whole) for acts in scripts]
+    works: list[Callable[[], None]] = [partial(play, made, shared, acts, whole) for acts in scripts]
     raised = together(works if late is None else [*works, close, made.close])
     expected = [one.generate([i, 1], params_of(i)).token_ids for i in range(8)]
     assert all(done.token_ids == expected[number] for number, done in whole)

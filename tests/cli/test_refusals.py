@@ -49,7 +49,6 @@ OTHERS = [
     ("inspect {none}", "{none} does not exist; build one with"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("lint {none}", "{none} cannot be read (No such file or directory); name an ONNX file"),
-    ("export {none}", "Missing option '--out'"),
     ("config", "no option; expected --cflags"),
     ("config --build --native --onnxruntime {none}", "does not exist"),
     ("config --cflags --to {none}", "build it with `specrt config --build --to {none}`"),

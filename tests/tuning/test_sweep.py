@@ -105,6 +105,11 @@ def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyP
 
 def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
     asked: list[Models] = []
-    measured = replace(models(), measure=lambda built: asked.append(built) or COSTS)
+
+    def measure(built: Models) -> Costs:
+        asked.append(built)
+        return COSTS
+
+    measured = replace(models(), measure=measure)
     sweep(measured, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
     assert len(asked) == 2  # one policy for the draft model on its own, one behind the lookup
