@@ -33,10 +33,8 @@ BENCH = [
     ("--gammas 2;3", "--gammas is '2;3'; expected numbers and auto"),
     ("--gammas 9", "gamma 9 is not among those"),
     ("--max-tokens 2048", "prompts.jsonl:1: a prompt of 9 tokens and 2048 more do not fit"),
-    ("--json --markdown", "--json and --markdown"),
     ("--prompts {all}", "all.jsonl:1 is of category 'all'"),
     ("--rows 1,3", "3 rows at once: this bundle was built for 1 to 1; name fewer"),
-    ("--rows 1 --drafter model,ngram", "--rows is measured with one drafter, not 2"),
     ("--rows 1 --regex a+", "--rows and a constraint are measured apart"),
     ("--regex () --gammas 2 --max-tokens 4 --repeats 1", "nothing to time"),
 ]
@@ -46,11 +44,9 @@ OTHERS = [
     ("tune {none}", "{none} does not exist; build one with"),
     ("tune {codelet} --prompts {few}", "3 prompts with room for 288 tokens are too few to tune on"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
-    ("inspect {none}", "{none} does not exist; build one with"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("lint {none}", "{none} cannot be read (No such file or directory); name an ONNX file"),
     ("config", "no option; expected --cflags"),
-    ("config --build --native --onnxruntime {none}", "does not exist"),
     ("config --cflags --to {none}", "build it with `specrt config --build --to {none}`"),
     ("genrate", "unknown command 'genrate'; did you mean 'generate'?"),
 ]
