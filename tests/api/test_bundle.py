@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -38,24 +39,12 @@ def bundle(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     manifest = Manifest(
-        format=FORMAT,
-        name="pair",
-        backend="ort-cpu",
-        precision="fp32",
-        batch=1,
-        max_length=64,
-        prefill=16,
-        gammas=(0, 2, 4),
-        gamma=4,
-        eos_token_ids=(2,),
-        bos_token_id=None,
-        target=record("target"),
-        draft=record("draft"),
-        versions={"onnxruntime": "1"},
-        device={"machine": platform.machine()},
-        source="0" * 64,
+        format=FORMAT, name="pair", backend="ort-cpu", precision="fp32", batch=1, max_length=64,
+        prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(2,), bos_token_id=None,
+        target=record("target"), draft=record("draft"), versions={"onnxruntime": "1"},
+        device={"machine": platform.machine()}, source="0" * 64,
         files={name: hash_file(folder / name) for name in FILES},
-    )
+    )  # fmt: skip
     (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     return folder
 
@@ -67,28 +56,21 @@ def edit(folder: Path, place: str, value: Any) -> None:
     """Put a value at a place in the manifest, named by its keys; take it out where it is GONE."""
     path = folder / "manifest.json"
     data = holder = json.loads(path.read_text())
-    *outer, last = place.split(" ")
+    *outer, last = [int(key) if key.isdigit() else key for key in place.split(" ")]
     for key in outer:
-        holder = holder[int(key) if isinstance(holder, list) else key]
+        holder = holder[key]
+    holder[last] = value
     if value is GONE:
         del holder[last]
-    else:
-        holder[int(last) if isinstance(holder, list) else last] = value
     path.write_text(json.dumps(data))
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder: Path, remedy: str = "specrt build RECIPE") -> str:
     with pytest.raises(BundleError) as caught:
         Bundle.open(folder)
     said = str(caught.value)
     assert "\n" not in said
-    return said
-
-
-def rebuild(folder: Path) -> str:
-    """Return a refusal whose remedy is to build the bundle again."""
-    said = refusal(folder)
-    assert "specrt build RECIPE" in said
+    assert remedy in said
     return said
 
 
@@ -96,9 +78,7 @@ def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # opening imports no engine library
     opened = Bundle.open(bundle)
     assert opened.manifest == read_manifest(bundle)
-    assert opened.manifest.target == record("target")
-    assert opened.manifest.gammas == (0, 2, 4)
-    assert opened.manifest.max_width == 16
+    assert (opened.manifest.target, opened.manifest.max_width) == (record("target"), 16)
     assert opened.manifest.kv_bytes() == 2 * (2 * 2 * 1 * 2 * 64 * 8 * 4)
     assert opened.file("tokenizer.json").read_bytes() == b"{}"
     edit(bundle, "costs", {})  # a field of a later version of this format
@@ -109,80 +89,58 @@ def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_no_bundle_is_named(bundle: Path) -> None:
-    said = refusal(bundle / "nowhere")
-    assert f"{bundle / 'nowhere'} does not exist" in said
-    assert "make engines" in said
+    nowhere = bundle / "nowhere"
+    assert f"{nowhere} does not exist" in refusal(nowhere, "make engines")
     place = bundle / "manifest.json"
     place.write_text(f'{{"format": {FORMAT + 1}}}')  # refused before its fields are read
-    said = refusal(bundle)
-    assert f"has bundle format {FORMAT + 1}, and this specrt reads up to {FORMAT}" in said
-    assert "upgrade specrt" in said
-    for text in (
-        *("", "{", "[]", "3", "null", '{"name": "pair"}', '{"format": 1', "\xff{}"),
-        "[" * 100_000, '{"format": ' + "1" * 5000 + "}",
-    ):  # fmt: skip
+    told = f"has bundle format {FORMAT + 1}, and this specrt reads up to {FORMAT}"
+    assert told in refusal(bundle, "upgrade specrt")
+    for text in ("", "[]", '{"format": 1', "\xff{}", "[" * 10**5, f'{{"format": {"1" * 5000}}}'):
         place.write_bytes(text.encode("latin-1"))
-        assert f"{place} cannot be read" in rebuild(bundle)
+        assert f"{place} cannot be read" in refusal(bundle)
     place.unlink()
-    assert f"{bundle} is not a bundle: it has no manifest.json" in rebuild(bundle)
+    assert f"{bundle} is not a bundle: it has no manifest.json" in refusal(bundle)
     os.mkfifo(place)  # which is not waited for
-    assert "manifest.json cannot be read (it is no file)" in rebuild(bundle)
+    assert "manifest.json cannot be read (it is no file)" in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", ["target/engine.onnx", "empty.json"])
-def test_a_file_that_is_not_what_was_built_is_named(bundle: Path, name: str) -> None:
-    path, data = bundle / name, FILES[name]
-    for place in (0, -1) if data else ():
-        altered = bytearray(data)
-        altered[place] ^= 1
+def test_a_file_that_is_not_what_was_built_is_named(bundle: Path) -> None:
+    path = bundle / "target/engine.onnx"
+    for altered in (b"Target engine", b"target enginE"):
         path.write_bytes(altered)
-        assert f"{path} is not the file that was built (sha256 " in rebuild(bundle)
-    path.write_bytes(data + b"x")
-    assert f"{path} has {len(data) + 1} bytes, expected {len(data)}" in rebuild(bundle)
+        assert f"{path} is not the file that was built (sha256 " in refusal(bundle)
+    path.write_bytes(b"")
+    assert f"{path} has 0 bytes, expected 13" in refusal(bundle)
     path.unlink()
-    assert f"{path} is missing" in rebuild(bundle)
-    path.mkdir()
-    assert str(path) in rebuild(bundle)
+    assert f"{path} is missing" in refusal(bundle)
 
 
-ENTRY = {"bytes": 1, "sha256": ""}
 WRONG: list[tuple[str, Any, str]] = [
     *((key, GONE, key) for key in sorted(Manifest.__dataclass_fields__) if key != "format"),
     *(("format", value, f"format is {value!r}; expected a whole number from 1 to {FORMAT}")
-      for value in (0, -1, True, "1", None, 1.0, [1])),
+      for value in (0, True, "1", 1.0)),
     ("device machine", "vax", f"was built for vax, and this machine is {platform.machine()}"),
-    ("device", {}, "was built for None, and this machine is"),
-    ("target geometry", GONE, "geometry"),
     ("target geometry kv_heads", GONE, "kv_heads"),
     ("draft shape", 1, "shape"),
-    ("files tokenizer.json sha256", GONE, "sha256"),
-    ("gammas", ["four"], "four"),
     ("files", [], "files is []; expected an object"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
-    ("batch", True, "batch is True; expected a whole number"),
-    ("target geometry layers", 10**9,
-     "target.geometry.layers is 1000000000; expected a whole number from 1 to 10000"),
     ("gammas", [2, 4], "gammas is (2, 4); expected 0 among them"),
     ("gamma", 3, "gamma is 3; expected one of (0, 2, 4)"),
     ("prefill", 65, "asks for passes of 65; expected up to 64"),
-    ("target geometry windows", [0],
-     "target.geometry.windows has 1 entries; expected one for each of 2 layers"),
-    ("draft geometry kv_heads", 3,
-     "draft.geometry.kv_heads is 3; expected a divisor of heads, 4"),
+    ("target geometry windows", [0], "windows has 1 entries; expected one for each of 2 layers"),
+    ("draft geometry kv_heads", 3, "kv_heads is 3; expected a divisor of heads, 4"),
     ("eos_token_ids", [2, 300], "eos_token_ids is (2, 300); expected ids bel"),
     ("bos_token_id", 300, "bos_token_id is 300; expected an id below 300"),
     ("files tokenizer.json", GONE, "files lacks 'tokenizer.json'; expected it"),
-    ("draft engine", "tokenizer", "files lacks 'tokenizer'; expected it"),
-    *((f"files {name}", ENTRY, f"files names {name!r}; expected a place inside the bundle")
+    *((f"files {name}", {"bytes": 1, "sha256": ""}, f"files names {name!r}; expected a place insid")
       for name in ("/etc/passwd", "a/../../b", "")),
-    ("files a\0", ENTRY, "a key of files is 'a\\x00'; expected up to 255 printable characters"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("place", "value", "told"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_value_is_named(bundle: Path, place: str, value: Any, told: str) -> None:
     edit(bundle, place, value)
-    assert told in rebuild(bundle)
+    assert told in refusal(bundle)
 
 
 ANYTHING: tuple[object, ...] = (
@@ -215,17 +173,12 @@ def test_every_field_is_held_to_its_type(bundle: Path, data: st.DataObject, valu
         said = str(error)
     path.write_text(text)
     optional = (int, type(None)) if place in ("bos_token_id", "gamma", "draft") else ()
-    assert said or type(value) in (type(before), *optional)
-    assert "\n" not in said
+    assert "\n" not in said if said else type(value) in (type(before), *optional)
     assert len(said) < len(str(bundle)) + 500
 
 
 def test_files_larger_than_one_read_are_hashed_whole(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"a" * (3 << 20))
-    whole = hash_file(path)
-    with path.open("r+b") as stream:
-        stream.seek((2 << 20) + 5)
-        stream.write(b"b")
-    assert whole.bytes == hash_file(path).bytes == 3 << 20
-    assert whole.sha256 != hash_file(path).sha256
+    assert hash_file(path).bytes == 3 << 20
+    assert hash_file(path).sha256 == hashlib.sha256(b"a" * (3 << 20)).hexdigest()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.support import target_of
 from specrt.completion import Stream
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
@@ -25,9 +25,7 @@ TEMPLATE = ChatTemplate(
     "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",
     {},
 )
-TRIMMED = ChatTemplate(
-    "{% for m in messages %}<|tool|>{{ m.content | trim }}</s>{% endfor %}<|tool|>", {}
-)
+TRIMMED = ChatTemplate("{% for m in messages %}<|tool|>{{ m.content | trim }}</s>{% endfor %}", {})
 LETTERS = tuple(b"the in")
 PARAMS = SamplingParams(max_tokens=12, allowed_token_ids=LETTERS)
 
@@ -35,11 +33,9 @@ PARAMS = SamplingParams(max_tokens=12, allowed_token_ids=LETTERS)
 class Recorded(Generator):
     """A generator that keeps the prompts it is given."""
 
-    prompts: list[list[int]]
-
     def stream(self, prompt: Any, *args: Any, **options: Any) -> Stream:
         stream = super().stream(prompt, *args, **options)
-        self.prompts.append(list(prompt))
+        self.prompts: list[list[int]] = [*getattr(self, "prompts", []), list(prompt)]
         return stream
 
 
@@ -48,9 +44,7 @@ def made(tokenizer: Tokenizer, length: int = 600, rows: int = 1) -> Recorded:
     draft = near(target, 5, 0.7)
     engines = (target, draft) if rows == 1 else (packed(target, rows), packed(draft, rows))
     models = Models(engines[0], engines[1], tuple(range(9)), 4)
-    opened = Recorded(models, tokenizer, tokenizer.encode(EOS, special=False))
-    opened.prompts = []
-    return opened
+    return Recorded(models, tokenizer, tokenizer.encode(EOS, special=False))
 
 
 def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -63,8 +57,7 @@ def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -
 def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
     opened, letters = made(tokenizer), replace(PARAMS, allowed_token_ids=tuple(b"th"))
     session = Session(opened, template, params=letters)
-    known: list[int] = []
-    respelled = 0
+    known, respelled = list[int](), 0
     for message in ("first one", " and a second", " żółw"):
         done = session.generate(message)
         respelled += tokenizer.encode(done.text, special=False) != done.token_ids
@@ -76,9 +69,27 @@ def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate |
         known = [*prompt, *done.token_ids]
         assert session.tokens == len(known)
     assert respelled, "the toy must spell an answer otherwise than the tokenizer"
-    if template is None:
-        said = "".join(m["content"] for m in session.messages)
-        assert tokenizer.decode(known) == said
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_ctrl_c_in_a_pass_harms_no_later_answer(tokenizer: Tokenizer, passes: int) -> None:
+    opened = made(tokenizer)
+    session, engine = Session(opened, TEMPLATE, params=PARAMS), target_of(opened)
+    session.generate("a")
+    last, honest = len(engine.calls) + passes, engine.forward
+
+    def interrupted(*args: Any) -> Any:
+        if len(engine.calls) == last:
+            raise KeyboardInterrupt
+        return honest(*args)
+
+    engine.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        session.generate("b")
+    engine.forward = honest
+    done = session.generate("c")
+    assert ("b" in [m["content"] for m in session.messages]) == (passes > 0)
+    assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
 
 
 def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokenizer) -> None:
@@ -108,82 +119,44 @@ def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
     assert opened.prompts[1][len(known)] != end
 
 
-@pytest.mark.parametrize("how", ["stop", "drop", "next", "cancel"])
-def test_a_stopped_answer_stays_as_far_as_it_was_read(tokenizer: Tokenizer, how: str) -> None:
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_stopped_answer_stays_as_far_as_it_was_read(tokenizer: Tokenizer, drop: bool) -> None:
     opened = made(tokenizer)
     session = Session(opened, TEMPLATE, params=PARAMS)
     stream: Any = session.stream("a")
     chunks = [next(stream), next(stream)]
     text, ids = "".join(c.text for c in chunks), [i for c in chunks for i in c.token_ids]
-    if how == "stop":
-        session.stop()
-    elif how == "drop":
-        stream = None
-    elif how == "cancel":
-        stream.cancel()
-        assert list(stream) == []
+    stream = iter(()) if drop else stream
     later = session.generate("b")
-    if stream is not None:
-        assert list(stream) == []
+    assert list(stream) == []
     assert [m["content"] for m in session.messages] == ["a", text, "b", later.text]
     assert opened.prompts[1][: len(opened.prompts[0]) + len(ids)] == [*opened.prompts[0], *ids]
-    assert later.cached_tokens >= len(opened.prompts[0]) + len(ids) - 1
 
 
 def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
     opened = made(tokenizer)
     session = Session(opened, TEMPLATE, system="s", params=PARAMS)
     session.generate("a")
-    before, tokens = session.messages, session.tokens
+    before = session.messages
     session.generate("b")
     prompt = opened.prompts[-1]
-    assert session.undo() == "b"
-    assert (session.messages, session.tokens) == (before, tokens)
+    assert (session.undo(), session.messages) == ("b", before)
     assert session.generate("b").cached_tokens == len(prompt) - 1
     assert opened.prompts[-1] == prompt
     session.reset()
-    with pytest.raises(RequestError, match="nothing to undo"):
-        session.undo()
     session.stream("c")
     session.stop()  # a message without an answer is none
     assert session.messages == [{"role": "system", "content": "s"}]
-    for wrong in (b"a", None, "\ud800"):
-        with pytest.raises(RequestError):
-            session.stream(wrong)  # type: ignore[arg-type]
 
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:
-    opened = made(tokenizer, length=60)
-    session = Session(opened, params=PARAMS)
+    session = Session(made(tokenizer, length=60), params=PARAMS)
     session.generate("x" * 30)
-    before, target = session.messages, target_of(opened)
-    calls = len(target.calls)
+    before = session.messages
     with pytest.raises(CapacityError, match=r"have 72 tokens, and the context .* is 60: undo"):
         session.stream("y" * 30)
-    assert (session.messages, len(target.calls)) == (before, calls)
+    assert session.messages == before
     assert session.generate("y" * 18).finish_reason == "length"
-    assert session.context == 60
-
-
-def test_options_may_change_between_messages(tokenizer: Tokenizer) -> None:
-    opened = made(tokenizer)
-    session = Session(opened, params=PARAMS, gamma=2)
-    assert session.generate("a").speculation.gamma == 2
-    session.gamma, session.drafter = 3, "ngram"
-    with pytest.raises(RequestError, match="gamma 99 is not among those"):
-        session.gamma = 99
-    with pytest.raises(RequestError, match="did you mean 'model'"):
-        session.drafter = "modle"
-    session.system = "new"
-    counts = session.generate("b").speculation
-    assert (counts.gamma, counts.drafter) == (3, "ngram")
-    assert tokenizer.decode(opened.prompts[-1]).startswith("newa")
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer that begins a text in its own way."""
-    return Tokenizer(byte_fallback(tmp_path_factory.mktemp("words")))
 
 
 MOVES = st.one_of(
@@ -194,8 +167,8 @@ MOVES = st.one_of(
 
 
 @pytest.mark.parametrize(
-    ("template", "spelling"),
-    [(TEMPLATE, "bytes"), (TRIMMED, "bytes"), (None, "bytes"), (None, "words")],
+    ("template", "words"),
+    [(TEMPLATE, False), (TRIMMED, False), (None, False), (None, True)],
     ids=["kept", "trimmed", "plain", "words"],
 )
 @settings(max_examples=6, deadline=None)
@@ -206,10 +179,12 @@ MOVES = st.one_of(
     rows=st.sampled_from([1, 2]),
 )
 def test_any_conversation_is_one_with_a_fresh_generator(
-    tokenizer: Tokenizer, words: Tokenizer, template: ChatTemplate | None, spelling: str,
-    moves: list[tuple[str, Any]], stop: tuple[str, ...], allowed: tuple[int, ...] | None, rows: int,
+    tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory, template: ChatTemplate | None,
+    words: bool, moves: list[tuple[str, Any]], stop: tuple[str, ...],
+    allowed: tuple[int, ...] | None, rows: int,
 ) -> None:  # fmt: skip
-    tokenizer = tokenizer if spelling == "bytes" else words
+    if words:  # which begins a text in its own way
+        tokenizer = Tokenizer(byte_fallback(tmp_path_factory.mktemp("words")))
     params = SamplingParams(max_tokens=9, stop=stop, allowed_token_ids=allowed)
     opened = made(tokenizer, rows=rows)
     session = Session(opened, template, params=params)

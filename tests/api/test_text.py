@@ -1,8 +1,9 @@
-"""Text comes out as it would have been decoded at once, whole characters at a time."""
+"""Text comes out whole characters at a time, chats as templates make them, prompts from files."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models
 
-from specrt.errors import BundleError
-from specrt.text import Detokenizer, StopStrings, Tokenizer
+from specrt.errors import BundleError, RequestError
+from specrt.text import (
+    ChatTemplate,
+    Prompt,
+    StopStrings,
+    Tokenizer,
+    decode_utf8,
+    first_of_each,
+    of_categories,
+    read_prompts,
+    read_template,
+    read_text,
+)
 from support.toy import BOS, EOS, SPECIAL, byte_fallback
 
 held = settings(
@@ -22,6 +34,9 @@ held = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 LOST = "\ufffd"
+
+
+broken = st.sampled_from([*"€😀".encode(), 0xC3, 0xFF, 97, 32, 261, 264])
 
 
 @pytest.fixture(scope="session")
@@ -40,75 +55,40 @@ def chunks(tokenizer: Tokenizer, pieces: list[list[int]]) -> list[str]:
     return [*(detokenizer.push(piece) for piece in pieces), detokenizer.finish()]
 
 
-# Detokenizer
-
 unicode = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("é€😀👨‍👩‍👧 the\n"))
 places = st.lists(st.integers(0, 1000), max_size=12)
 
 
 @held
-@given(text=unicode, at=places)
+@given(text=unicode, at=places, mixed=st.lists(st.integers(0, 264) | broken, max_size=60))
 def test_chunks_join_to_the_text_however_it_is_cut(
-    tokenizer: Tokenizer, llama: Tokenizer, text: str, at: list[int]
+    tokenizer: Tokenizer, llama: Tokenizer, text: str, at: list[int], mixed: list[int]
 ) -> None:
-    for used in (tokenizer, llama):
-        ids = used.encode(text) if text else []
+    spelled = [(used, used.encode(text) if text else []) for used in (tokenizer, llama)]
+    for used, ids in (*spelled, (tokenizer, mixed)):
         found = chunks(used, cut(ids, at))
         assert "".join(found) == used.decode(ids)
         assert "".join(chunks(used, [[i] for i in ids])) == used.decode(ids)
-    ids = tokenizer.encode(text) if text else []
-    shown = ""
-    for chunk in chunks(tokenizer, cut(ids, at)):
-        shown += chunk
-        assert text.startswith(shown)
-    assert shown == text
-    assert chunks(llama, [[i] for i in llama.encode("hello world")])[0] == "h"
+    shown = chunks(tokenizer, cut(spelled[0][1], at))
+    assert all(text.startswith(so_far) for so_far in accumulate(shown))
 
 
-broken = st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xFF, 97, 32, 261, 264])
-
-
-@held
-@given(ids=st.lists(st.integers(0, 264) | broken, max_size=60), at=places)
-def test_chunks_join_to_the_decoded(tokenizer: Tokenizer, ids: list[int], at: list[int]) -> None:
-    for pieces in (cut(ids, at), [[i] for i in ids]):
-        assert "".join(chunks(tokenizer, pieces)) == tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
-def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer, kind: str) -> None:
-    used = tokenizer if kind == "byte-level" else llama
-    for text in ("😀", "a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
-        found = chunks(used, [[i] for i in used.encode(text)])
-        assert not any(LOST in chunk for chunk in found)
-        assert "".join(found) == text
-        assert "" in found  # something was held
-
-
-def test_half_a_character_is_shown_as_lost_once_that_is_certain(tokenizer: Tokenizer) -> None:
+def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer) -> None:
+    for used in (tokenizer, llama):
+        for text in ("a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
+            found = chunks(used, [[i] for i in used.encode(text)])
+            assert ("".join(found), "" in found) == (text, True)  # something was held
+            assert not any(LOST in chunk for chunk in found)
+    # Half of one is shown as lost once that is certain.
     assert chunks(tokenizer, [[97], [0xE2], [0x82]]) == ["a", "", "", LOST]
-    assert chunks(tokenizer, [[97], [0xE2], [98], [99]]) == ["a", "", LOST + "b", "c", ""]
+    assert chunks(tokenizer, [[97], [0xE2], [98]]) == ["a", "", LOST + "b", ""]
 
 
 def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
-    for name in (BOS, EOS, SPECIAL):
-        special = tokenizer.encode(name)
-        assert len(special) == 1
+    for special in map(tokenizer.encode, (BOS, EOS, SPECIAL)):
         ids = [*b"ab", *special, *b"c", *special * 3, *b"d", *special]
         assert tokenizer.decode(ids) == "".join(chunks(tokenizer, [[i] for i in ids])) == "abcd"
         assert chunks(tokenizer, [special, special]) == ["", "", ""]
-
-
-def test_what_is_held_is_never_the_whole_past(llama: Tokenizer) -> None:
-    detokenizer = Detokenizer(llama)
-    longest = 0
-    for token in llama.encode("word 😀") * 30:
-        detokenizer.push([token])
-        longest = max(longest, len(detokenizer._ids))
-    assert longest < 10
-
-
-# Tokenizer
 
 
 def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -120,14 +100,11 @@ def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: 
         Tokenizer(path)
 
 
-# Stop strings
-
 letters = st.text("abc", max_size=14)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
 
 def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | None]:
-    """Return what was shown piece by piece, and what was met."""
     found, shown = StopStrings(stops), []
     for piece in pieces:
         text, met = found.push(piece)
@@ -145,12 +122,7 @@ def test_a_stop_string_is_never_shown(pieces: list[str], stops: tuple[str, ...])
     shown, met = feed(stops, pieces)
     text = "".join(shown)
     assert not any(stop in text for stop in stops)
-    assert whole.startswith(text)
-    if met is None:
-        assert text == whole
-    else:
-        assert met in stops
-        assert whole.startswith(text + met)
+    assert text == whole if met is None else met in stops and whole.startswith(text + met)
     assert (met is None) == (not any(stop in whole for stop in stops))
     if len(stops) == 1:
         assert (text, met or "") == whole.partition(stops[0])[:2]
@@ -161,9 +133,155 @@ def test_what_is_shown_and_when() -> None:
         (("end",), ["an en", "d."], ["an ", ""], "end"),
         (("end",), ["an en", "try"], ["an ", "entry", ""], None),
         (("aab",), ["aa", "a", "a", "b"], ["", "a", "a", ""], "aab"),
-        (("abab",), ["aba", "cabab"], ["", "abac"], "abab"),
-        (("b", "abc"), ["xabc"], ["x"], "abc"),
         (("late", "soon"), ["sooner or later"], [""], "soon"),
         ((), ["anything"], ["anything", ""], None),
     ):
         assert feed(stops, pieces) == (shown, met)
+
+
+# Chat templates
+
+LLAMA = """
+{{- bos_token }}
+{%- if tools is not none %}{{ raise_exception('tools were given') }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'robot' %}{{- raise_exception('unknown role: robot') }}{%- endif %}
+    {{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' }}
+    {%- generation %}{{ message.content | trim ~ eos_token }}{%- endgeneration %}
+    {%- if loop.index > 8 %}{% break %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant' }}{%- endif %}
+"""
+TALK = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": "What is <b>ż & 'x'</b>?\n"},
+]
+TOKENS = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
+
+
+def bundle(folder: Path, **config: object) -> Path:
+    (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
+    return folder
+
+
+def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
+    begin = {"content": "<s>", "lstrip": False, "special": True}
+    folder = bundle(tmp_path, chat_template=LLAMA, bos_token=begin, add_bos_token=True)
+    said = read_template(folder).render([{"role": "user", "content": "hi"}])
+    assert said.startswith("<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>")
+    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
+        read_template(folder).render([{"role": "robot", "content": "hi"}])
+
+
+def test_templates_render_as_in_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=HubTokenizer(models.BPE()), chat_template=LLAMA, **TOKENS
+    )
+    for prompted in (True, False):
+        said = {"tokenize": False, "add_generation_prompt": prompted}
+        found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
+        assert found == tokenizer.apply_chat_template(TALK, **said)
+
+
+DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
+
+
+def test_whatever_a_template_raises_is_one_short_line() -> None:
+    for source, told in (
+        ("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", "refused the messages"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "refused the messages"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refused the messages"),
+        ("{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}", "refused the messages"),
+        ("{% for %}", "is not valid Jinja"),
+        (DEEP, "is not valid Jinja"),
+    ):
+        with pytest.raises(RequestError, match=f"{told}: .") as refused:
+            ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value)) < 300
+
+
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    for text, told in (
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"chat_template": 5}', "has the chat_template 5; expected a string"),
+        (b"\xff", "cannot be read as UTF-8"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_bytes(text)
+        with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
+            read_template(tmp_path)
+
+
+def test_json_is_not_escaped_for_the_web() -> None:
+    source = "{{ {'b': messages[0].content} | tojson(separators=(',', ':'), sort_keys=true) }}"
+    found = ChatTemplate(source, {}).render([{"role": "user", "content": "<ż>"}])
+    assert found == '{"b":"<ż>"}'
+
+
+def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path) -> None:
+    told = f"{tmp_path} has no chat template.*complete plain text instead"
+    named: list[object] = [
+        {"name": "tool_use", "template": "tools"},
+        {"name": "default", "template": "plain {{ eos_token }}"},
+    ]
+    for others in (named[:1], [{"name": "default"}], [5]):
+        with pytest.raises(RequestError, match=told):
+            read_template(bundle(tmp_path, chat_template=others))
+    folder = bundle(tmp_path, chat_template=named)
+    assert read_template(folder).render([]) == "plain <|eot|>"
+    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
+    assert read_template(folder).render([]) == "from the file"
+
+
+# Prompt files
+
+
+def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '\ufeff{"prompt": "\ufeffa", "category": "code"}\n\n'
+        '{"question_id": 7, "category": "qa", "turns": ["b\\n", "c"]}\r\n'
+        '{"prompt": "one\u2028two\u0085three"}',  # only newlines end a line
+        encoding="utf-8",
+        newline="",
+    )
+    prompts = read_prompts(path)
+    assert prompts == [
+        Prompt("\ufeffa", "code"), Prompt("b\n", "qa"), Prompt("one\u2028two\u0085three"),
+    ]  # fmt: skip
+    assert [p.place for p in prompts] == [f"{path}:1", f"{path}:3", f"{path}:4"]
+
+
+def test_prompts_are_chosen_by_category() -> None:
+    prompts = [Prompt(str(i), c) for i, c in enumerate(["code", "prose", "code", "copy", "code"])]
+    assert of_categories(prompts, []) == prompts
+    assert [p.text for p in of_categories(prompts, ["code", "copy"])] == ["0", "2", "3", "4"]
+    with pytest.raises(RequestError, match=r"no prompt is of category 'cod'; did you mean 'code'"):
+        of_categories(prompts, ["cod", "copy"])
+    assert [p.text for p in first_of_each(prompts, 2)] == ["0", "1", "2", "3"]
+
+
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    for line, told in (
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "is list; expected an object with `prompt`"),
+        ('{"prompt": 5}', "has neither a string `prompt` nor a list of `turns`"),
+        ('{"turns": [5]}', "has neither"),
+    ):
+        path.write_text(f'{{"prompt": "a"}}\n\n{line}\n', encoding="utf-8")
+        with pytest.raises(RequestError, match=rf"prompts\.jsonl:3 {told}"):
+            read_prompts(path)
+    path.write_text("\n\n  \n", encoding="utf-8")
+    with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
+        read_prompts(path)
+
+
+def test_what_is_not_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "latin"
+    path.write_bytes(b"abc\xe9")
+    with pytest.raises(RequestError, match="latin is not UTF-8: byte 0xe9 at offset 3"):
+        read_text(path)
+    with pytest.raises(RequestError, match="here is not UTF-8: byte 0xe9 at offset 4"):
+        decode_utf8(b"\xef\xbb\xbfa\xe9", "here")

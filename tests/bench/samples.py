@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrt.bench.measure import PLAIN, Configuration, PassTime, Sample
-from specrt.bench.report import BenchRow
 from specrt.completion import SpeculationStats
 from specrt.speculation.round import Round
 
@@ -16,12 +15,9 @@ US = 1000
 
 def rounds(count: int, drafted: int, accepted: int, draft_us: int, verify_us: int) -> list[Round]:
     """Return so many equal rounds."""
-    tokens = list(range(accepted + 1))
     source = "model" if drafted else ""
-    return [
-        Round(tokens, drafted, accepted, draft_us * US, verify_us * US, source)
-        for _ in range(count)
-    ]
+    times = draft_us * US, verify_us * US
+    return [Round([*range(accepted + 1)], drafted, accepted, *times, source)] * count
 
 
 def sample(
@@ -32,7 +28,6 @@ def sample(
     draft_inside_us: int = 0,
     pair: tuple[int, int] = (0, 0),
     tokens: Sequence[int] = (1, 2, 3, 4, 5),
-    ttft_us: int = 9000,
     configuration: Configuration = DRAFTING,
 ) -> Sample:
     """Return a completion whose target passes took `inside_us` of `decode_us`."""
@@ -44,7 +39,7 @@ def sample(
         prompt=pair[0],
         repeat=pair[1],
         tokens=tuple(tokens),
-        ttft_ns=ttft_us * US,
+        ttft_ns=9000 * US,
         decode_ns=decode_us * US,
         gaps_ns=(share,) * counts.emitted,
         counts=counts,
@@ -75,13 +70,3 @@ def drafting(pair: tuple[int, int] = (0, 0), slow: int = 1, **options: object) -
         pair=pair,
         **options,  # type: ignore[arg-type]
     )
-
-
-def row(
-    samples: Sequence[Sample],
-    beside: Sequence[Sample],
-    configuration: Configuration = DRAFTING,
-    weight_bytes: int = 10**6,
-) -> BenchRow:
-    """Return the row of some samples beside plain ones."""
-    return BenchRow(configuration, samples, {s.pair: s for s in beside}, weight_bytes)

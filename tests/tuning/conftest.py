@@ -1,4 +1,4 @@
-"""A clock that stands still between the passes that move it."""
+"""A clock that only stands where it was put."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 
 class Clock:
-    """A clock that only stands where it was put."""
-
     def __init__(self) -> None:
         self.now = 0
 

@@ -38,76 +38,65 @@ def timed_pair(
     target = TableEngine(3, max_length=LENGTH, vocab=vocabulary, **how)
     pair = Pair(target, near(target, 4, closeness))
     pair.device.cuda.waited = lambda: clock.move(SYNC)
+
+    def timed(run: Any, price: Callable[[int], int], addresses: Any, width: int, rows: int) -> None:
+        run(addresses, width, rows)
+        clock.move(price(width))
+
     for engine, price in ((pair.target, prices.target), (pair.draft, prices.draft)):
         double: Any = double_of(engine)
-        double.run = partial(priced, double.run, price, clock)
+        double.run = partial(timed, double.run, price)
     return pair
 
 
-def priced(
-    run: Any, price: Callable[[int], int], clock: Clock, addresses: Any, width: int, rows: int
-) -> None:
-    run(addresses, width, rows)
-    clock.move(price(width))
+def models_of(pair: Pair, clock: Clock) -> Models:
+    return Models(
+        pair.target, pair.draft, (0, *GAMMAS), rounds=pair.rounds,
+        measure=lambda models: measure_costs(models, clock=clock),
+    )  # fmt: skip
 
 
 CHEAP = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 40_000 + 1_000 * width)
 DEAR = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 390_000)
 
 
-def models_of(pair: Pair, clock: Clock, gammas: tuple[int, ...] = (0, *GAMMAS)) -> Models:
-    return Models(
-        pair.target, pair.draft, gammas, rounds=pair.rounds,
-        measure=lambda models: measure_costs(models, clock=clock),
-    )  # fmt: skip
-
-
 def test_costs_of_whole_rounds_are_told_apart(clock: Clock) -> None:
-    prices = CHEAP
-    pair = timed_pair(clock, prices, 0.0)  # no draft is kept, so that none has two tokens pending
+    pair = timed_pair(clock, CHEAP, 0.0)  # no draft is kept, so that none has two tokens pending
     costs = measure_costs(models_of(pair, clock), clock=clock)
-    verify = {g: SYNC + prices.target(g + 1) for g in (0, *GAMMAS)}
-    drafts = {g: g * prices.draft(1) for g in (0, *GAMMAS)}
+    both = as_one_launch(costs)  # to who drafts and verifies in one launch, with one wait in it
     for gamma in (0, *GAMMAS):
-        assert costs.verify(gamma) == pytest.approx(verify[gamma], abs=1)
-        assert costs.draft(gamma) == pytest.approx(drafts[gamma], abs=1)
-        # To who drafts and verifies in one launch it is one thing, with one wait in it.
-        both = as_one_launch(costs)
+        verify, drafts = SYNC + CHEAP.target(gamma + 1), gamma * CHEAP.draft(1)
+        assert costs.verify(gamma) == pytest.approx(verify, abs=1)
+        assert costs.draft(gamma) == pytest.approx(drafts, abs=1)
         assert both.draft(gamma) == 0
-        assert both.verify(gamma) == pytest.approx(verify[gamma] + drafts[gamma], abs=2)
-
-
-def spent(
-    pair: Pair, clock: Clock, tokenizer: Tokenizer, params: SamplingParams, **how: Any
-) -> float:
-    """Return what tokens take as gamma `auto` has it, over what they take in plain decoding."""
-    generator = Generator(models_of(pair, clock), tokenizer)
-    prompts = [[seed + i for i in range(8)] for seed in range(5)]
-    generator.generate(prompts[0], params, gamma="auto", **how)  # measures
-    times = []
-    for gamma in ("auto", 0):
-        began = clock.now
-        for prompt in prompts:
-            generator.generate(prompt, params, gamma=gamma, **how)
-        times.append(clock.now - began)
-    return times[0] / times[1]
+        assert both.verify(gamma) == pytest.approx(verify + drafts, abs=2)
 
 
 @pytest.mark.parametrize(
-    ("prices", "temperature", "most"), [(DEAR, 1.0, 1.06), (CHEAP, 0.0, 0.6)], ids=["dear", "cheap"]
+    ("prices", "closeness", "drafter", "temperature", "most"),
+    [
+        (DEAR, 1.0, "model", 1.0, 1.06),
+        (CHEAP, 1.0, "model", 0.0, 0.6),
+        (DEAR, 0.0, "ngram", 0.0, 0.75),  # lookup does not pay for a draft model
+    ],
+    ids=["dear", "cheap", "lookup"],
 )
 def test_auto_drafts_only_where_it_pays(
-    clock: Clock, tokenizer: Tokenizer, prices: Prices, temperature: float, most: float
-) -> None:
+    clock: Clock, tokenizer: Tokenizer, prices: Prices, closeness: float, drafter: str,
+    temperature: float, most: float,
+) -> None:  # fmt: skip
     params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
-    pair = timed_pair(clock, prices, 1.0, tokenizer)
-    assert spent(pair, clock, tokenizer, params) < most
-
-
-def test_lookup_does_not_pay_for_a_draft_model(clock: Clock, tokenizer: Tokenizer) -> None:
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    pair = timed_pair(clock, DEAR, 0.0, tokenizer, memory=1)
-    assert spent(pair, clock, tokenizer, params, drafter="ngram") < 0.75
+    pair = timed_pair(clock, prices, closeness, tokenizer, memory=1 if drafter == "ngram" else None)
+    made = Generator(models_of(pair, clock), tokenizer)
+    prompts = [[seed + i for i in range(8)] for seed in range(5)]
+    made.generate(prompts[0], params, gamma="auto", drafter=drafter)  # measures
+    spent = []
+    for gamma in ("auto", 0):
+        began = clock.now
+        for prompt in prompts:
+            made.generate(prompt, params, gamma=gamma, drafter=drafter)
+        spent.append(clock.now - began)
+    assert spent[0] / spent[1] < most
 
 
 def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,19 +43,12 @@ def bundle(tmp_path: Path, codelet: Path) -> Bundle:
 def tuning(bundle: Bundle) -> Tuning:
     widths = range(max(bundle.manifest.gammas) + 1)
     return Tuning(
-        format=FORMAT,
-        date="2026-11-21",
-        source=bundle.manifest.source,
+        format=FORMAT, date="2026-11-21", source=bundle.manifest.source,
         machine=this_machine(backend_named(bundle.manifest.backend).library()),
-        threads=THREADS,
-        pools=1,
-        verify_ns=tuple(1000 + 10 * g for g in widths),
-        draft_ns=tuple(100 * g for g in widths),
-        outside_ns=50,
-        fixed_gamma=None,
-        drafter="cascade",
+        threads=THREADS, pools=1, verify_ns=tuple(1000 + 10 * g for g in widths),
+        draft_ns=tuple(100 * g for g in widths), outside_ns=50, fixed_gamma=None, drafter="cascade",
         settings=(TunedSetting("none", 0, 400, 10_000_000_000, 400, 0, 0, 0), ROW),
-    )
+    )  # fmt: skip
 
 
 def ignored(bundle: Bundle, threads: int = THREADS) -> str:
@@ -63,7 +57,7 @@ def ignored(bundle: Bundle, threads: int = THREADS) -> str:
     assert found is None
     assert notice is not None
     assert "\n" not in notice
-    assert str(bundle.path / FILE_NAME) in notice
+    assert f"{bundle.path / FILE_NAME} " in notice
     assert f"; run `specrt tune {bundle.path}" in notice
     return notice
 
@@ -76,7 +70,6 @@ def test_what_was_written_is_read(bundle: Bundle, tuning: Tuning) -> None:
     assert read_tuning(bundle, THREADS) == (None, None)
     assert write_tuning(bundle.path, tuning) == bundle.path / FILE_NAME
     assert read_tuning(bundle, THREADS) == (tuning, None)
-    assert inside(bundle) == [FILE_NAME]
     assert tuning.costs == Costs(
         tuple(1000.0 + 10 * g for g in range(9)), tuple(100.0 * g for g in range(9)), 50.0
     )
@@ -98,61 +91,49 @@ def test_a_tuning_of_something_else_is_ignored(bundle: Bundle, tuning: Tuning) -
     assert f"{bundle.path} --threads 997`" in ignored(bundle, threads=997)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"format": FORMAT + 1}, {"verify_ns": []}, {"verify_ns": [1] * 8},
-        {"verify_ns": [1.5] * 9}, {"draft_ns": [1] * 9}, {"draft_ns": [0] * 9},
-        {"outside_ns": 10**400}, {"threads": 0}, {"pools": 3}, {"fixed_gamma": 99},
-        {"drafter": "oracle"}, {"settings": [{"drafter": "model"}]}, {"source": "line\nline"},
-        {"settings": [{**asdict(ROW), "decode_ns": 0}]},
-        {"settings": [{**asdict(ROW), "drafter": "\x1b[2J"}]},
-    ],
-    ids=range(15),
-)  # fmt: skip
-def test_damage_is_ignored(bundle: Bundle, tuning: Tuning, changes: dict[str, Any]) -> None:
-    (bundle.path / FILE_NAME).write_text(json.dumps({**asdict(tuning), **changes}))
-    assert "damaged" in ignored(bundle)
-
-
-def test_a_file_that_is_no_record_is_ignored_without_waiting(bundle: Bundle) -> None:
+def test_damage_is_ignored_without_waiting(bundle: Bundle, tuning: Tuning) -> None:
     place = bundle.path / FILE_NAME
+    wrong: tuple[dict[str, Any], ...] = (
+        {"format": FORMAT + 1}, {"verify_ns": [1] * 8}, {"verify_ns": [1.5] * 9},
+        {"draft_ns": [1] * 9}, {"draft_ns": [0] * 9}, {"outside_ns": 10**400}, {"threads": 0},
+        {"pools": 3}, {"fixed_gamma": 99}, {"drafter": "oracle"}, {"source": "line\nline"},
+        {"settings": [{"drafter": "model"}]}, {"settings": [{**asdict(ROW), "decode_ns": 0}]},
+    )  # fmt: skip
     number = b'{"format": 1' + b"1" * 5000 + b"}"
-    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, number, b" " * (1 << 21)):
+    for content in (
+        b"", b"[]", b"\xff\xfe", b"[" * 100_000, number, b" " * (1 << 21),
+        *(json.dumps({**asdict(tuning), **changes}).encode() for changes in wrong),
+    ):  # fmt: skip
         place.write_bytes(content)
-        assert "damaged" in ignored(bundle)
+        assert "damaged" in ignored(bundle), content[:99]
     place.unlink()
     os.mkfifo(place)
     assert "not a file" in ignored(bundle)
-    place.unlink()
-    place.symlink_to(bundle.path / "gone")
-    assert "not a file" in ignored(bundle)
 
 
-@given(data=st.data())
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(data=st.data(), junk=JUNK)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_no_damage_is_ever_an_error(bundle: Bundle, tuning: Tuning, data: st.DataObject) -> None:
+def test_no_damage_is_ever_an_error(
+    bundle: Bundle, tuning: Tuning, data: st.DataObject, junk: object
+) -> None:
     record = json.loads(tuning.to_json())
-    junk = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-        max_leaves=5,
-    )
     part = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
-    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(junk)
+    part[data.draw(st.sampled_from(sorted(part)))] = junk
     (bundle.path / FILE_NAME).write_text(json.dumps(record))
-    found, notice = read_tuning(bundle, THREADS)
-    assert (found is None) != (notice is None)
-    if found is not None:
-        assert found.costs.plain_ns > 0
-    else:
-        ignored(bundle)
+    found, _ = read_tuning(bundle, THREADS)
+    assert found.costs.plain_ns > 0 if found else ignored(bundle)
 
 
-def no_room(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
+no_room = Mock(side_effect=OSError(28, "No space left on device"))
 
 
 @pytest.mark.parametrize("verb", ["write_text", "replace"])
@@ -170,11 +151,6 @@ def test_a_write_that_fails_leaves_the_old_record_and_nothing_else(
 
 def test_an_unwritable_place_is_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(bundle.path)
-    assert inside(bundle) == []
-    (bundle.path / FILE_NAME).mkdir()
-    with pytest.raises(BundleError, match="a directory is in the way"):
-        check_writable(bundle.path)
-    (bundle.path / FILE_NAME).rmdir()
     monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(BundleError, match="No space left"):
         check_writable(bundle.path)
