@@ -15,7 +15,7 @@ from tokenizers import models
 from specrt.errors import BundleError, RequestError
 from specrt.text import (
     ChatTemplate,
-    Prompt,
+    PromptRecord,
     StopStrings,
     Tokenizer,
     decode_utf8,
@@ -248,13 +248,15 @@ def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
     )
     prompts = read_prompts(path)
     assert prompts == [
-        Prompt("\ufeffa", "code"), Prompt("b\n", "qa"), Prompt("one\u2028two\u0085three"),
+        PromptRecord("\ufeffa", "code"), PromptRecord("b\n", "qa"), PromptRecord("one\u2028two\u0085three"),
     ]  # fmt: skip
     assert [p.place for p in prompts] == [f"{path}:1", f"{path}:3", f"{path}:4"]
 
 
 def test_prompts_are_chosen_by_category() -> None:
-    prompts = [Prompt(str(i), c) for i, c in enumerate(["code", "prose", "code", "copy", "code"])]
+    prompts = [
+        PromptRecord(str(i), c) for i, c in enumerate(["code", "prose", "code", "copy", "code"])
+    ]
     assert of_categories(prompts, []) == prompts
     assert [p.text for p in of_categories(prompts, ["code", "copy"])] == ["0", "2", "3", "4"]
     with pytest.raises(RequestError, match=r"no prompt is of category 'cod'; did you mean 'code'"):
