@@ -248,7 +248,8 @@ def test_prompts_and_turns_are_read(tmp_path: Path) -> None:
     )
     prompts = read_prompts(path)
     assert prompts == [
-        PromptRecord("\ufeffa", "code"), PromptRecord("b\n", "qa"), PromptRecord("one\u2028two\u0085three"),
+        PromptRecord("\ufeffa", "code"), PromptRecord("b\n", "qa"),
+        PromptRecord("one\u2028two\u0085three"),
     ]  # fmt: skip
     assert [p.place for p in prompts] == [f"{path}:1", f"{path}:3", f"{path}:4"]
 
