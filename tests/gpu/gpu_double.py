@@ -58,19 +58,12 @@ def tables() -> dict[str, TableEngine]:
     return {"target": target, "draft": near(target, 2, 0.9)}
 
 
-def unchanged(engine: Any) -> None:
-    """Break nothing."""
-
-
 @dataclass
 class GpuDouble(Workbench):
     """A workbench whose engines answer as tables; `damage` is done to each that is opened."""
 
-    damage: Callable[[Any], None] = unchanged
+    damage: Callable[[Any], None] = lambda engine: None
     devices: list[DoubleDevice] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.tables = tables()
 
     def survey(self) -> Survey:
         return Survey((Gpu(0, "Double", "8.9", 1 << 29),), "", (13, 0), "1.0")
@@ -83,7 +76,7 @@ class GpuDouble(Workbench):
         return self.devices[-1]
 
     def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
-        table = self.tables[role]
+        table = tables()[role]
         width = PREFILL if backend in TENSORRT else table.max_width
         return Built(Path(role), backend, table.geometry, 10**9, "fp16", LENGTH, width)
 
@@ -91,7 +84,7 @@ class GpuDouble(Workbench):
         return self.codelet(backend, "target")
 
     def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Any:
-        role, table = built.path.name, self.tables[built.path.name]
+        role, table = built.path.name, tables()[built.path.name]
         if built.backend in TENSORRT:
             drafts = role == "draft"
             gammas = self.settings.gammas
@@ -107,7 +100,7 @@ class GpuDouble(Workbench):
         return engine
 
     def reference(self, role: str) -> Any:
-        return TableReference(self.tables[role])
+        return TableReference(tables()[role])
 
     def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
         most = max(models.gammas)

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_double import GpuDouble
 from gpucheck import supervisor
 from gpucheck.conclusion import figures, summary
 from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results
 from gpucheck.orders import BACKENDS, INVENTORY, Step, run_order, steps
 from gpucheck.settings import SCRIPT, RunSettings
 from gpucheck.supervisor import report, supervise
+
+from gpu.gpu_double import GpuDouble
 
 TIME_OUT = subprocess.TimeoutExpired("forked", 600)
 
