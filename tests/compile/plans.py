@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,23 +69,3 @@ def plan(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport
     options = PlanOptions(**{"candidates": CANDIDATES, **settings})
     graph = case.lowered.folder / ENGINE
     return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
-
-
-@contextmanager
-def parsed(library: Library, graph: Path) -> Iterator[Any]:
-    """Parse a graph with the library itself; give the network."""
-    module = library.module
-    builder = module.Builder(library.logger)
-    network = builder.create_network(0)
-    parser = module.OnnxParser(network, library.logger)
-    said = parser.parse_from_file(str(graph))
-    errors = [parser.get_error(at).desc() for at in range(parser.num_errors)]
-    assert said, errors
-    assert not errors
-    yield network
-
-
-def layers(network: Any, kind: str) -> list[Any]:
-    """Return the layers of a kind."""
-    found = (network.get_layer(at) for at in range(network.num_layers))
-    return [layer for layer in found if layer.type.name == kind]
