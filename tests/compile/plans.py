@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lower.lowering import NEW, Case, Lowering, lowered
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import Library
 from specrt_export.compile.network import profiles
-from specrt_export.compile.plan_builder import PlanReport, build_plan
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.lower.tensorrt_lowering import mark_decomposable
-from specrt_export.recipe import PlanOptions
 
 PREFILL, GAMMAS = 32, (1, 4)
 PROFILES = profiles("draft", PREFILL, ())
@@ -54,7 +51,7 @@ def make(
 
 
 def nothing(stage: str, done: float) -> None:
-    pass
+    """Tell nobody how far a build is."""
 
 
 def mark(case: Case) -> None:
@@ -62,10 +59,3 @@ def mark(case: Case) -> None:
     model = case.model
     mark_decomposable(model)
     case.save(model)
-
-
-def plan(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport:
-    """Build one profile of a marked graph."""
-    options = PlanOptions(**{"candidates": CANDIDATES, **settings})
-    graph = case.lowered.folder / ENGINE
-    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compile.plans import PROFILES, nothing, plan
+from compile.plans import PROFILES, nothing
 from lower.lowering import Case
 from specrt.engine.tensorrt.engine_record import BuildSetting, read_engine_record, summary
 from specrt.engine.tensorrt.library import FLAVOURS, Library
@@ -50,7 +50,9 @@ def build(
     return build_plan(graph, out, library, PROFILES, options, progress, **more)
 
 
-def test_a_plan_is_what_the_record_says(draft: Case, library: Library, tmp_path: Path) -> None:
+def test_a_plan_is_what_the_record_and_the_options_say(
+    draft: Case, library: Library, tmp_path: Path
+) -> None:
     told: list[tuple[str, float]] = []
     out = tmp_path / "model.plan"
     report = build(draft, library, out, lambda *said: told.append(said))
@@ -71,21 +73,17 @@ def test_a_plan_is_what_the_record_says(draft: Case, library: Library, tmp_path:
     assert told[-1] == ("plan built", 1.0)
     stages = {stage for stage, _ in told}
     assert {f"profile {p.name} ({at + 1} of 3)" for at, p in enumerate(PROFILES)} <= stages
+    options = {"weight_streaming": True, "capabilities": ("8.9", "12.0", "8.9")}
+    few = one_profile(draft, library, out, **options).record
+    assert BuildSetting("capabilities", "8.9, 12.0, 8.9") in few.settings
+    assert ("weight_streaming", "True") in summary(few)
+    assert few.capabilities == ("8.9", "12.0")
 
 
-def test_options_reach_the_plan(draft: Case, library: Library, tmp_path: Path) -> None:
-    made = plan(
-        draft, library, tmp_path / "few", aux_streams=0, weight_streaming=True,
-        capabilities=("8.9", "12.0", "8.9"),
-    ).record  # fmt: skip
-    assert {
-        BuildSetting("aux_streams", "0"),
-        BuildSetting("weight_streaming", "True"),
-        BuildSetting("capabilities", "8.9, 12.0, 8.9"),
-    } <= set(made.settings)
-    assert ("weight_streaming", "True") in summary(made)
-    assert made.capabilities == ("8.9", "12.0")
-    assert (tmp_path / "few").read_bytes()[32] == 0x18
+def one_profile(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport:
+    """Build one profile of a draft."""
+    options, graph = PlanOptions(candidates=16, **settings), case.lowered.folder / ENGINE
+    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
 
 
 def first(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
@@ -148,7 +146,7 @@ def test_graphs_that_are_refused_or_silently_changed_are_caught(
     edit(model)
     draft.save(model)
     with pytest.raises(BuildError, match=words):
-        plan(draft, library, tmp_path / "plan")
+        one_profile(draft, library, tmp_path / "plan")
     assert left(tmp_path) == []
 
 
@@ -163,7 +161,7 @@ def test_files_that_are_damaged_are_named(
     path.unlink()
     path.write_bytes(b"junk" * 99)
     with pytest.raises(BuildError, match=words):
-        plan(draft, library, tmp_path / "plan")
+        one_profile(draft, library, tmp_path / "plan")
     assert left(tmp_path) == []
 
 
@@ -176,7 +174,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         with pytest.raises(BuildError, match="could not be written, with"):
-            plan(draft, library, out)
+            one_profile(draft, library, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert left(tmp_path) == ["model.plan"]
