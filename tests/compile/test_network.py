@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile.plans import nothing
-from specrt.engine.tensorrt.engine_record import writes_weight
 from specrt.engine.tensorrt.library import FLAVOURS, Message
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import CancelledError, Watch, highlights, interruptible
@@ -134,13 +133,6 @@ def test_ctrl_c_stops_a_build_and_the_handler_of_before_comes_back() -> None:
             watch.check()
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_kernels_that_only_write_out_a_weight() -> None:
-    for name in ("CastMulCast", "ReplCastMulCast", "ReplReshCastMulCastTran"):
-        assert writes_weight(f"__myl_{name}")
-    for name in ("CastMulCastFc", "CastMulCastMulSumAdd", "CastMulMean", "MulReshCast"):
-        assert not writes_weight(f"__myl_{name}")
 
 
 def test_warnings_are_kept_once_and_fit_a_record() -> None:

@@ -26,16 +26,6 @@ Source = Callable[[str], tuple[Path, Path]]
 NIGHTLY = pytest.mark.nightly
 EXPORTED = [f"{name}-{kind}" for name in ("llama3", "qwen3", "gemma3")
             for kind in ("fp16", "int8", "int4")]  # fmt: skip
-native = pytest.mark.parametrize(
-    "case",
-    [
-        "draft-int8",
-        "draft-int4",
-        *(pytest.param(f"draft-{kind}", marks=NIGHTLY) for kind in ("fp16", "fp8")),
-        *(pytest.param(f"target-{kind}", marks=NIGHTLY) for kind in ("fp16", "int8", "int4")),
-        *(pytest.param(case, marks=[NIGHTLY, pytest.mark.export]) for case in EXPORTED),
-    ],
-)
 
 
 @contextmanager
@@ -73,11 +63,24 @@ def caches(geometry: Geometry) -> list[str]:
     return sorted(f"{kind}.{at}" for at in range(geometry.layers) for kind in ("key", "value"))
 
 
-@native
-def test_caches_lie_where_they_are_and_attention_has_its_mask(
+@pytest.mark.parametrize(
+    "case",
+    [
+        "draft-int8",
+        "draft-int4",
+        *(pytest.param(f"draft-{kind}", marks=NIGHTLY) for kind in ("fp16", "fp8")),
+        *(pytest.param(f"target-{kind}", marks=NIGHTLY) for kind in ("fp16", "int8", "int4")),
+        *(pytest.param(case, marks=[NIGHTLY, pytest.mark.export]) for case in EXPORTED),
+    ],
+)
+def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     plans: Plans, source: Source, library: Library, case: str
 ) -> None:
-    """Two updates a layer, each straight from an input of the graph, at `start`."""
+    """Two cache updates a layer, each straight from an input of the graph, at `start`.
+
+    Attention is one kernel a layer: of a vector where there is one token, else of a matrix.
+    Fewer than 4 query heads have no kernel for a vector; heads of 8, the zoo's, none for a matrix.
+    """
     name, precision = case.split("-")
     made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
     with parsed(library, made.graph) as network:
@@ -98,16 +101,6 @@ def test_caches_lie_where_they_are_and_attention_has_its_mask(
         seen = Counter(mask.name for mask in masks)
     windows = geometry.windows or (0,) * geometry.layers
     assert sorted(seen.values()) == sorted(Counter(windows).values())
-
-
-@native
-def test_a_record_says_what_was_made(plans: Plans, source: Source, case: str) -> None:
-    """Attention is one kernel a layer: of a vector where there is one token, else of a matrix.
-
-    Fewer than 4 query heads have no kernel for a vector; heads of 8, the zoo's, none for a matrix.
-    """
-    name, precision = case.split("-")
-    made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
     record, target = made.record, made.role == "target"
     verify = [(f"verify {gamma}", gamma + 1, gamma + 1) for gamma in GAMMAS]
     expected = [("prefill", 32, max(GAMMAS) + 1 if target else 1), ("decode", 1, 1)]

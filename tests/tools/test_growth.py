@@ -78,8 +78,6 @@ REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
     ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
-    ({"layer_types": 5}, ["--layers", 3], {}, "layer_types is 5; expected one word for each"),
-    ({"intermediate_size": 81}, ["--layers", 3], {}, "has shape [80, 48], config.json calls for"),
     ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "is quantised"),
     ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], {}, "partial_rotary_factor 0.5"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),

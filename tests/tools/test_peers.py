@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from compare import main
-from hypothesis import given
-from hypothesis import strategies as st
 from peerbench.measure import WARM_TOKENS, Row, measure
 from peerbench.process import Runner, RunnerError
 from peerbench.protocol import Completed, Order, Outcome
-from peerbench.schedule import Contender, interleave
+from peerbench.schedule import Contender
 from peerbench.summary import figures
 from peerbench.table import HEADINGS, markdown, verdict
 from run_llamacpp import read_example
@@ -57,25 +54,6 @@ def row(name: str, rates: list[float], tokens: list[int] | None = None, error: s
     return Row(Contender.parse(name), outcomes, error)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), unique=True, max_size=8),
-    st.integers(0, 6),
-)
-def test_everyone_has_one_turn_a_repeat(names: list[tuple[str, int]], repeats: int) -> None:
-    contenders = [Contender(peer, "speculative", gamma) for peer, gamma in names]
-    turns = list(interleave(contenders, repeats))
-    assert Counter(turns) == Counter({(r, c): 1 for r in range(repeats) for c in contenders})
-    assert [repeat for repeat, _ in turns] == sorted(repeat for repeat, _ in turns)
-
-
-def test_contenders_are_read_as_they_are_written_or_refused() -> None:
-    for text in ("a:plain", "a:speculative:4", "a:ngram:auto"):
-        assert str(Contender.parse(text)) == text
-    for text in ("", ":plain", "a:speculative", "a:plain:3", "a:ngram:0", "a:n:x"):
-        with pytest.raises(ValueError):
-            Contender.parse(text)
-
-
 def test_rates_leave_out_what_the_prefill_brought() -> None:
     outcome = Outcome.of(
         [Completed([1] * 11, 10**9, 10**9), Completed([1] * 11, 10**9, 10**9, first=6)]
@@ -105,17 +83,20 @@ def test_a_runner_answers_and_one_that_dies_or_fails_loses_its_rows_only(tmp_pat
 
 
 def test_only_turns_count_and_each_begins_warm() -> None:
-    rates = iter([1.0, 10.0, 20.0])
+    rates = {"plain": iter([1.0, 10.0, 20.0]), "ngram": iter([1.0, 30.0, 40.0])}
+    turns: list[str] = []
 
     def ask(order: Order) -> Outcome:
-        rate = 999.0 if order.max_tokens == WARM_TOKENS else next(rates)
-        ns = round((order.max_tokens - 1) / rate * 1e9)
+        warm = order.max_tokens == WARM_TOKENS
+        turns.extend([] if warm else [order.mode])
+        ns = round((order.max_tokens - 1) / (999.0 if warm else next(rates[order.mode])) * 1e9)
         return Outcome.of([Completed([7] * order.max_tokens, 1, ns) for _ in order.prompts])
 
     runner: Any = SimpleNamespace(ask=ask)
-    plain = Contender.parse("a:plain")
-    (found,) = measure({"a": runner}, [plain], Order([[1], [2], [3]], 64), 2)
-    assert [round(o.decode_rate) for o in found.outcomes] == [10, 20]
+    contenders = [Contender.parse("a:plain"), Contender.parse("a:ngram:2")]
+    found = measure({"a": runner}, contenders, Order([[1], [2], [3]], 64), 2)
+    assert [[round(o.decode_rate) for o in row.outcomes] for row in found] == [[10, 20], [30, 40]]
+    assert set(turns[2:4]) == set(turns[4:]) == {"plain", "ngram"}, "one turn each a repeat"
 
 
 def test_outputs_are_compared_with_both_plain_runs() -> None:

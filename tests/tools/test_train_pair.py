@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ pytest.importorskip("transformers", reason="training needs transformers")
 import torch
 import transformers
 
-from pair.schedule import FINAL_RATE, Clock, rate
 from pair.text import split_texts
-from pair.tokens import training_starts
 from pair.training import Run
 from train_pair import main
 
@@ -105,33 +102,6 @@ def test_seen_text_is_never_held_out(texts: Path, tmp_path: Path) -> None:
     train, fewer = split_texts([texts], [tmp_path], ".py", 0.3)
     assert fewer == held_out[1:]
     assert held_out[0] in train
-
-
-def test_windows_of_a_pass_are_each_taken_once() -> None:
-    order = {"batch": 3, "window": 10, "seed": 5}
-    count = (100 - 1 - 10) // 10
-    starts = [s for step in range(3) for s in training_starts(100, step, **order)][:count]
-    assert sorted(starts) == [10 * n for n in range(count)]
-    later = [s for step in range(40) for s in training_starts(100, step, **order)]
-    assert max(later) + 10 + 1 <= 100
-
-
-def test_clock_leaves_pauses_out_and_plans_for_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "time", lambda: now[0])
-    clock = Clock(budget=100.0, deadline=1400.0, limit=10**9, last=now[0])
-    for now[0] in (1005.0, 1010.0, 1310.0):
-        clock.tick()
-    assert clock.active == 15.0
-    assert clock.done() == pytest.approx(0.15)
-    now[0] = 1385.0  # 15 s to the deadline, 85 s of budget
-    assert clock.done() == pytest.approx(0.5)
-    now[0] = 1400.0
-    assert clock.done() == 1.0
-    assert rate(1.0, 1000, 0.4) == pytest.approx(FINAL_RATE)
 
 
 def test_bad_input_is_one_line_and_status_2(pair: Path, texts: Path, tmp_path: Path) -> None:
