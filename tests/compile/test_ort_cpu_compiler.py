@@ -3,7 +3,7 @@ for a row alone as for one in company."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,8 @@ from specrt_export.quantize import quantize
 
 
 @pytest.fixture
-def source(engines: Path) -> tuple[Path, Path]:
-    """Codelet's draft."""
-    folder = engines / "codelet"
-    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
+def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
+    return source("draft")
 
 
 @contextmanager

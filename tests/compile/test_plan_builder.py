@@ -151,17 +151,9 @@ def test_graphs_that_are_refused_or_silently_changed_are_caught(
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [(ENGINE, r"engine\.onnx is not an ONNX graph"), (WEIGHTS, r"cannot parse .*engine\.data")],
-)
-def test_files_that_are_damaged_are_named(
-    draft: Case, library: Library, tmp_path: Path, file: str, words: str
-) -> None:
-    path = draft.lowered.folder / file
-    path.unlink()
-    path.write_bytes(b"junk" * 99)
-    with pytest.raises(BuildError, match=words):
+def test_a_file_that_is_missing_is_named(draft: Case, library: Library, tmp_path: Path) -> None:
+    (draft.lowered.folder / WEIGHTS).unlink()
+    with pytest.raises(BuildError, match=r"cannot parse .*engine\.data"):
         one_profile(draft, library, tmp_path / "plan")
     assert left(tmp_path) == []
 
@@ -211,7 +203,6 @@ MEASURED = [  # MiB: floats, codes, int4, gammas (None: prefill alone), peak
     (88, 0, 0, None, 478),
     (641, 0, 0, (4,), 2563),
     (0, 48, 0, (4,), 395),
-    (0, 228, 0, (1, 4, 8), 859),
     (0, 0, 142, (1, 4, 8), 896),
     (1, 3, 6, (1, 2, 4), 389),
     (2, 0, 0, (), 275),

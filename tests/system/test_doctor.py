@@ -99,13 +99,11 @@ CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     (OLD_JETSON, "lowering", "none, for TensorRT 8.5", "install JetPack 6.1 or later"),
     (JETSON, "Jetson", f"NVIDIA Jetson Orin, {OF_103}", ""),
     (JETSON, "lowering", "decomposed, for TensorRT 10.3", ""),
-    ({**JETSON, "release": "36.4.3"}, "Jetson", "JetPack 6.2 (Jetson Linux 36.4.3)", ""),
     (NEW_TENSORRT, "lowering", "native, for TensorRT 10.16.1", ""),
     ({"board": "NVIDIA Jetson X"}, "Jetson", f"NVIDIA Jetson X, {UNKNOWN}", ""),
     ({"board": "NVIDIA Jetson X"}, "lowering", "unknown, for TensorRT ", ""),
     ({**JETSON, "mode": "pmode:0002 fmode:quiet\n"}, "Jetson", "power mode MAXN_SUPER", ""),
     ({**JETSON, "mode": "pmode:0007"}, "Jetson", "power mode mode 7", ""),
-    ({**JETSON, "mode": "nothing"}, "Jetson", "TensorRT 10.3", ""),
 ]  # fmt: skip
 
 
@@ -120,20 +118,16 @@ def test_a_finding_says_what_is_there_or_how_to_get_it(
     assert remedy in check.remedy
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
+def test_the_best_backend_is_one_that_runs(machine: Callable[..., dict[str, Check]]) -> None:
+    both = ["tensorrt", "tensorrt-rtx"]
+    for made, expected in (
         ({}, "tensorrt"),
         ({"lacks": ["tensorrt"]}, "tensorrt-rtx"),
-        ({"lacks": ["tensorrt", "tensorrt-rtx"]}, "ort-cuda"),
-        ({"lacks": ["tensorrt", "tensorrt-rtx"], "gpu": False}, "ort-cpu"),
-    ],
-)
-def test_the_best_backend_is_one_that_runs(
-    machine: Callable[..., dict[str, Check]], made: dict[str, Any], expected: str
-) -> None:
-    assert "Jetson" not in machine(**made, board="Raspberry Pi 5")
-    assert doctor.best_backend() == expected
+        ({"lacks": both}, "ort-cuda"),
+        ({"lacks": both, "gpu": False}, "ort-cpu"),
+    ):
+        assert "Jetson" not in machine(**made, board="Raspberry Pi 5")
+        assert doctor.best_backend() == expected
 
 
 def test_what_fits_does_fit() -> None:
