@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lower.lowering import NEW, Case, Lowering, lowered
+from lower.lowering import NEW, Lowering, lowered
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import Library
 from specrt_export.compile.network import profiles
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.lower.tensorrt_lowering import mark_decomposable
 
 PREFILL, GAMMAS = 32, (1, 4)
 PROFILES = profiles("draft", PREFILL, ())
@@ -52,10 +51,3 @@ def make(
 
 def nothing(stage: str, done: float) -> None:
     """Tell nobody how far a build is."""
-
-
-def mark(case: Case) -> None:
-    """Mark a lowered graph as a compiler does before TensorRT sees it."""
-    model = case.model
-    mark_decomposable(model)
-    case.save(model)

@@ -36,19 +36,16 @@ class TableReference:
     """A table of scores as what engines are compared with."""
 
     def __init__(self, table: TableEngine) -> None:
-        self._table = table
-        self._seen = np.zeros((1, 0), np.int64)
+        self._engine = copy.copy(table)
 
     def reset(self, batch: int, length: int) -> None:
-        self._seen = np.full((batch, length), -1, np.int64)
+        self._engine.buffer = np.full_like(self._engine.buffer, -1)
 
     def __call__(
         self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
     ) -> tuple[Scores, Ids]:
-        at = start[0]
-        self._seen[0, at : at + tokens.shape[1]] = tokens[0]
-        logits = np.array([[self._table.row(self._seen[0, : at + r + 1]) for r in rows]])
-        return logits, logits.argmax(-1)
+        output = self._engine.forward(tokens, start[0], len(rows))
+        return np.array(output.logits), np.array(output.argmax)
 
 
 @cache

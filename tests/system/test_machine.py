@@ -147,6 +147,8 @@ def test_what_the_driver_tells_is_told_and_the_rest_is_left_out(
     if version:
         (tmp_path / "driver" / "nvidia").mkdir(parents=True)
         (tmp_path / "driver" / "nvidia" / "version").write_text(version, encoding="utf-8")
+    absent = "no NVIDIA driver: libthere-is-none.so is not there"
+    assert find_devices("libthere-is-none.so") == Devices((), absent)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     assert survey(proc=tmp_path) == found
     assert find_devices() == Devices(tuple(gpu.name for gpu in found.gpus), found.problem)
@@ -154,8 +156,3 @@ def test_what_the_driver_tells_is_told_and_the_rest_is_left_out(
     if not found.problem:
         there = "devices 0 to 1" if len(found.gpus) == 2 else "device 0 alone"
         assert found.lacks(2) == f"device 2 was asked for, and there is {there}"
-
-
-def test_a_machine_without_a_driver_has_no_devices() -> None:
-    problem = "no NVIDIA driver: libthere-is-none.so is not there"
-    assert find_devices("libthere-is-none.so") == Devices((), problem)
