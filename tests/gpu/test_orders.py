@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpucheck import supervisor
-from gpucheck.conclusion import figures, summary
+from gpucheck.conclusion import summary
 from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results
 from gpucheck.orders import BACKENDS, INVENTORY, Step, run_order, steps
 from gpucheck.settings import SCRIPT, RunSettings
@@ -185,27 +185,7 @@ def test_the_script_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     if machine["problem"]:
         assert "no GPU" in found["bandwidth"]["reason"]
         assert "bandwidth not run: no GPU" in capsys.readouterr().out
-    for options, said in (
-        (["--minutes", "nan"], "--minutes: nan"),
-        (["--only", INVENTORY, "--out", str(foreign)], "is not JSON"),
-    ):
-        capsys.readouterr()
-        with pytest.raises(SystemExit, match="2"):
-            main(["--work", str(tmp_path), *options])
-        shown = capsys.readouterr()
-        assert (said in shown.err, shown.err.count("\n"), shown.out) == (True, 1, "")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--work", str(tmp_path), "--only", INVENTORY, "--out", str(foreign)])
+    assert "is not JSON" in capsys.readouterr().err
     assert foreign.read_text() == "words"
-
-
-def test_figures_are_those_of_the_8b_target() -> None:
-    rate = {"tokens_per_second": 200.0, "speedup": 1.0, "round_us": 5000.0, "outside_share": 0.01}
-    passes = {"bound_ms": 4.0, "device_verify_over_decode": {"1": 1.0, "5": 1.2}}
-    speed = {"0": rate, "4": {**rate, "speedup": 2.6}, "device_round_ms": {"4": {"median": 4.9}}}
-    found = figures({
-        "8B-fp16.passes@ort-cuda": {"status": OK, "facts": passes},
-        "8B-fp16.speed@ort-cuda": {"status": OK, "facts": speed},
-    })  # fmt: skip
-    assert [(f.value, f.met) for f in found] == [
-        (0.8, True), (1.2, False), (0.02, True), (2.6, True)
-    ]  # fmt: skip
-    assert {f.met for f in figures({})} == {None}

@@ -103,7 +103,6 @@ CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"board": "NVIDIA Jetson X"}, "Jetson", f"NVIDIA Jetson X, {UNKNOWN}", ""),
     ({"board": "NVIDIA Jetson X"}, "lowering", "unknown, for TensorRT ", ""),
     ({**JETSON, "mode": "pmode:0002 fmode:quiet\n"}, "Jetson", "power mode MAXN_SUPER", ""),
-    ({**JETSON, "mode": "pmode:0007"}, "Jetson", "power mode mode 7", ""),
 ]  # fmt: skip
 
 

@@ -73,13 +73,11 @@ def test_rounding_is_that_of_torch() -> None:
 FLOAT16 = ["--layers", 3, "--dtype", "float16"]
 REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({}, [], {}, "nothing grows"),
-    ({}, ["--layers", 1], {}, "layers 1 is below the checkpoint's 2"),
     ({}, ["--to", "200M", "--head-dim", 12], {}, "head_dim 12 is no multiple"),
     ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
     ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
     ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "is quantised"),
-    ({"partial_rotary_factor": 0.5}, ["--head-dim", 16], {}, "partial_rotary_factor 0.5"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),
     ({}, FLOAT16, {"mlp.down_proj.bias": 1e6}, "holds 1e+06, beyond float16"),
 ]
