@@ -18,7 +18,6 @@ from statistics import median
 
 import gamma_traces
 from gamma_traces import FOLDER, LARGEST, Drafts
-from specrt.tuning.pass_timer import measure_costs
 
 from specrt.generator import Generator
 from specrt.loading import load
@@ -31,6 +30,7 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text import read_prompts
+from specrt.tuning import measure_costs
 
 GAMMA = 4
 """Of the rounds whose times are recorded."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compile.plans import Planned, make, mark
+from compile.plans import Planned, make
 from lower.lowering import NEW, Case, Lowering, lowered
 from portable.zoo import Exported
 from shared import locked, shared_folder
 from specrt.engine.tensorrt.engine_record import FILE_NAME
 from specrt.engine.tensorrt.library import Library, open_library
+from specrt_export.lower.tensorrt_lowering import mark_decomposable
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,9 @@ def source(engines: Path, request: pytest.FixtureRequest) -> Callable[[str], tup
 def draft(source: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> Case:
     """Codelet's draft, lowered for TensorRT in a folder that a test may change."""
     case = lowered(*source("draft"), tmp_path / "draft", Lowering("tensorrt", "fp16"))
-    mark(case)
+    model = case.model
+    mark_decomposable(model)  # as a compiler does before TensorRT sees it
+    case.save(model)
     return case
 
 

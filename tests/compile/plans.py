@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lower.lowering import NEW, Case, Lowering, lowered
+from lower.lowering import NEW, Lowering, lowered
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import Library
 from specrt_export.compile.network import profiles
-from specrt_export.compile.plan_builder import PlanReport, build_plan
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.lower.tensorrt_lowering import mark_decomposable
-from specrt_export.recipe import PlanOptions
 
 PREFILL, GAMMAS = 32, (1, 4)
 PROFILES = profiles("draft", PREFILL, ())
@@ -56,38 +50,4 @@ def make(
 
 
 def nothing(stage: str, done: float) -> None:
-    pass
-
-
-def mark(case: Case) -> None:
-    """Mark a lowered graph as a compiler does before TensorRT sees it."""
-    model = case.model
-    mark_decomposable(model)
-    case.save(model)
-
-
-def plan(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport:
-    """Build one profile of a marked graph."""
-    options = PlanOptions(**{"candidates": CANDIDATES, **settings})
-    graph = case.lowered.folder / ENGINE
-    return build_plan(graph, out, library, PROFILES[1:2], options, nothing)
-
-
-@contextmanager
-def parsed(library: Library, graph: Path) -> Iterator[Any]:
-    """Parse a graph with the library itself; give the network."""
-    module = library.module
-    builder = module.Builder(library.logger)
-    network = builder.create_network(0)
-    parser = module.OnnxParser(network, library.logger)
-    said = parser.parse_from_file(str(graph))
-    errors = [parser.get_error(at).desc() for at in range(parser.num_errors)]
-    assert said, errors
-    assert not errors
-    yield network
-
-
-def layers(network: Any, kind: str) -> list[Any]:
-    """Return the layers of a kind."""
-    found = (network.get_layer(at) for at in range(network.num_layers))
-    return [layer for layer in found if layer.type.name == kind]
+    """Tell nobody how far a build is."""

@@ -1,17 +1,22 @@
-"""Profiles and options of a plan, held without TensorRT."""
+"""Profiles and options of a plan, and how its build is stopped and told; without TensorRT."""
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.engine.tensorrt.library import FLAVOURS
+from compile.plans import nothing
+from specrt.engine.tensorrt.library import FLAVOURS, Message
 from specrt.errors import BuildError
-from specrt_export.compile.network import add_profiles, check_options, configure, profiles
+from specrt_export.compile.monitor import CancelledError, Watch, highlights, interruptible
+from specrt_export.compile.network import check_options, configure, profiles
 from specrt_export.recipe import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
@@ -41,67 +46,33 @@ def test_a_prefill_narrower_than_a_verify_pass_is_refused() -> None:
     with pytest.raises(BuildError, match=r"prefill width of the target is 4.* at least 5"):
         profiles("target", 4, (4,))
     assert profiles("target", 5, (4,))
-    with pytest.raises(BuildError, match=r"prefill width of the draft is 1.* at least 2"):
-        profiles("draft", 1, ())
 
 
-class Flags:
-    """A module or a configuration that remembers what was set."""
-
-    class ComputeCapability:
-        NONE, CURRENT, SM75, SM89, SM120 = range(5)
-
-    class BuilderFlag:
-        VERSION_COMPATIBLE, WEIGHT_STREAMING, STRIP_PLAN = "version", "streaming", "strip"
-        REQUIRE_USER_ALLOCATION = "own memory"
-
-    class MemoryPoolType:
-        WORKSPACE = "workspace"
-
-    class HardwareCompatibilityLevel:
-        AMPERE_PLUS = "ampere"
-
-    class ProfilingVerbosity:
-        DETAILED = "detailed"
-
-    def __init__(self) -> None:
-        self.flags: list[str] = []
-        self.pools: dict[str, int] = {}
-        self.capabilities: dict[int, int] = {}
-        self.builder_optimization_level = self.hardware_compatibility_level = None
-        self.max_aux_streams = 9
-
-    def set_flag(self, flag: str) -> None:
-        self.flags.append(flag)
-
-    def set_memory_pool_limit(self, pool: str, size: int) -> None:
-        self.pools[pool] = size
-
-    def set_compute_capability(self, value: int, index: int) -> None:
-        self.capabilities[index] = value
-
-
-def library(backend: str) -> Any:
-    return SimpleNamespace(backend=backend, module=Flags, flavour=FLAVOURS[backend])
+CAPABILITIES = SimpleNamespace(NONE=0, CURRENT=1, SM75=2, SM89=3, SM120=4)
 
 
 def test_every_option_reaches_the_builder() -> None:
-    config, plain = Flags(), Flags()
-    options = PlanOptions(
+    module = MagicMock(ComputeCapability=CAPABILITIES)
+    flags = module.BuilderFlag
+
+    def set_by(**settings: Any) -> MagicMock:
+        config = MagicMock(max_aux_streams=9)
+        configure(config, module, PlanOptions(**settings))
+        return config
+
+    config = set_by(
         optimization_level=0, workspace_mib=7, aux_streams=0, hardware_compatible="ampere+",
         version_compatible=True, weight_streaming=True, stripped=True,
     )  # fmt: skip
-    configure(config, Flags, options)
-    assert config.flags == ["version", "streaming", "strip"]
-    assert config.pools == {"workspace": 7 << 20}
-    assert config.hardware_compatibility_level == "ampere"
+    wanted = flags.VERSION_COMPATIBLE, flags.WEIGHT_STREAMING, flags.STRIP_PLAN
+    assert config.set_flag.mock_calls == [call(flag) for flag in wanted]
+    config.set_memory_pool_limit.assert_called_once_with(module.MemoryPoolType.WORKSPACE, 7 << 20)
+    assert config.hardware_compatibility_level is module.HardwareCompatibilityLevel.AMPERE_PLUS
     assert (config.builder_optimization_level, config.max_aux_streams) == (0, 0)
-    assert len(options.settings()) == 7
-    configure(plain, Flags, PlanOptions())
-    assert (plain.flags, plain.pools, plain.capabilities) == (["own memory"], {}, {})
-    assert plain.max_aux_streams == 9
-    configure(plain, Flags, PlanOptions(capabilities=("12.0", "8.9", "12.0")))
-    assert plain.capabilities == {0: Flags.ComputeCapability.SM120, 1: Flags.ComputeCapability.SM89}
+    plain = set_by(capabilities=("12.0", "8.9", "12.0"))
+    assert plain.set_flag.mock_calls == [call(flags.REQUIRE_USER_ALLOCATION)]
+    assert plain.set_compute_capability.mock_calls == [call(4, 0), call(3, 1)]
+    assert (plain.set_memory_pool_limit.called, plain.max_aux_streams) == (False, 9)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -112,8 +83,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RTX, {"capabilities": ("9.0",)}, r"capability '9.0'; it knows 7.5, 8.9, 12.0; .*tensorrt"),
     (ENTERPRISE, {"capabilities": ("8.9",)}, "tensorrt builds for the GPU it runs on"),
     (ENTERPRISE, {"optimization_level": 6}, "optimization_level is 6; expected 0 to 5"),
-    (ENTERPRISE, {"aux_streams": -1}, "aux_streams is -1; expected 0 to 64"),
-    (ENTERPRISE, {"workspace_mib": 0}, "workspace_mib is 0; expected 1 or more"),
     (ENTERPRISE, {"hardware_compatible": "all"}, r"'all'; expected ampere\+ or same-capability"),
 ]
 
@@ -122,23 +91,53 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_a_library_does_not_offer_is_refused_by_name(
     backend: str, settings: dict[str, Any], words: str
 ) -> None:
+    module = SimpleNamespace(ComputeCapability=CAPABILITIES)
+    library = SimpleNamespace(backend=backend, module=module, flavour=FLAVOURS[backend])
     with pytest.raises(BuildError, match=words):
-        check_options(PlanOptions(**settings), library(backend), gpu=False)
+        check_options(PlanOptions(**settings), library, gpu=False)
+    if "stripped" in settings:
+        check_options(PlanOptions(**settings), library, gpu=True)
 
 
-def test_the_same_is_taken_where_it_is_offered() -> None:
-    check_options(PlanOptions(stripped=True), library(RTX), gpu=True)
-    check_options(PlanOptions(capabilities=("8.9",)), library(RTX), gpu=False)
-    check_options(PlanOptions(stripped=True, version_compatible=True), library(ENTERPRISE), True)
-
-
-def test_what_the_builder_refuses_is_named() -> None:
-    verbosity = Flags.ProfilingVerbosity
-    old = SimpleNamespace(ProfilingVerbosity=verbosity, BuilderFlag=object(), __version__="8.6")
+def test_a_flag_that_an_old_library_does_not_have_is_named() -> None:
+    old = MagicMock(BuilderFlag=object(), __version__="8.6")
     with pytest.raises(BuildError, match=r"weight_streaming is not offered by version 8.6"):
-        configure(Flags(), old, PlanOptions(weight_streaming=True))
-    shapes = SimpleNamespace(set_shape=lambda name, *sizes: None)
-    builder = SimpleNamespace(create_optimization_profile=lambda: shapes)
-    config = SimpleNamespace(add_optimization_profile=lambda profile: -1)
-    with pytest.raises(BuildError, match="refused the profile 'prefill'"):
-        add_profiles(builder, config, 1, profiles("target", 32, ()))
+        configure(MagicMock(), old, PlanOptions(weight_streaming=True))
+
+
+def test_a_step_says_to_stop_once_it_is_asked_or_the_caller_fails() -> None:
+    asked = iter([False, True])
+    cancelled = Watch(nothing, ("decode",), cancelled=lambda: next(asked))
+    failing = Watch(lambda stage, done: 1 / 0, ("decode",))
+    for watch, goes_on, error in (
+        (cancelled, [True, False, False], CancelledError),
+        (failing, [False, False, False], ZeroDivisionError),
+    ):
+        watch.start("phase", 9)
+        assert [watch.step("phase", 0) for _ in range(3)] == goes_on
+        with pytest.raises(error):
+            watch.check()
+
+
+def test_ctrl_c_stops_a_build_and_the_handler_of_before_comes_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        watch, ours = Watch(nothing, ("decode",)), signal.getsignal(signal.SIGINT)
+        with interruptible(watch):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "a second ends the process"
+        assert (watch.interrupted, seen) == (True, [])
+        assert signal.getsignal(signal.SIGINT) is ours
+        with pytest.raises(KeyboardInterrupt):
+            watch.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_warnings_are_kept_once_and_fit_a_record() -> None:
+    slow = Message("warning", "slow\x00 path " + "x" * 400)
+    importer = Message("warning", "ModelImporter: Make sure input rows has Int64 binding.")
+    (kept,) = highlights([importer, slow, slow, Message("info", "nothing")])
+    assert kept.isprintable()
+    assert len(kept) <= 255

@@ -3,7 +3,7 @@ for a row alone as for one in company."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,8 @@ from specrt_export.quantize import quantize
 
 
 @pytest.fixture
-def source(engines: Path) -> tuple[Path, Path]:
-    """Codelet's draft."""
-    folder = engines / "codelet"
-    return folder / "portable" / "draft.onnx", folder / "checkpoint" / "draft"
-
-
-def types(folder: Path) -> list[str]:
-    """The types of an engine's weights that lie beside it."""
-    model = onnx.load(folder / ENGINE, load_external_data=False)
-    return [
-        onnx.TensorProto.DataType.Name(t.data_type)
-        for t in model.graph.initializer
-        if t.data_location == onnx.TensorProto.EXTERNAL
-    ]
+def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
+    return source("draft")
 
 
 @contextmanager
@@ -62,18 +50,17 @@ def logits(folder: Path, geometry: Any) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    ("precision", "kinds", "share"),
+    ("precision", "share"),
     [
-        (Precision.of("bf16"), {"BFLOAT16", "FLOAT"}, 0.55),
-        (Precision.of("fp16"), {"FLOAT16", "FLOAT"}, 0.55),
-        (Precision.of("int4", embedding="bf16"), {"BFLOAT16", "UINT8", "FLOAT"}, 1),
-        (Precision.of("fp32"), {"FLOAT"}, 1),
+        (Precision.of("bf16"), 0.55),
+        (Precision.of("fp16"), 0.55),
+        (Precision.of("int4", embedding="bf16"), 1),
     ],
-    ids=lambda value: "-".join(value.names) if isinstance(value, Precision) else "",
+    ids=["bf16", "fp16", "int4"],
 )
 def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
     source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    precision: Precision, kinds: set[str], share: float,
+    precision: Precision, share: float,
 ) -> None:  # fmt: skip
     if precision.rewrites:
         made = quantize(*source, tmp_path / "q", precision)
@@ -86,35 +73,29 @@ def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
     for file in (ENGINE, WEIGHTS):
         assert (half / file).read_bytes() == (sliced / file).read_bytes()
     assert (logits(half, one.geometry) == logits(whole, one.geometry)).all()
-    # Sines and cosines are no weights of the checkpoint, and need all of their digits.
-    assert set(types(half)) >= kinds
-    sizes = [(folder / WEIGHTS).stat().st_size for folder in (whole, half)]
-    assert sizes[1] <= share * sizes[0]
+    assert (half / WEIGHTS).stat().st_size < share * (whole / WEIGHTS).stat().st_size
     assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
 
 
-@pytest.mark.parametrize(("precision", "block"), [("int8", 32), ("int8", 128), ("int4", 128)])
+@pytest.mark.parametrize(("precision", "block"), [("int8", 32), ("int4", 128)])
 def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
     source: tuple[Path, Path], tmp_path: Path, precision: str, block: int
 ) -> None:
     made = quantize(*source, tmp_path / "q", Precision.of(precision, block=block))
     one = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
     with opened(tmp_path / "engine" / ENGINE, one.geometry, precision) as engine:
-        assert engine.max_length == MAX_LENGTH - 1, "one position is kept for a partner"
-        for settle in (lambda: True, lambda: settle_padding(engine)):
-            settle()
-            hold_bits(engine)
-
-
-def hold_bits(engine: OrtEngine) -> None:
-    tokens = np.random.default_rng(0).integers(0, 8192, (1, engine.max_length))
-    for begin in range(0, engine.max_length, 2):  # as decoding fills it
-        engine.forward(tokens[:, begin : begin + 2], begin, 1)
-    for end in (engine.max_length, 100):  # a partner is written behind the end
-        alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
-        for width in (2, 3, 4, 5):
-            company = engine.forward(tokens[:, end - width : end], end - width)
-            assert (company.logits[0, -1] == alone).all(), (end, width)
+        length = engine.max_length
+        assert length == MAX_LENGTH - 1, "one position is kept for a partner"
+        tokens = np.random.default_rng(0).integers(0, 8192, (1, length))
+        for settle in (lambda engine: True, settle_padding):
+            settle(engine)
+            for begin in range(0, length, 2):  # as decoding fills it
+                engine.forward(tokens[:, begin : begin + 2], begin, 1)
+            for end in (length, 100):  # a partner is written behind the end
+                alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
+                for width in (2, 3, 4, 5):
+                    company = engine.forward(tokens[:, end - width : end], end - width)
+                    assert (company.logits[0, -1] == alone).all(), (end, width)
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compile.plans import CANDIDATES, GAMMAS, Planned, layers, make, parsed
+from compile.plans import CANDIDATES, GAMMAS, Planned, make
 from lower.lowering import MAX_LENGTH, OLD
-from portable.zoo import MODELS
 from specrt.bundle import Geometry
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
@@ -23,27 +23,29 @@ from specrt_export.portable.graph import geometry_of, read_graph
 Plans = Callable[..., Planned]
 Source = Callable[[str], tuple[Path, Path]]
 
-ALWAYS = ["draft-int8", "draft-int4"]
-OTHERS = [
-    "draft-fp16", "draft-fp8", "target-fp16", "target-int8", "target-int4",
-    *(f"{name}-{kind}" for name in ("llama3", "qwen3", "gemma3")
-      for kind in ("fp16", "int8", "int4")),
-]  # fmt: skip
+NIGHTLY = pytest.mark.nightly
+EXPORTED = [f"{name}-{kind}" for name in ("llama3", "qwen3", "gemma3")
+            for kind in ("fp16", "int8", "int4")]  # fmt: skip
 
 
-def cases(always: list[str], others: list[str]) -> list[Any]:
-    """Mark those that need an export, and those that are built nightly."""
-    return [
-        pytest.param(
-            case,
-            marks=[pytest.mark.export] * (case.partition("-")[0] in MODELS)
-            + [pytest.mark.nightly] * (case in others),
-        )
-        for case in always + others
-    ]
+@contextmanager
+def parsed(library: Library, graph: Path) -> Iterator[Any]:
+    """Parse a graph with the library itself; give the network."""
+    module = library.module
+    builder = module.Builder(library.logger)
+    network = builder.create_network(0)
+    parser = module.OnnxParser(network, library.logger)
+    said = parser.parse_from_file(str(graph))
+    errors = [parser.get_error(at).desc() for at in range(parser.num_errors)]
+    assert said, errors
+    assert not errors
+    yield network
 
 
-native = pytest.mark.parametrize("case", cases(ALWAYS, OTHERS))
+def layers(network: Any, kind: str) -> list[Any]:
+    """Return the layers of a kind."""
+    found = (network.get_layer(at) for at in range(network.num_layers))
+    return [layer for layer in found if layer.type.name == kind]
 
 
 def origin(network: Any, tensor: Any) -> str:
@@ -61,11 +63,24 @@ def caches(geometry: Geometry) -> list[str]:
     return sorted(f"{kind}.{at}" for at in range(geometry.layers) for kind in ("key", "value"))
 
 
-@native
-def test_caches_lie_where_they_are_and_attention_has_its_mask(
+@pytest.mark.parametrize(
+    "case",
+    [
+        "draft-int8",
+        "draft-int4",
+        *(pytest.param(f"draft-{kind}", marks=NIGHTLY) for kind in ("fp16", "fp8")),
+        *(pytest.param(f"target-{kind}", marks=NIGHTLY) for kind in ("fp16", "int8", "int4")),
+        *(pytest.param(case, marks=[NIGHTLY, pytest.mark.export]) for case in EXPORTED),
+    ],
+)
+def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     plans: Plans, source: Source, library: Library, case: str
 ) -> None:
-    """Two updates a layer, each straight from an input of the graph, at `start`."""
+    """Two cache updates a layer, each straight from an input of the graph, at `start`.
+
+    Attention is one kernel a layer: of a vector where there is one token, else of a matrix.
+    Fewer than 4 query heads have no kernel for a vector; heads of 8, the zoo's, none for a matrix.
+    """
     name, precision = case.split("-")
     made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
     with parsed(library, made.graph) as network:
@@ -86,16 +101,6 @@ def test_caches_lie_where_they_are_and_attention_has_its_mask(
         seen = Counter(mask.name for mask in masks)
     windows = geometry.windows or (0,) * geometry.layers
     assert sorted(seen.values()) == sorted(Counter(windows).values())
-
-
-@native
-def test_a_record_says_what_was_made(plans: Plans, source: Source, case: str) -> None:
-    """Attention is one kernel a layer: of a vector where there is one token, else of a matrix.
-
-    Fewer than 4 query heads have no kernel for a vector; heads of 8, the zoo's, none for a matrix.
-    """
-    name, precision = case.split("-")
-    made, geometry = plans(name, precision), geometry_of(read_graph(source(name)[0]))
     record, target = made.record, made.role == "target"
     verify = [(f"verify {gamma}", gamma + 1, gamma + 1) for gamma in GAMMAS]
     expected = [("prefill", 32, max(GAMMAS) + 1 if target else 1), ("decode", 1, 1)]
@@ -122,7 +127,7 @@ def test_a_record_says_what_was_made(plans: Plans, source: Source, case: str) ->
         assert record.weight_bytes < 1.02 * made.graph.with_name(WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize("case", cases(["draft-int8"], ["draft-fp16", "draft-int4"]))
+@pytest.mark.parametrize("case", ["draft-int8", pytest.param("draft-int4", marks=NIGHTLY)])
 def test_older_versions_get_new_buffers(
     plans: Plans, source: Source, library: Library, case: str
 ) -> None:
@@ -140,18 +145,6 @@ def test_older_versions_get_new_buffers(
     assert made.record.form == "decomposed"
     assert [one.attention for one in made.record.compiled] == ["none"] * 3
     assert [one.dequantising for one in made.record.compiled] == [0] * 3
-
-
-@pytest.mark.nightly
-def test_plans_are_alike_from_build_to_build(
-    plans: Plans, source: Source, library: Library, tmp_path: Path
-) -> None:
-    """All but names that the library orders by chance."""
-    first = plans("draft", "int8").record
-    again = make(source("draft"), "draft", "int8", tmp_path / "again", library).record
-    assert again.compiled == first.compiled
-    assert again.weight_bytes == first.weight_bytes
-    assert again.plan_bytes == pytest.approx(first.plan_bytes, rel=1e-3)
 
 
 def test_what_tensorrt_would_not_take_is_not_compiled(

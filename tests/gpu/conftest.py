@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpucheck.settings import RunSettings
 
-REPOSITORY = Path(__file__).parents[2]
-sys.path[:0] = [str(REPOSITORY / "benchmarks" / "gpu"), str(Path(__file__).parent)]
-
-from gpu_double import GpuDouble  # noqa: E402
-from gpucheck.settings import RunSettings  # noqa: E402
+from gpu.gpu_double import GpuDouble
 
 
 @pytest.fixture

@@ -36,19 +36,16 @@ class TableReference:
     """A table of scores as what engines are compared with."""
 
     def __init__(self, table: TableEngine) -> None:
-        self._table = table
-        self._seen = np.zeros((1, 0), np.int64)
+        self._engine = copy.copy(table)
 
     def reset(self, batch: int, length: int) -> None:
-        self._seen = np.full((batch, length), -1, np.int64)
+        self._engine.buffer = np.full_like(self._engine.buffer, -1)
 
     def __call__(
         self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
     ) -> tuple[Scores, Ids]:
-        at = start[0]
-        self._seen[0, at : at + tokens.shape[1]] = tokens[0]
-        logits = np.array([[self._table.row(self._seen[0, : at + r + 1]) for r in rows]])
-        return logits, logits.argmax(-1)
+        output = self._engine.forward(tokens, start[0], len(rows))
+        return np.array(output.logits), np.array(output.argmax)
 
 
 @cache
@@ -58,19 +55,12 @@ def tables() -> dict[str, TableEngine]:
     return {"target": target, "draft": near(target, 2, 0.9)}
 
 
-def unchanged(engine: Any) -> None:
-    """Break nothing."""
-
-
 @dataclass
 class GpuDouble(Workbench):
     """A workbench whose engines answer as tables; `damage` is done to each that is opened."""
 
-    damage: Callable[[Any], None] = unchanged
+    damage: Callable[[Any], None] = lambda engine: None
     devices: list[DoubleDevice] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.tables = tables()
 
     def survey(self) -> Survey:
         return Survey((Gpu(0, "Double", "8.9", 1 << 29),), "", (13, 0), "1.0")
@@ -83,7 +73,7 @@ class GpuDouble(Workbench):
         return self.devices[-1]
 
     def codelet(self, backend: str, role: str, pair: str = "codelet") -> Built:
-        table = self.tables[role]
+        table = tables()[role]
         width = PREFILL if backend in TENSORRT else table.max_width
         return Built(Path(role), backend, table.geometry, 10**9, "fp16", LENGTH, width)
 
@@ -91,7 +81,7 @@ class GpuDouble(Workbench):
         return self.codelet(backend, "target")
 
     def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Any:
-        role, table = built.path.name, self.tables[built.path.name]
+        role, table = built.path.name, tables()[built.path.name]
         if built.backend in TENSORRT:
             drafts = role == "draft"
             gammas = self.settings.gammas
@@ -107,7 +97,7 @@ class GpuDouble(Workbench):
         return engine
 
     def reference(self, role: str) -> Any:
-        return TableReference(self.tables[role])
+        return TableReference(tables()[role])
 
     def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
         most = max(models.gammas)

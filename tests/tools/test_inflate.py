@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ from growth.shape import Shape
 from inflate import inflate, main
 from specrt_export.checkpoint import Checkpoint
 
-TOOL = Path(__file__).parents[2] / "tools" / "inflate.py"
 TOLERANCE = 1e-4
+TOKENS = torch.arange(40).reshape(2, 20) * 7 % 97
 Weights = dict[str, torch.Tensor]
 
 
@@ -34,18 +32,10 @@ def load(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = model(tokens).logits
-    return found
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error(folder: Path, small: Path) -> float:
+    """Return how far the logits of two models are apart, as a part of the largest."""
+    found, expected = load(folder)(TOKENS).logits, load(small)(TOKENS).logits
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def grown(folder: Path, out: Path, new: Shape, dtype: str = "float32", **options: Any) -> Path:
-    inflate(Checkpoint.open(folder), out, new, dtype, **options)
-    return out
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,62 +85,46 @@ def test_the_whole_family_keeps_its_logits(
     new = Shape(80, 5, 16, 8, 24, 112)
     if "num_key_value_heads" in options:
         new = replace(new, hidden_size=90, heads=9, kv_heads=9)
-    tokens = torch.arange(40).reshape(2, 20) * 7 % 97
-    model = load(grown(small, tmp_path / "grown", new))
-    assert relative(logits(model, tokens), logits(load(small), tokens)) < TOLERANCE
+    inflate(Checkpoint.open(small), tmp_path / "grown", new, "float32")
+    assert error(tmp_path / "grown", small) < TOLERANCE
 
 
-def no_rescaled_norm(weights: Weights, config: dict[str, Any]) -> None:
-    weights["model.norm.weight"] *= (80 / 48) ** 0.5
-
-
-def old_epsilon(weights: Weights, config: dict[str, Any]) -> None:
-    config["rms_norm_eps"] = 1e-2
-
-
-def heads_in_old_order(weights: Weights, config: dict[str, Any]) -> None:
-    name = "model.layers.0.self_attn.v_proj.weight"
-    weights[name] = weights[name].reshape(4, 24, -1)[[0, 2, 1, 3]].reshape(96, -1)
-
-
-def a_layer_that_writes(weights: Weights, config: dict[str, Any]) -> None:
-    weights["model.layers.3.mlp.down_proj.weight"][0, 0] = 0.1
-
-
-def plain_queries(weights: Weights, config: dict[str, Any]) -> None:
-    weights["model.layers.1.self_attn.q_proj.weight"] /= 3**0.5
-
-
-SPOILS = no_rescaled_norm, old_epsilon, heads_in_old_order, a_layer_that_writes, plain_queries
+V, Q = "model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.q_proj.weight"
+SPOILS: dict[str, Callable[[Weights, dict[str, Any]], object]] = {
+    "no rescaled norm": lambda w, _: w["model.norm.weight"].mul_((80 / 48) ** 0.5),
+    "old epsilon": lambda _, config: config.update(rms_norm_eps=1e-2),
+    "old heads": lambda w, _: w.update({V: w[V].reshape(4, 24, -1)[[0, 2, 1, 3]].reshape(96, -1)}),
+    "a layer that writes": lambda w, _: w["model.layers.3.mlp.down_proj.weight"][0, :1].fill_(0.1),
+    "plain queries": lambda w, _: w[Q].div_(3**0.5),
+}
 
 
 def test_the_comparison_sees_each_step_left_out(tmp_path: Path) -> None:
-    small = tiny(tmp_path / "small", rms_norm_eps=1e-2)
-    out = grown(small, tmp_path / "grown", Shape(80, 4, 8, 4, 24, 112))
-    tokens = torch.arange(40).reshape(2, 20) * 7 % 97
-    expected = logits(load(small), tokens)
-    assert relative(logits(load(out), tokens), expected) < TOLERANCE
-    for spoil in SPOILS:
+    small, out = tiny(tmp_path / "small", rms_norm_eps=1e-2), tmp_path / "grown"
+    inflate(Checkpoint.open(small), out, Shape(80, 4, 8, 4, 24, 112), "float32")
+    assert error(out, small) < TOLERANCE
+    for name, spoil in SPOILS.items():
         weights = load_file(out / "model.safetensors")
         config = json.loads((out / "config.json").read_text())
         spoil(weights, config)
-        bad = tmp_path / spoil.__name__
+        bad = tmp_path / name
         bad.mkdir()
         save_file(weights, bad / "model.safetensors", {"format": "pt"})
         (bad / "config.json").write_text(json.dumps(config))
-        assert relative(logits(load(bad), tokens), expected) > TOLERANCE, spoil.__name__
+        assert error(bad, small) > TOLERANCE, name
 
 
 def test_the_command_writes_a_checkpoint_and_says_what_it_is(tmp_path: Path) -> None:
     small, out = tiny(tmp_path / "small"), tmp_path / "new" / "grown"
     (small / "tokenizer.json").write_text("{}")
-    command = [sys.executable, str(TOOL), str(small), "--out", str(out), "--layers", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "3 layers, 6 heads (2 for keys and values) of 8" in done.stdout
-    assert f"{load(out).num_parameters():,} parameters, float32" in done.stdout
+    done, again = (
+        CliRunner().invoke(main, [str(small), "--out", str(out), "--layers", layers])
+        for layers in ("3", "4")
+    )
+    assert "3 layers, 6 heads (2 for keys and values) of 8" in done.output
+    assert f"{load(out).num_parameters():,} parameters, float32" in done.output
     assert (out / "tokenizer.json").read_text() == "{}"
     config = json.loads((out / "config.json").read_text())
     assert config["specrt_inflated_from"].startswith("small: hidden_size 48, 2 layers")
     assert [path.name for path in out.parent.iterdir()] == ["grown"]
-    again = CliRunner().invoke(main, [str(small), "--out", str(out), "--layers", "4"])
     assert (again.exit_code, f"{out} is there already" in again.output) == (1, True)

@@ -310,7 +310,7 @@ class Workbench(Machine):
 
         from growth.shape import PRESETS
         from inflate import inflate
-        from specrt_export.portable.graph import attach
+        from specrt_export.portable.exporter import attach
 
         source, shape = self._grown(size), PRESETS[size]
         evidence.add(reused=source.graph.is_file())
