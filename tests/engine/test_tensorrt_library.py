@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specrt.engine.tensorrt import library
+from specrt.engine.tensorrt.device import BINDINGS
 from specrt.engine.tensorrt.library import (
     FLAVOURS,
     Journal,
@@ -39,7 +40,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         return have[name]
 
     monkeypatch.setattr(importlib, "import_module", imported)
-    monkeypatch.setattr(library, "cuda_bindings", lambda: None)
     open_library.cache_clear()
     yield have
     open_library.cache_clear()
@@ -123,11 +123,14 @@ def test_what_is_lacking_is_told_with_the_remedy(
     installed[FLAVOURS[backend].module] = module_double(
         backend, IBuilderConfig=config, ComputeCapability=type("C", (), {"__members__": known})
     )
+    installed[BINDINGS] = "installed"
     for lacks, said in (
         (lacks_to_run(backend, found), run), (lacks_to_build(backend, found), build)
     ):  # fmt: skip
         assert bool(lacks) is bool(said)
         assert said in lacks
+    del installed[BINDINGS]
+    assert "cannot be imported" in lacks_to_run(backend, survey_of("8.9"))
     installed.clear()
     open_library.cache_clear()
     assert "is not installed" in lacks_to_run(backend, survey_of("8.9"))
