@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class Site:
     def bundle(
         self, target: TableEngine, draft: TableEngine | None, *,
         backends: Sequence[str] = BACKENDS, gammas: Sequence[int] = GAMMAS, name: str = "pair",
-        broken_at: Collection[int] = (), **options: Any,
+        **options: Any,
     ) -> Path:  # fmt: skip
         """Write a bundle; `options` are those of the records of its plans."""
         folder = self.folder / name
@@ -81,7 +81,7 @@ class Site:
                 profiles, backend=backend, version=VERSIONS.get(backend, ""), gpu="A GPU",
                 gpu_capability="8.9", confidence=role == "draft", **options,
             )  # fmt: skip
-            models[role] = self._model(folder / role, toy, record, broken_at)
+            models[role] = self._model(folder / role, toy, record)
         files = [path for path in folder.rglob("*") if path.is_file()]
         manifest = Manifest(
             format=FORMAT, name="pair", backend=backends[0], precision="fp16", batch=1,
@@ -93,29 +93,24 @@ class Site:
         (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
         return folder
 
-    def _model(
-        self, folder: Path, toy: TableEngine, record: EngineRecord, broken_at: Collection[int]
-    ) -> ModelRecord:
+    def _model(self, folder: Path, toy: TableEngine, record: EngineRecord) -> ModelRecord:
         folder.mkdir()
-        tensorrt = record.backend in FLAVOURS
-        engine = folder / (PLAN if tensorrt else "engine.onnx")
-        data = plan_bytes(record.backend, str(folder)) if tensorrt else b"a graph of tables"
+        engine, data = folder / "engine.onnx", b"a graph of tables"
+        if record.backend in FLAVOURS:
+            engine = folder / PLAN
+            (folder / FILE_NAME).write_text(record.to_json(), encoding="utf-8")
+            data = plan_bytes(record.backend, str(folder))
+            plans = self.libraries[record.backend].module.plans
+            plans[data] = partial(self._plan, folder.name, record, toy)
         engine.write_bytes(data)
         self.toys[engine] = toy
-        if tensorrt:
-            (folder / FILE_NAME).write_text(record.to_json(), encoding="utf-8")
-            broken = broken_at if folder.name == "target" else ()
-            plans = self.libraries[record.backend].module.plans
-            plans[data] = partial(self._plan, folder.name, record, toy, broken)
         return ModelRecord(
             f"{folder.name}/{engine.name}", geometry_of(toy), "llama", 1000, 4000, 2, {},
             backend=record.backend,
         )  # fmt: skip
 
-    def _plan(
-        self, role: str, record: EngineRecord, toy: TableEngine, broken: Any, log: Any
-    ) -> EngineDouble:
-        made = EngineDouble(self.cuda, log, record, toy, broken_at=broken)
+    def _plan(self, role: str, record: EngineRecord, toy: TableEngine, log: Any) -> EngineDouble:
+        made = EngineDouble(self.cuda, log, record, toy)
         self.changes.get(role, lambda engine: None)(made)
         return made
 

@@ -182,8 +182,8 @@ def test_what_does_not_open_closes_what_did(site: Site, call: str, number: int) 
 
 def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) -> None:
     target, draft = pair()
-    folder = site.bundle(target, draft, broken_at=(len(PROMPT) + 20,))
-    with specrt.load(folder) as generator:
+    site.changes["target"] = lambda plan: setattr(plan, "broken_at", [len(PROMPT) + 20])
+    with specrt.load(site.bundle(target, draft)) as generator:
         for gamma in GAMMAS:
             stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
             with pytest.raises(EngineError, match="NaN"):

@@ -39,6 +39,7 @@ GAMMAS = (1, 2, 3, 4, 8)
 PREFILL = 16
 VERSIONS = {"tensorrt": "10.15.1.29", "tensorrt-rtx": "1.7.1.116"}
 NAMES = {name: theirs for theirs, name in TYPES.items()}
+BARE = ("ILogger", "IBuilderConfig", "IExecutionContext", "ICudaEngine")
 Log = Callable[[int, str], None]
 
 
@@ -105,17 +106,14 @@ class EngineDouble:
     in `broken_at` have scores that are not numbers.
     """
 
-    def __init__(
-        self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine, *,
-        broken_at: Collection[int] = (),
-    ) -> None:  # fmt: skip
+    def __init__(self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine) -> None:
         self.cuda, self.log, self.record, self.toy = cuda, log, record, toy
         self.geometry, self.batch, self.max_length = geometry_of(toy), toy.batch, toy.max_length
         self.tensors = expected(record, self.geometry, self.batch, self.max_length)
-        self.broken_at = broken_at
+        self.num_io_tensors = len(self.tensors)
         self.profiles = record.profiles
+        self.broken_at: Collection[int] = ()
         self.capturable = True
-        self.scratch = 1000
         self.weight_streaming_budget_v2 = -1
 
     def answer(self, name: str) -> bool:
@@ -125,10 +123,6 @@ class EngineDouble:
         lost = "Cuda Runtime (an illegal memory access was encountered)"
         self.log(1, lost if self.cuda.lost else f"Error Code 1: {name} is refused\nand more")
         return False
-
-    @property
-    def num_io_tensors(self) -> int:
-        return len(self.tensors)
 
     @property
     def num_optimization_profiles(self) -> int:
@@ -160,7 +154,7 @@ class EngineDouble:
 
     def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
         """Return something else for every profile."""
-        return self.scratch * (profile + 1) // 2
+        return 500 * (profile + 1)
 
     def get_aliased_input_tensor(self, output: str) -> str | None:
         native = self.record.form == NATIVE and output.startswith("present_")
@@ -183,8 +177,8 @@ class EngineDouble:
         start = self.array(addresses["start"], np.int64, (self.batch,)).copy()
         wanted = self.array(addresses["rows"], np.int64, (rows,)).copy()
         vocab = self.geometry.vocab_size
-        assert ((wanted >= 0) & (wanted < width)).all(), wanted
-        assert ((fed >= -1) & (fed < vocab)).all(), fed
+        assert set(wanted.tolist()) <= set(range(width))
+        assert set(fed.ravel().tolist()) <= set(range(-1, vocab))
         seen = self.update(addresses, fed % vocab, start)
         logits = self.array(addresses["logits"], np.float32, (self.batch, rows, vocab))
         for b in range(self.batch):
@@ -288,14 +282,10 @@ def module_double(
             module.host_code = self.engine_host_code_allowed
             return plans[bytes(data)](self._logger.log)
 
-    def bare(name: str) -> type:
-        return type(name, (), {})
-
     module = SimpleNamespace(
         __version__=version or VERSIONS[backend], plans=plans, Runtime=Runtime,
         says="Error Code 1: something is wrong\nand more", flags=0,
-        ILogger=bare("ILogger"), IBuilderConfig=bare("IBuilderConfig"),
-        IExecutionContext=bare("IExecutionContext"), ICudaEngine=bare("ICudaEngine"),
+        **{name: type(name, (), {}) for name in BARE},
         TensorLocation=SimpleNamespace(DEVICE="DEVICE"),
         TensorIOMode=SimpleNamespace(INPUT="in"),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="ours"),
@@ -312,11 +302,9 @@ def module_double(
     return module
 
 
-def library_double(
-    backend: str = "tensorrt", version: str = "", cuda: CudaDouble | None = None, **names: Any
-) -> Library:
+def library_double(backend: str = "tensorrt", version: str = "", **how: Any) -> Library:
     """Return the runtime's record of such a module."""
-    return describe(FLAVOURS[backend], module_double(backend, version, cuda, **names))
+    return describe(FLAVOURS[backend], module_double(backend, version, **how))
 
 
 def target_profiles(gammas: Collection[int], prefill: int) -> tuple[Profile, ...]:
@@ -348,8 +336,8 @@ def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
 
 def opened(
     device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
-    capture: bool = True, broken_at: Collection[int] = (),
-    record: EngineRecord | None = None, max_length: int = 0, **options: Any,
+    capture: bool = True, broken_at: Collection[int] = (), record: EngineRecord | None = None,
+    max_length: int = 0, **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
     """Return an engine that answers as a table does, or one told another record than its own.
 
@@ -357,7 +345,8 @@ def opened(
     """
     own = record_of(profiles or target_profiles(GAMMAS, PREFILL), **options)
     library = library_double(own.backend, cuda=device.cuda)
-    engine = EngineDouble(device.cuda, library.logger.log, own, toy, broken_at=broken_at)
+    engine = EngineDouble(device.cuda, library.logger.log, own, toy)
+    engine.broken_at = broken_at
     plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
         plan, device, record or own, geometry_of(toy), batch=toy.batch,
@@ -367,8 +356,7 @@ def opened(
 
 def double_of(engine: TensorRtEngine) -> EngineDouble:
     """Return the double below an engine."""
-    found = engine.model.plan._engine
-    assert isinstance(found, EngineDouble)
+    found: EngineDouble = engine.model.plan._engine
     return found
 
 
