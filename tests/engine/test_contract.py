@@ -119,15 +119,16 @@ def test_any_passes_answer_as_their_tokens_alone_would(subject: Subject) -> None
     assert ended == engine.max_length
 
 
-def bad_passes(engine: Engine) -> list[tuple[ArrayLike, Any, int | None, str]]:
+def bad_passes(subject: Subject) -> list[tuple[ArrayLike, Any, int | None, str]]:
     """Return passes that no engine takes: tokens, start, rows and what is said of them."""
+    engine = subject.engine
     batch, widest, length = engine.batch, engine.max_width, engine.max_length
 
-    def tokens(width: int, rows: int = batch) -> ArrayLike:
+    def tokens(width: int, rows: int = batch) -> NDArray[np.int64]:
         return np.ones((rows, width), np.int64)
 
     one_late = [0] * (batch - 1) + [length - 4]
-    return [
+    passes: list[tuple[ArrayLike, Any, int | None, str]] = [
         (tokens(widest + 1), 0, 1, f"a pass of {widest + 1} tokens .* 1 to {widest}; rebuild"),
         (tokens(0), 0, None, "a pass of 0 tokens"),
         (tokens(5), one_late, None, f"to {length} of a KV buffer that has 0 to {length - 1}"),
@@ -135,13 +136,17 @@ def bad_passes(engine: Engine) -> list[tuple[ArrayLike, Any, int | None, str]]:
         (tokens(2, batch + 1), 0, None, rf"expected \[{batch}, width\]"),
         (tokens(3), 0, 4, "4 positions .* expected 1 to 3"),
     ]
+    if subject.tolerance:  # of ONNX Runtime, which fails in the midst of it
+        passes.append((tokens(1) * 8192, 6, None, "ONNX Runtime failed in a pass .*: "))
+    return passes
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_pass_that_cannot_be_is_refused_and_changes_nothing(subject: Subject) -> None:
     engine = subject.engine
     fed = subject.tokens(1, 6)
     engine.forward(fed, 0, 1)
-    for tokens, start, rows, message in bad_passes(engine):
+    for tokens, start, rows, message in bad_passes(subject):
         with pytest.raises(EngineError, match=message):
             engine.forward(tokens, start, rows)
         output = engine.forward(fed[:, 4:], 4, 1)
@@ -158,20 +163,3 @@ def test_a_closed_engine_refuses_every_pass(subject: Subject) -> None:
         with pytest.raises(EngineError, match="closed; open the bundle again"):
             engine.forward(fed[:, :width], 0)
     np.testing.assert_array_equal(kept, before)  # what was read stays
-
-
-@pytest.mark.parametrize("name", ONNX)
-@pytest.mark.filterwarnings("default")
-def test_a_pass_that_fails_leaves_the_engine_usable(name: str, opener: Opener) -> None:
-    compiled, _, options = ONNX[name]
-    engine, fresh = (opener(compiled, **options) for _ in range(2))
-    text = np.random.default_rng(3).integers(0, 8192, (engine.batch, 12))
-    for one in (engine, fresh):
-        one.forward(text[:, :7], 0, 1)
-    wrong = np.full((engine.batch, 5), 8192)
-    with pytest.raises(EngineError, match=r"ONNX Runtime failed in a pass .*: "):
-        engine.forward(wrong, 7)
-    for width in (1, 4):
-        piece = text[:, 7 : 7 + width]
-        logits = fresh.forward(piece, 7).logits
-        np.testing.assert_array_equal(engine.forward(piece, 7).logits, logits)
