@@ -1,19 +1,28 @@
-"""Plans over a TensorRT in NumPy: how they are opened, and what is said of those that are not."""
+"""TensorRT's two libraries and plans over them: how they are opened, and what is said if not."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine.tensorrt_site import plan_bytes
-from specrt.engine.tensorrt import library as library_module
-from specrt.engine.tensorrt import plan as trt_plan
-from specrt.engine.tensorrt.library import open_library
-from specrt.engine.tensorrt.plan import TrtPlan, Wants, open_plan, supply
+from specrt.engine.tensorrt import library
+from specrt.engine.tensorrt.device import BINDINGS
+from specrt.engine.tensorrt.library import (
+    FLAVOURS,
+    Journal,
+    lacks_to_build,
+    lacks_to_run,
+    open_library,
+)
+from specrt.engine.tensorrt.plan import WHOLE, TrtPlan, Wants, check_header, open_plan, supply
 from specrt.errors import EngineError
-from specrt.system import Survey
+from specrt.system import Gpu, Survey
 from support.cuda_double import MACHINE, DoubleDevice
 from support.tensorrt_double import (
     CacheDouble,
@@ -26,6 +35,103 @@ from support.tensorrt_double import (
     record_of,
 )
 from support.toy import TableEngine
+
+NONE = Survey(problem="no NVIDIA driver: x is not there")
+
+
+def survey_of(capability: str) -> Survey:
+    return Survey((Gpu(0, "A GPU", capability, 8 << 30),), "", (13, 0), "580.65.06")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Return what is installed: a module, or what its import raises."""
+    have: dict[str, Any] = {}
+    monkeypatch.setattr(library, "is_installed", lambda name: FLAVOURS[name].module in have)
+
+    def imported(name: str) -> Any:
+        if isinstance(have[name], Exception):
+            raise have[name]
+        return have[name]
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    open_library.cache_clear()
+    yield have
+    open_library.cache_clear()
+
+
+def test_a_library_that_does_not_open_is_told_with_the_remedy(installed: dict[str, Any]) -> None:
+    def refused(said: str, name: str = "tensorrt-rtx") -> None:
+        with pytest.raises(EngineError, match=said):
+            open_library(name)
+
+    refused("'tensort' is no TensorRT backend; did you mean", "tensort")
+    refused("not installed: it comes with JetPack", "tensorrt")
+    refused("not installed: `pip install tensorrt-rtx`$")
+    installed["tensorrt"] = module_double()
+    refused("is installed here, and backend tensorrt would use it")
+    installed["tensorrt_rtx"] = ImportError("libx.so: cannot open\nand more")
+    refused(r"cannot be imported \(libx.so: cannot open\)")
+    installed["tensorrt_rtx"] = module_double("tensorrt-rtx")
+    assert open_library("tensorrt-rtx").backend == "tensorrt-rtx"  # a failure is not remembered
+
+
+def test_the_form_follows_the_version() -> None:
+    assert not library_double("tensorrt", "10.13.3.9").native
+    assert library_double("tensorrt", "10.15.0rc1").native
+    assert library_double("tensorrt-rtx", "1.7.1.116").native
+
+
+def test_messages_go_to_the_blocks_that_listen() -> None:
+    journal = Journal()
+    with journal.listen() as outer:
+        journal.write(3, "one")
+        with journal.listen() as inner:
+            journal.write(1, "two\nlines")
+        journal.write(9, "three")
+    journal.write(1, "after")
+    said = [(m.severity, m.text) for m in outer.messages]
+    assert said == [("info", "one"), ("error", "two\nlines"), ("verbose", "three")]
+    assert (len(inner.messages), inner.first_error) == (1, "two")
+    assert (journal.drain(), journal.drain()) == ("two", "")
+
+
+@pytest.mark.parametrize(
+    ("backend", "found", "run", "build"),
+    [
+        ("tensorrt", NONE, "x is not there; install the NVIDIA driver", "builds on the GPU"),
+        ("tensorrt", survey_of("9.0"), "", ""),
+        ("tensorrt-rtx", NONE, "install the NVIDIA driver", ""),
+        ("tensorrt-rtx", survey_of("8.9"), "", ""),
+        ("tensorrt-rtx", survey_of("9.0"), "compute capability 7.5, 8.9, 12.0, 12.1", ""),
+    ],
+)
+def test_what_is_lacking_is_told_with_the_remedy(
+    installed: dict[str, Any], backend: str, found: Survey, run: str, build: str
+) -> None:
+    config = SimpleNamespace()
+    if backend == "tensorrt-rtx":
+        config.set_compute_capability = None
+    names = dict.fromkeys(("NONE", "CURRENT", "SM75", "SM89", "SM121", "SM120"))
+    capabilities = SimpleNamespace(__members__=names)
+    installed[FLAVOURS[backend].module] = module_double(
+        backend, IBuilderConfig=config, ComputeCapability=capabilities
+    )
+    installed[BINDINGS] = "installed"
+    for lacks, said in (
+        (lacks_to_run(backend, found), run), (lacks_to_build(backend, found), build)
+    ):  # fmt: skip
+        assert bool(lacks) is bool(said)
+        assert said in lacks
+    del installed[BINDINGS]
+    assert "cannot be imported" in lacks_to_run(backend, survey_of("8.9"))
+    installed.clear()
+    open_library.cache_clear()
+    assert "is not installed" in lacks_to_run(backend, survey_of("8.9"))
+    assert "is not installed" in lacks_to_build(backend, found)
+
+
+# Plans
 
 
 class Opened:
@@ -40,21 +146,20 @@ class Opened:
         self.engine = EngineDouble(self.device.cuda, log, record, TableEngine(5, max_length=32))
         self.library.module.plans[data] = lambda log: self.engine
 
-    def plan(self, wants: Wants = trt_plan.WHOLE) -> TrtPlan:
+    def plan(self, wants: Wants = WHOLE) -> TrtPlan:
         return open_plan(self.path, self.library, self.device, wants)
 
 
 @pytest.fixture(autouse=True)
 def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_module, "survey", lambda: MACHINE)
+    monkeypatch.setattr(library, "survey", lambda: MACHINE)
 
 
 @pytest.mark.parametrize(
     ("flags", "says", "words"),
     [
-        (3, "Error Code 1: x\nand more",
-         r"target\.plan on this GPU: Error Code 1: x \(it was built by another version .*, it was "
-         r"not built for this GPU's .*\); build it again here"),
+        (3, "Error 1: x\nand more", r"Error 1: x \(it was built by another version .*, it was not"
+                                    r" built for this GPU's .*\); build it again here"),
         (0, "Cuda Runtime (out of memory)", r"a plan of 0\.00 MiB, and 4\.00 MiB of 4\.00 MiB"),
     ],
 )  # fmt: skip
@@ -95,7 +200,7 @@ def test_without_a_driver_there_is_no_runtime(
 ) -> None:
     """Asked for one, TensorRT itself would end the process."""
     opened = Opened(tmp_path)
-    monkeypatch.setattr(library_module, "survey", lambda: Survey(problem="no NVIDIA driver"))
+    monkeypatch.setattr(library, "survey", lambda: Survey(problem="no NVIDIA driver"))
     with pytest.raises(EngineError, match="runs on an NVIDIA GPU only: no NVIDIA driver"):
         opened.plan()
 
@@ -161,6 +266,19 @@ def test_a_stripped_plan_is_filled_from_the_graph_beside_it(tmp_path: Path) -> N
 # The real library
 
 
+def test_the_real_library_is_as_written_down() -> None:
+    pytest.importorskip("tensorrt_rtx")
+    real = open_library("tensorrt-rtx")
+    tells = (real.tells_validity, real.tells_capturable, real.tells_aliases)
+    assert (*tells, real.native, real.has_runtime_config) == (True,) * 5
+    assert {"7.5", "8.6", "12.0"} <= set(real.capabilities)
+    with real.messages() as log:
+        builder = real.module.Builder(real.logger)  # it must outlive its networks
+        network = builder.create_network(0)
+        assert not real.module.OnnxParser(network, real.logger).parse(b"no graph")
+    assert log.first_error
+
+
 def test_a_real_plan_begins_as_expected(tmp_path: Path) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
     real = open_library("tensorrt-rtx")
@@ -170,9 +288,9 @@ def test_a_real_plan_begins_as_expected(tmp_path: Path) -> None:
         network.add_identity(network.add_input("x", trt.float32, (4,))).get_output(0)
     )
     data = bytes(builder.build_serialized_network(network, builder.create_builder_config()))
-    trt_plan.check_header(tmp_path, data[:64], len(data), real, "")
+    check_header(tmp_path, data[:64], len(data), real, "")
     with pytest.raises(EngineError, match=f"{len(data) - 1} bytes of {len(data)}"):
-        trt_plan.check_header(tmp_path, data[:64], len(data) - 1, real, "")
+        check_header(tmp_path, data[:64], len(data) - 1, real, "")
 
 
 def test_the_double_has_nothing_that_tensorrt_has_not() -> None:
