@@ -38,7 +38,7 @@ TENSORRT: dict[str, dict[str, Any]] = {
     "tensorrt decomposed": {"form": "decomposed", "batch": 2, "candidates": 3, "compute": "bf16"},
     "tensorrt candidates": {"candidates": 5, "confidence": True, "batch": 3},
     "tensorrt uncaptured": {"capture": False, "compute": "fp32"},
-    "tensorrt draft": {"profiles": draft_profiles(PREFILL), "confidence": True},
+    "tensorrt draft": {"built": draft_profiles(PREFILL), "confidence": True},
     "tensorrt integrated": {"integrated": True, "confidence": True},
 }
 

@@ -12,18 +12,11 @@ import onnxruntime
 import pytest
 
 from engine.conftest import CAPTURES, MAX_LENGTH, MAX_WIDTH, Opener
-from specrt.bench.lossless import compare
 from specrt.bundle import Geometry
 from specrt.engine import ort_cuda
 from specrt.engine.ort_cuda import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
-from specrt.generator import Generator
-from specrt.speculation.pool import Models
 from specrt.system import Devices
-from specrt.text import read_prompts
-
-TOLERANCE = 0.1
-"""Logits: 0.02 between fp16 and fp32 on codelet, seen over 100 tokens."""
 
 
 def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(opener: Opener) -> None:
@@ -53,18 +46,6 @@ def test_an_engine_of_another_shape_or_damaged_is_refused(
         EngineError, match=r"cannot open .* on cpu: .*specrt doctor.*build the bundle again"
     ):
         OrtCudaEngine(tmp_path / "engine.onnx", geometry, **limits)
-
-
-def test_speculation_is_lossless_within_the_tolerance(
-    generator: Generator, opener: Opener, code_prompts: Path
-) -> None:
-    """Codelet's draft in fp16 as the target of the same in fp32."""
-    draft = generator.models.draft
-    pair = Generator(Models(opener("cuda"), draft, (0, 4), gamma=4), generator.tokenizer)
-    prompts = [prompt.text[:60] for prompt in read_prompts(code_prompts)][:2]
-    report = list(compare(pair, prompts, [4], 32, TOLERANCE))[-1]
-    assert report.tokens == 2 * 32
-    assert report.unexplained == 0, report
 
 
 GPUS = Devices(("A GPU", "Another"))

@@ -10,7 +10,7 @@ import pytest
 
 from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
 from specrt.engine import ort_packed
-from specrt.engine.ort_packed import OrtPackedEngine, settle_padding
+from specrt.engine.ort_packed import OrtPackedEngine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 
@@ -150,10 +150,3 @@ def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
         with pytest.raises(KeyboardInterrupt):
             packed.forward_rows([Feed(row, text_of(row, 5), 0, 1) for row in range(BATCH)])
     np.testing.assert_array_equal(packed.forward_rows(feeds)[1].logits, wanted)
-
-
-def test_padding_of_packed_rows_is_measured(opener: Opener) -> None:
-    assert settle_padding(opener(pad_single_token=True)) is False
-    alone = opener("int8 1", pad_single_token=True)
-    assert settle_padding(opener("int8 3", pad_single_token=True)) == settle_padding(alone)
-    assert settle_padding(opener("int8 3")) is False

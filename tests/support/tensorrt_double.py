@@ -20,7 +20,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
@@ -32,6 +32,7 @@ from specrt.speculation.gamma import GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
+from specrt_export.compile.network import profiles
 from support.cuda_double import POISON, CudaDouble, DoubleDevice
 from support.toy import TableEngine
 
@@ -308,19 +309,11 @@ def library_double(backend: str = "tensorrt", version: str = "", **how: Any) -> 
 
 
 def target_profiles(gammas: Collection[int], prefill: int) -> tuple[Profile, ...]:
-    """Return the profiles of a target."""
-    one = Range(1, 1, 1)
-    most = max([1, *(gamma + 1 for gamma in gammas)])
-    verify = [Profile(f"verify {g}", *[Range(g + 1, g + 1, g + 1)] * 2) for g in gammas]
-    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), Range(1, 1, most))
-    return (wide, Profile("decode", one, one), *verify)
+    return profiles("target", prefill, gammas)
 
 
 def draft_profiles(prefill: int) -> tuple[Profile, ...]:
-    """Return the profiles of a draft."""
-    one = Range(1, 1, 1)
-    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), one)
-    return wide, Profile("decode", one, one), Profile("catch-up", Range(2, 2, 2), one)
+    return profiles("draft", prefill, ())
 
 
 def geometry_of(toy: TableEngine) -> Geometry:
@@ -328,14 +321,14 @@ def geometry_of(toy: TableEngine) -> Geometry:
     return Geometry(2, 4, 2, 3, toy.geometry.vocab_size, toy.max_length, (0, 0))
 
 
-def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
+def record_of(built: tuple[Profile, ...], **options: Any) -> EngineRecord:
     """Return the record of a plan."""
     said: dict[str, Any] = {"backend": "tensorrt", "version": "11.0", "form": NATIVE}
-    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=profiles)
+    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=built)
 
 
 def opened(
-    device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
+    device: DoubleDevice, toy: TableEngine, built: tuple[Profile, ...] | None = None, *,
     capture: bool = True, broken_at: Collection[int] = (), record: EngineRecord | None = None,
     max_length: int = 0, **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
@@ -343,7 +336,7 @@ def opened(
 
     `options` are those of its own record.
     """
-    own = record_of(profiles or target_profiles(GAMMAS, PREFILL), **options)
+    own = record_of(built or target_profiles(GAMMAS, PREFILL), **options)
     library = library_double(own.backend, cuda=device.cuda)
     engine = EngineDouble(device.cuda, library.logger.log, own, toy)
     engine.broken_at = broken_at
