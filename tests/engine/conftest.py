@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.tensorrt_site import Site, make_site
+from engine.tensorrt_site import site as site
 from shared import locked, shared_folder
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
@@ -88,11 +88,3 @@ def opener(compiled: Callable[[str], Path], geometry: Geometry) -> Iterator[Open
     yield opened
     for engine in made:
         engine.close()
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A machine with a GPU in NumPy, on which nothing is left open."""
-    made = make_site(tmp_path, monkeypatch)
-    yield made
-    made.hold_closed()

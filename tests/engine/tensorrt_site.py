@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,16 +130,18 @@ class Site:
         assert all(table.closed for table in self.tables)
 
 
-def make_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Return a site whose libraries are doubles; all above them is the runtime's own."""
-    made = Site(folder, byte_level(folder))
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A machine whose libraries are doubles, on which nothing is left open."""
+    made = Site(tmp_path, byte_level(tmp_path))
     monkeypatch.setattr(opening, "CudaDevice", made.device)
     monkeypatch.setattr(opening, "open_library", made.libraries.__getitem__)
     for module in (engine_record, library):
         monkeypatch.setattr(module, "survey", lambda: MACHINE)
     opened = type("Opened", (), {"__new__": lambda _, *given, **how: made.table(*given, **how)})
     monkeypatch.setattr(ort, "OrtEngine", opened)
-    return made
+    yield made
+    made.hold_closed()
 
 
 def pair(closeness: float = 0.7, seed: int = 3, **options: Any) -> tuple[TableEngine, TableEngine]:
