@@ -164,7 +164,6 @@ def built(here: DeviceRecord, **settings: str) -> EngineRecord:
 @pytest.mark.parametrize(
     ("record", "wants", "device"),
     [
-        (built(TRT, version_compatible="False"), Wants(), TRT),
         (built(TRT, hardware_compatible="same-capability"), Wants(), SAME),
         (built(TRT, version_compatible="True"), Wants(host_code=True), LATER),
         (built(TRT, weight_streaming="True"), Wants(streaming=True), TRT),

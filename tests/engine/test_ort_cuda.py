@@ -84,10 +84,3 @@ def test_without_what_it_needs_nothing_is_opened_and_none_falls_back_to_the_cpu(
         options, (name, given) = asked
         assert (name, given["device_id"]) == (PROVIDER, "1")
         assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
-
-
-def test_a_probe_that_crashes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for status, told in (0, ""), (-11, "the probe ended with status -11"):
-        done = subprocess.CompletedProcess[bytes]([], status, b"", b"")
-        monkeypatch.setattr(subprocess, "run", lambda *_, done=done, **__: done)
-        assert ort_cuda.unloadable() == told

@@ -232,30 +232,29 @@ class CudaDouble:
 
 
 class DoubleDevice(CudaDevice):
-    """A device over a double, which knows what its memory was taken for."""
+    """A device over a double, which knows what is not given back."""
 
     def __init__(
         self, size: int = 1 << 22, *, cuda: CudaDouble | None = None, **options: Any
     ) -> None:
         self.cuda = cuda or CudaDouble(size, **options)
-        self.purposes: dict[int, str] = {}
-        self.closed = 0
+        self.calls, self.closed = self.cuda.calls, 0
         self.leaked: list[str] = []
         """What nobody had given back when the device was closed."""
-        self.calls = self.cuda.calls
+        self._taken: dict[int, str] = {}
         super().__init__(runtime=self.cuda, devices=MACHINE)
 
     def allocate(self, size: int, purpose: str) -> int:
         address = super().allocate(size, purpose)
-        self.purposes[address] = purpose
+        if purpose != "a buffer for the host":  # which goes with the device
+            self._taken[address] = purpose
         return address
 
     @property
     def live(self) -> list[str]:
-        """What was taken and not given back; staged memory goes with the device."""
-        blocks = [self.purposes[a] for a in self._memory if a in self.purposes]
-        staged = "a buffer for the host"
-        return sorted([b for b in blocks if b != staged] + ["graph"] * len(self._graphs))
+        """What was taken and not given back."""
+        memory = [self._taken[a] for a in self._memory & self._taken.keys()]
+        return memory + ["graph"] * len(self._graphs)
 
     def close(self) -> None:
         self.leaked += [] if self.closed else self.live
