@@ -73,15 +73,13 @@ def opener(compiled: Callable[[str], Path], geometry: Geometry) -> Iterator[Open
     made: list[Engine] = []
 
     def opened(name: str = f"fp32 {BATCH}", **options: Any) -> Engine:
-        limits = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH}
+        options = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH, **options}
         if name == "cuda":
-            options = {"device": "cpu", **limits, **options}
-            engine: Engine = OrtCudaEngine(compiled(name), geometry, batch=1, **options)
+            options = {"device": "cpu", "batch": 1, **options}
+            engine: Engine = OrtCudaEngine(compiled(name), geometry, **options)
         else:
-            batch = options.pop("rows", int(name.split()[1]))
-            engine = open_engine(
-                "ort-cpu", compiled(name), geometry, batch=batch, threads=1, **limits, **options
-            )
+            options.setdefault("batch", int(name.split()[1]))
+            engine = open_engine("ort-cpu", compiled(name), geometry, threads=1, **options)
         made.append(engine)
         return engine
 

@@ -47,7 +47,6 @@ B200 = replace(TRT, gpu="B200", capabilities=("10.0",))
 def refusal(folder: Path) -> str:
     with pytest.raises(SpecrtError) as told:
         specrt.load(folder)
-    assert "\n" not in str(told.value)
     return str(told.value)
 
 
@@ -80,7 +79,6 @@ def test_what_differs_is_said_with_the_command_that_rebuilds(
     found = difference(built, here)
     assert bool(found) is bool(said)
     assert said in found
-    assert "\n" not in found
     if said:
         assert found.endswith(f"`specrt build RECIPE --backend {here.backend}`")
 

@@ -140,8 +140,6 @@ def test_pairs_that_cannot_have_rounds_have_none() -> None:
 
     target, draft = opened(device, toy), opened(device, toy, profiles)
     assert fits(target, draft)
-    assert not fits(target, opened(device, TableEngine(7, vocab=30), profiles))
-    assert not fits(target, opened(DoubleDevice(), toy, profiles))
     assert not fits(target, opened(device, toy, profiles, form="decomposed"))
     assert not fits(opened(device, toy, form="decomposed"), draft)
     assert not fits(opened(device, two), opened(device, two, profiles))

@@ -90,7 +90,6 @@ def test_a_copied_row_goes_on_like_its_source(opener: Opener) -> None:
         ([], r"a pass was asked of rows \[\]; expected some of 0 to 2, each once"),
         ([Feed(1, [1], 0, 1), Feed(1, [1], 1, 1)], r"rows \[1, 1\]; .* each once"),
         ([Feed(0, [1] * (MAX_WIDTH + 1), 0, 1)], "a pass of 25 tokens .* widths 1 to 24"),
-        ([Feed(0, [1, 2], 0, 3)], "3 positions of row 0 were to be scored in a pass of 2 tokens"),
         ([Feed(0, [1], -1, 1)], "would write positions -1 to -1"),
         ([Feed(0, [1], 0, 1), Feed(1, [1], MAX_LENGTH - 1, 1)], "that has 0 to 94"),
         ([Feed(0, [8192], 0, 1)], "ONNX Runtime failed in a pass"),
@@ -121,11 +120,9 @@ def test_a_pad_is_never_a_token_of_an_earlier_pass(opener: Opener) -> None:
 
 
 def test_an_engine_of_another_layout_says_what_to_do(opener: Opener) -> None:
-    for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4)):
-        with pytest.raises(EngineError, match="Build the bundle again"):
-            opener(f"fp32 {batch}", rows=rows)
-    with pytest.raises(EngineError, match="build it again"):
-        opener("fp32 3", rows=1)
+    for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4), (BATCH, 1)):
+        with pytest.raises(EngineError, match=r"[Bb]uild (the bundle|it) again"):
+            opener(f"fp32 {batch}", batch=rows)
 
 
 def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(

@@ -232,9 +232,8 @@ class EngineDouble:
 
     def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
         """Return an array on the device."""
-        dtype = np.dtype(kind)
-        count = prod(shape)
-        return self.cuda.at(address, count * dtype.itemsize).view(dtype).reshape(shape)
+        size = prod(shape) * np.dtype(kind).itemsize
+        return self.cuda.at(address, size).view(kind).reshape(shape)
 
 
 class CacheDouble:
@@ -330,7 +329,7 @@ def record_of(built: tuple[Profile, ...], **options: Any) -> EngineRecord:
 def opened(
     device: DoubleDevice, toy: TableEngine, built: tuple[Profile, ...] | None = None, *,
     capture: bool = True, broken_at: Collection[int] = (), record: EngineRecord | None = None,
-    max_length: int = 0, **options: Any,
+    **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
     """Return an engine that answers as a table does, or one told another record than its own.
 
@@ -343,7 +342,7 @@ def opened(
     plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
         plan, device, record or own, geometry_of(toy), batch=toy.batch,
-        max_length=max_length or toy.max_length, max_width=PREFILL, capture=capture,
+        max_length=toy.max_length, max_width=PREFILL, capture=capture,
     )  # fmt: skip
 
 
