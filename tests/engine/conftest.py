@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from engine.tensorrt_site import Site, make_site
+from engine.tensorrt_site import site as site
 from shared import locked, shared_folder
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
@@ -24,6 +26,14 @@ BATCH, MAX_LENGTH, MAX_WIDTH, CAPTURES = 3, 96, 24, 9
 Opener = Callable[..., Any]
 
 
+def alone(engine: Engine, text: Sequence[int]) -> NDArray[np.float32]:
+    """Return the scores [S, V] of a text that an engine of one row reads from its beginning."""
+    parts = []
+    for at in range(0, len(text), engine.max_width):
+        parts.append(engine.forward([text[at : at + engine.max_width]], at).logits[0].copy())
+    return np.concatenate(parts)
+
+
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callable[[str], Path]:
     """Compile codelet's draft: `fp32 1`, `int8 3` and the like for the CPU, `cuda` for a GPU."""
@@ -31,23 +41,21 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callabl
     root.mkdir(exist_ok=True)
     graph, weights = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
 
-    def build(name: str, out: Path) -> None:
-        if name == "cuda":
-            compile_ort_cuda(graph, weights, out, MAX_LENGTH, captured=CAPTURES)
-            return
-        precision, batch = name.split()
-        source = graph, weights
-        if precision == "int8":
-            small = quantize(*source, out / "small", Precision.of("int8", block=128))
-            source = small.graph, small.folder
-        compile_ort_cpu(*source, out, MAX_LENGTH, batch=int(batch), confidence=True)
-
     def once(name: str) -> Path:
         out, done = root / name, root / f"{name}.done"
         with locked(root / f"{name}.lock"):
-            if not done.exists():
-                build(name, out)
-                done.touch()
+            if done.exists():
+                return out / "engine.onnx"
+            precision, _, batch = name.partition(" ")
+            source = graph, weights
+            if precision == "int8":
+                small = quantize(*source, out / "small", Precision.of("int8", block=128))
+                source = small.graph, small.folder
+            if precision == "cuda":
+                compile_ort_cuda(*source, out, MAX_LENGTH, captured=CAPTURES)
+            else:
+                compile_ort_cpu(*source, out, MAX_LENGTH, batch=int(batch), confidence=True)
+            done.touch()
         return out / "engine.onnx"
 
     return once
@@ -65,26 +73,16 @@ def opener(compiled: Callable[[str], Path], geometry: Geometry) -> Iterator[Open
     made: list[Engine] = []
 
     def opened(name: str = f"fp32 {BATCH}", **options: Any) -> Engine:
-        limits = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH}
+        options = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH, **options}
         if name == "cuda":
-            options = {"device": "cpu", **limits, **options}
-            engine: Engine = OrtCudaEngine(compiled(name), geometry, batch=1, **options)
+            options = {"device": "cpu", "batch": 1, **options}
+            engine: Engine = OrtCudaEngine(compiled(name), geometry, **options)
         else:
-            batch = options.pop("rows", int(name.split()[1]))
-            engine = open_engine(
-                "ort-cpu", compiled(name), geometry, batch=batch, threads=1, **limits, **options
-            )
+            options.setdefault("batch", int(name.split()[1]))
+            engine = open_engine("ort-cpu", compiled(name), geometry, threads=1, **options)
         made.append(engine)
         return engine
 
     yield opened
     for engine in made:
         engine.close()
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A machine with a GPU in NumPy, on which nothing is left open."""
-    made = make_site(tmp_path, monkeypatch)
-    yield made
-    made.hold_closed()

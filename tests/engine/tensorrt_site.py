@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +30,6 @@ from support.tensorrt_double import (
 from support.toy import TableEngine, byte_level, near
 
 LENGTH = 160
-VOCABULARY = 270
-"""As many as the tokenizer knows, and some more."""
-GAMMAS = tuple(range(9))
-BACKENDS = ("tensorrt", "tensorrt")
-Change = Callable[[EngineDouble], object]
 
 
 def plan_bytes(backend: str, name: str = "") -> bytes:
@@ -46,42 +39,39 @@ def plan_bytes(backend: str, name: str = "") -> bytes:
     return magic + bytes(12) + (24 + len(body)).to_bytes(8, "little") + body
 
 
-@dataclass
 class Site:
     """What is installed and what was opened."""
 
-    folder: Path
-    tokenizer: Path
-    cuda: CudaDouble = field(default_factory=lambda: CudaDouble(1 << 24))
-    devices: list[DoubleDevice] = field(default_factory=list)
-    toys: dict[Path, TableEngine] = field(default_factory=dict)
-    tables: list[TableEngine] = field(default_factory=list)
-    changes: dict[str, Change] = field(default_factory=dict)
-    """What is done to a plan when it is opened, by role."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tokenizer = folder, byte_level(folder)
+        self.cuda = CudaDouble(1 << 24)
         self.libraries = {name: library_double(name, cuda=self.cuda) for name in VERSIONS}
+        self.devices: list[DoubleDevice] = []
+        self.toys: dict[Path, TableEngine] = {}
+        self.tables: list[TableEngine] = []
+        self.changes: dict[str, Callable[[EngineDouble], object]] = {}
+        """What is done to a plan when it is opened, by role."""
 
     def bundle(
         self, target: TableEngine, draft: TableEngine | None, *,
-        backends: Sequence[str] = BACKENDS, gammas: Sequence[int] = GAMMAS, name: str = "pair",
-        broken_at: Collection[int] = (), **options: Any,
+        backends: Sequence[str] = ("tensorrt", "tensorrt"), gammas: Sequence[int] = range(9),
+        name: str = "pair", **options: Any,
     ) -> Path:  # fmt: skip
         """Write a bundle; `options` are those of the records of its plans."""
         folder = self.folder / name
         folder.mkdir()
         shutil.copyfile(self.tokenizer, folder / "tokenizer.json")
-        built = [g for g in gammas if g]
-        roles = {"target": (target, target_profiles(built, PREFILL), backends[0])}
-        if draft is not None:
-            roles["draft"] = (draft, draft_profiles(PREFILL), backends[1])
         models: dict[str, ModelRecord | None] = {"draft": None}
-        for role, (toy, profiles, backend) in roles.items():
-            record = record_of(
-                profiles, backend=backend, version=VERSIONS.get(backend, ""), gpu="A GPU",
-                gpu_capability="8.9", confidence=role == "draft", **options,
-            )  # fmt: skip
-            models[role] = self._model(folder / role, toy, record, broken_at)
+        for role, toy, profiles, backend in (
+            ("target", target, target_profiles(gammas, PREFILL), backends[0]),
+            ("draft", draft, draft_profiles(PREFILL), backends[1]),
+        ):
+            if toy is not None:
+                record = record_of(
+                    profiles, backend=backend, version=VERSIONS.get(backend, ""), gpu="A GPU",
+                    gpu_capability="8.9", confidence=role == "draft", **options,
+                )  # fmt: skip
+                models[role] = self._model(folder / role, toy, record)
         files = [path for path in folder.rglob("*") if path.is_file()]
         manifest = Manifest(
             format=FORMAT, name="pair", backend=backends[0], precision="fp16", batch=1,
@@ -93,31 +83,24 @@ class Site:
         (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
         return folder
 
-    def _model(
-        self, folder: Path, toy: TableEngine, record: EngineRecord, broken_at: Collection[int]
-    ) -> ModelRecord:
+    def _model(self, folder: Path, toy: TableEngine, record: EngineRecord) -> ModelRecord:
+        def plan(log: Any) -> EngineDouble:
+            made = EngineDouble(self.cuda, log, record, toy)
+            self.changes.get(folder.name, lambda engine: None)(made)
+            return made
+
         folder.mkdir()
-        tensorrt = record.backend in FLAVOURS
-        engine = folder / (PLAN if tensorrt else "engine.onnx")
-        data = plan_bytes(record.backend, str(folder)) if tensorrt else b"a graph of tables"
+        engine, data = folder / "engine.onnx", b"a graph of tables"
+        if record.backend in FLAVOURS:
+            engine, data = folder / PLAN, plan_bytes(record.backend, str(folder))
+            (folder / FILE_NAME).write_text(record.to_json(), encoding="utf-8")
+            self.libraries[record.backend].module.plans[data] = plan
         engine.write_bytes(data)
         self.toys[engine] = toy
-        if tensorrt:
-            (folder / FILE_NAME).write_text(record.to_json(), encoding="utf-8")
-            broken = broken_at if folder.name == "target" else ()
-            plans = self.libraries[record.backend].module.plans
-            plans[data] = partial(self._plan, folder.name, record, toy, broken)
         return ModelRecord(
             f"{folder.name}/{engine.name}", geometry_of(toy), "llama", 1000, 4000, 2, {},
             backend=record.backend,
         )  # fmt: skip
-
-    def _plan(
-        self, role: str, record: EngineRecord, toy: TableEngine, broken: Any, log: Any
-    ) -> EngineDouble:
-        made = EngineDouble(self.cuda, log, record, toy, broken_at=broken)
-        self.changes.get(role, lambda engine: None)(made)
-        return made
 
     def device(self) -> DoubleDevice:
         self.devices.append(DoubleDevice(cuda=self.cuda))
@@ -129,25 +112,28 @@ class Site:
 
     def hold_closed(self) -> None:
         """Say that nothing is open, and all was given back."""
-        assert [device.closed for device in self.devices] == [1] * len(self.devices)
-        assert [device.leaked for device in self.devices] == [[]] * len(self.devices)
+        assert all(device.closed == 1 and not device.leaked for device in self.devices)
         assert (self.cuda.memory, self.cuda.graphs, self.cuda.streams) == ({}, {}, 0)
         assert all(table.closed for table in self.tables)
 
 
-def make_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Return a site whose libraries are doubles; all above them is the runtime's own."""
-    made = Site(folder, byte_level(folder))
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A machine whose libraries are doubles, on which nothing is left open."""
+    made = Site(tmp_path)
     monkeypatch.setattr(opening, "CudaDevice", made.device)
     monkeypatch.setattr(opening, "open_library", made.libraries.__getitem__)
     for module in (engine_record, library):
         monkeypatch.setattr(module, "survey", lambda: MACHINE)
-    opened = type("Opened", (), {"__new__": lambda _, *given, **how: made.table(*given, **how)})
-    monkeypatch.setattr(ort, "OrtEngine", opened)
-    return made
+    monkeypatch.setattr(ort, "OrtEngine", made.table)
+    yield made
+    made.hold_closed()
 
 
 def pair(closeness: float = 0.7, seed: int = 3, **options: Any) -> tuple[TableEngine, TableEngine]:
-    """Return the tables of a target, and of a draft that is more or less like it."""
-    target = TableEngine(seed, vocab=VOCABULARY, max_length=LENGTH, max_width=PREFILL, **options)
+    """Return the tables of a target, and of a draft that is more or less like it.
+
+    Their vocabulary is what the tokenizer knows, and some more.
+    """
+    target = TableEngine(seed, vocab=270, max_length=LENGTH, max_width=PREFILL, **options)
     return target, near(target, seed + 1, closeness)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
-from engine.conftest import Opener
+from engine.conftest import Opener, alone
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
 from support.cuda_double import DoubleDevice
@@ -34,11 +35,10 @@ of 2**-6 in fp16, which rounds a few times a layer: 0.02 between fp16 and fp32, 
 tokens."""
 TENSORRT: dict[str, dict[str, Any]] = {
     "tensorrt": {},
-    "tensorrt decomposed": {"form": "decomposed", "confidence": True, "compute": "bf16"},
+    "tensorrt decomposed": {"form": "decomposed", "batch": 2, "candidates": 3, "compute": "bf16"},
     "tensorrt candidates": {"candidates": 5, "confidence": True, "batch": 3},
     "tensorrt uncaptured": {"capture": False, "compute": "fp32"},
-    "tensorrt decomposed batch": {"form": "decomposed", "batch": 2, "candidates": 3},
-    "tensorrt draft": {"profiles": draft_profiles(PREFILL), "confidence": True},
+    "tensorrt draft": {"built": draft_profiles(PREFILL), "confidence": True},
     "tensorrt integrated": {"integrated": True, "confidence": True},
 }
 
@@ -61,35 +61,22 @@ class Subject:
         return rng.integers(0, vocabulary, (self.engine.batch, width))
 
 
-def by_passes(engine: Engine) -> Callable[[Sequence[int]], Scores]:
-    """Return the scores of texts that an engine reads from their beginning."""
-
-    def scores(text: Sequence[int]) -> Scores:
-        parts = []
-        for at in range(0, len(text), engine.max_width):
-            part = engine.forward([text[at : at + engine.max_width]], at).logits[0]
-            parts.append(part.copy())
-        return np.concatenate(parts)
-
-    return scores
-
-
-def by_table(table: TableEngine) -> Callable[[Sequence[int]], Scores]:
-    return lambda text: np.array([table.row(np.array(text[: n + 1])) for n in range(len(text))])
-
-
 @pytest.fixture(params=[*ONNX, *TENSORRT])
 def subject(request: pytest.FixtureRequest, opener: Opener) -> Any:
     name = request.param
     if name in ONNX:
         compiled, tolerance, options = ONNX[name]
-        yield Subject(opener(compiled, **options), by_passes(opener("fp32 1")), tolerance)
+        yield Subject(opener(compiled, **options), partial(alone, opener("fp32 1")), tolerance)
         return
     options = dict(TENSORRT[name])
     table = TableEngine(5, batch=options.pop("batch", 1), max_length=LENGTH)
     device = DoubleDevice(integrated=options.pop("integrated", False))
     engine = opened(device, table, **options)
-    yield Subject(engine, by_table(table), 0)
+
+    def scores(text: Sequence[int]) -> Scores:
+        return np.array([table.row(np.array(text[: n + 1])) for n in range(len(text))])
+
+    yield Subject(engine, scores, 0)
     engine.close()
     assert device.live == []
 
@@ -132,31 +119,34 @@ def test_any_passes_answer_as_their_tokens_alone_would(subject: Subject) -> None
     assert ended == engine.max_length
 
 
-def bad_passes(engine: Engine) -> list[tuple[ArrayLike, Any, int | None, str]]:
+def bad_passes(subject: Subject) -> list[tuple[ArrayLike, Any, int | None, str]]:
     """Return passes that no engine takes: tokens, start, rows and what is said of them."""
+    engine = subject.engine
     batch, widest, length = engine.batch, engine.max_width, engine.max_length
 
-    def tokens(width: int, rows: int = batch) -> ArrayLike:
+    def tokens(width: int, rows: int = batch) -> NDArray[np.int64]:
         return np.ones((rows, width), np.int64)
 
     one_late = [0] * (batch - 1) + [length - 4]
-    return [
+    passes: list[tuple[ArrayLike, Any, int | None, str]] = [
         (tokens(widest + 1), 0, 1, f"a pass of {widest + 1} tokens .* 1 to {widest}; rebuild"),
         (tokens(0), 0, None, "a pass of 0 tokens"),
         (tokens(5), one_late, None, f"to {length} of a KV buffer that has 0 to {length - 1}"),
         (tokens(1), [0] * (batch - 1) + [-1], None, "would write positions -1 to"),
         (tokens(2, batch + 1), 0, None, rf"expected \[{batch}, width\]"),
-        (np.ones(3, np.int64), 0, None, r"tokens of shape \[3\]"),
         (tokens(3), 0, 4, "4 positions .* expected 1 to 3"),
-        (tokens(3), 0, -1, "-1 positions"),
     ]
+    if subject.tolerance:  # of ONNX Runtime, which fails in the midst of it
+        passes.append((tokens(1) * 8192, 6, None, "ONNX Runtime failed in a pass .*: "))
+    return passes
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_pass_that_cannot_be_is_refused_and_changes_nothing(subject: Subject) -> None:
     engine = subject.engine
     fed = subject.tokens(1, 6)
     engine.forward(fed, 0, 1)
-    for tokens, start, rows, message in bad_passes(engine):
+    for tokens, start, rows, message in bad_passes(subject):
         with pytest.raises(EngineError, match=message):
             engine.forward(tokens, start, rows)
         output = engine.forward(fed[:, 4:], 4, 1)
@@ -173,20 +163,3 @@ def test_a_closed_engine_refuses_every_pass(subject: Subject) -> None:
         with pytest.raises(EngineError, match="closed; open the bundle again"):
             engine.forward(fed[:, :width], 0)
     np.testing.assert_array_equal(kept, before)  # what was read stays
-
-
-@pytest.mark.parametrize("name", ONNX)
-@pytest.mark.filterwarnings("default")
-def test_a_pass_that_fails_leaves_the_engine_usable(name: str, opener: Opener) -> None:
-    compiled, _, options = ONNX[name]
-    engine, fresh = (opener(compiled, **options) for _ in range(2))
-    text = np.random.default_rng(3).integers(0, 8192, (engine.batch, 12))
-    for one in (engine, fresh):
-        one.forward(text[:, :7], 0, 1)
-    wrong = np.full((engine.batch, 5), 8192)
-    with pytest.raises(EngineError, match=r"ONNX Runtime failed in a pass .*: "):
-        engine.forward(wrong, 7)
-    for width in (1, 4):
-        piece = text[:, 7 : 7 + width]
-        logits = fresh.forward(piece, 7).logits
-        np.testing.assert_array_equal(engine.forward(piece, 7).logits, logits)

@@ -7,30 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener
+from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
 from specrt.engine import ort_packed
-from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_packed import OrtPackedEngine, settle_padding
+from specrt.engine.ort_packed import OrtPackedEngine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 
 PADDED = {"pad_single_token": True, "pad_to_even": True}
 
 
-def text(seed: int, length: int = MAX_LENGTH) -> list[int]:
+def text_of(seed: int, length: int = MAX_LENGTH) -> list[int]:
     found: list[int] = np.random.default_rng(seed).integers(0, 8192, length).tolist()
     return found
-
-
-def alone(engine: OrtEngine, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
-    """Return the logits of a text that an engine of one row is fed in passes of one width."""
-    made = []
-    for at in range(0, len(tokens), width):
-        piece = [tokens[at : at + width]]
-        made.append(engine.forward(piece, at).logits[0].copy())
-    return np.concatenate(made)
 
 
 def ragged(engine: PackedEngine, texts: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
@@ -58,8 +47,8 @@ def test_rows_are_what_they_are_alone(
         monkeypatch.setattr(ort_packed, "MOST_PACKINGS", 2)
         monkeypatch.setattr(ort_packed, "MOST_BINDINGS", 2)
     one, packed = opener("fp32 1"), opener()
-    texts = [text(row) for row in range(BATCH)]
-    wanted = [alone(one, t, 8) for t in texts]
+    texts = [text_of(row) for row in range(BATCH)]
+    wanted = [alone(one, text) for text in texts]
     ended = set()
     for feed, made in ragged(packed, texts, seed=few):
         end = feed.start + len(feed.tokens)
@@ -67,8 +56,6 @@ def test_rows_are_what_they_are_alone(
         assert made.logits.shape == (1, feed.rows, 8192)
         np.testing.assert_allclose(made.logits[0], scores, rtol=0, atol=1e-4)
         np.testing.assert_array_equal(made.argmax[0], scores.argmax(-1))
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        np.testing.assert_allclose(made.confidence[0], 1 / shares.sum(-1), rtol=1e-3)
         ended.add(end)
     assert MAX_LENGTH in ended
 
@@ -78,8 +65,8 @@ def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opene
     pads = {"pad_single_token": True, "pad_to_even": precision == "int8"}
     one, packed = opener(f"{precision} 1", **pads), opener(f"{precision} 3", **pads)
     assert one.max_length == packed.max_length == MAX_LENGTH - 1
-    texts = [text(row, packed.max_length) for row in range(BATCH)]
-    wanted = [alone(one, t, 8) for t in texts]
+    texts = [text_of(row, packed.max_length) for row in range(BATCH)]
+    wanted = [alone(one, text) for text in texts]
     for feed, made in ragged(packed, texts, seed=9):
         end = feed.start + len(feed.tokens)
         np.testing.assert_array_equal(made.logits[0], wanted[feed.row][end - feed.rows : end])
@@ -87,12 +74,9 @@ def test_with_pads_every_bit_is_that_of_an_even_pass_alone(precision: str, opene
 
 def test_a_copied_row_goes_on_like_its_source(opener: Opener) -> None:
     packed = opener()
-    packed.forward([text(row, 12) for row in range(BATCH)], 0, 1)
-    kept = {name: cache[2, :, 10:].copy() for name, cache in packed._caches.items()}
+    packed.forward([text_of(row, 12) for row in range(BATCH)], 0, 1)
     packed.copy_row(0, 2, 10)
-    for name, cache in packed._caches.items():
-        np.testing.assert_array_equal(cache[2, :, 10:], kept[name])
-    after = text(7, 3)
+    after = text_of(7, 3)
     first, second = packed.forward_rows([Feed(0, after, 10, 3), Feed(2, after, 10, 3)])
     np.testing.assert_array_equal(first.logits, second.logits)
     for wrong in ((0, BATCH, 1), (-1, 0, 1), (0, 1, MAX_LENGTH + 1), (0, 1, -1)):
@@ -105,9 +89,7 @@ def test_a_copied_row_goes_on_like_its_source(opener: Opener) -> None:
     [
         ([], r"a pass was asked of rows \[\]; expected some of 0 to 2, each once"),
         ([Feed(1, [1], 0, 1), Feed(1, [1], 1, 1)], r"rows \[1, 1\]; .* each once"),
-        ([Feed(0, [], 0, 1)], "a pass of 0 tokens"),
         ([Feed(0, [1] * (MAX_WIDTH + 1), 0, 1)], "a pass of 25 tokens .* widths 1 to 24"),
-        ([Feed(0, [1, 2], 0, 3)], "3 positions of row 0 were to be scored in a pass of 2 tokens"),
         ([Feed(0, [1], -1, 1)], "would write positions -1 to -1"),
         ([Feed(0, [1], 0, 1), Feed(1, [1], MAX_LENGTH - 1, 1)], "that has 0 to 94"),
         ([Feed(0, [8192], 0, 1)], "ONNX Runtime failed in a pass"),
@@ -118,11 +100,11 @@ def test_wrong_feeds_are_refused_and_change_nothing(
     feeds: list[Feed], said: str, opener: Opener
 ) -> None:
     packed = opener(pad_single_token=True)
-    fed = [Feed(row, text(row, 6), 0, 6) for row in range(BATCH)]
+    fed = [Feed(row, text_of(row, 6), 0, 6) for row in range(BATCH)]
     before = [out.logits.copy() for out in packed.forward_rows(fed)]
     with pytest.raises(EngineError, match=said):
         packed.forward_rows(feeds)
-    again = packed.forward_rows([Feed(1, text(1, 6)[4:], 4, 2)])
+    again = packed.forward_rows([Feed(1, text_of(1, 6)[4:], 4, 2)])
     np.testing.assert_array_equal(again[0].logits[0], before[1][0, 4:])
 
 
@@ -130,7 +112,7 @@ def test_wrong_feeds_are_refused_and_change_nothing(
 def test_a_pad_is_never_a_token_of_an_earlier_pass(opener: Opener) -> None:
     """A pass fails on a token that does not exist, and pads of later passes lie where it was."""
     packed = opener(**PADDED)
-    for good in ([Feed(0, text(0, 3), 0, 3)], [Feed(1, text(1, 1), 0, 1)]):
+    for good in ([Feed(0, text_of(0, 3), 0, 3)], [Feed(1, text_of(1, 1), 0, 1)]):
         with pytest.raises(EngineError, match="ONNX Runtime failed in a pass"):
             packed.forward_rows([Feed(2, [8192] * 4, 0, 4)])
         wanted = opener(**PADDED).forward_rows(good)[0].logits
@@ -138,37 +120,27 @@ def test_a_pad_is_never_a_token_of_an_earlier_pass(opener: Opener) -> None:
 
 
 def test_an_engine_of_another_layout_says_what_to_do(opener: Opener) -> None:
-    for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4)):
-        with pytest.raises(EngineError, match="Build the bundle again"):
-            opener(f"fp32 {batch}", rows=rows)
-    with pytest.raises(EngineError, match="build it again"):
-        opener("fp32 3", rows=1)
+    for batch, rows in ((1, 3), (BATCH, 2), (BATCH, 4), (BATCH, 1)):
+        with pytest.raises(EngineError, match=r"[Bb]uild (the bundle|it) again"):
+            opener(f"fp32 {batch}", batch=rows)
 
 
 def test_a_pass_that_was_interrupted_while_it_was_bound_leaves_no_trace(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = opener()
-    feeds = [Feed(row, text(row, 4), 0, 4) for row in range(BATCH)]
+    feeds = [Feed(row, text_of(row, 4), 0, 4) for row in range(BATCH)]
     wanted = packed.forward_rows(feeds)[1].logits.copy()
     memory_of = OrtPackedEngine._memory_of
 
-    def broken_off(self: OrtPackedEngine, packing: Any) -> Iterator[Any]:
-        def some() -> Iterator[Any]:
-            yield from list(next(memory_of(self, packing)))[:2]
-            raise KeyboardInterrupt
-
-        return iter((some(), ()))
+    def interrupted(found: tuple[Any, ...]) -> Iterator[Any]:
+        yield from found[:2]
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(OrtPackedEngine, "_memory_of", broken_off)
+        patch.setattr(
+            OrtPackedEngine, "_memory_of", lambda *of: (interrupted(next(memory_of(*of))), ())
+        )
         with pytest.raises(KeyboardInterrupt):
-            packed.forward_rows([Feed(row, text(row, 5), 0, 1) for row in range(BATCH)])
+            packed.forward_rows([Feed(row, text_of(row, 5), 0, 1) for row in range(BATCH)])
     np.testing.assert_array_equal(packed.forward_rows(feeds)[1].logits, wanted)
-
-
-def test_padding_of_packed_rows_is_measured(opener: Opener) -> None:
-    assert settle_padding(opener(pad_single_token=True)) is False
-    alone = opener("int8 1", pad_single_token=True)
-    assert settle_padding(opener("int8 3", pad_single_token=True)) == settle_padding(alone)
-    assert settle_padding(opener("int8 3")) is False

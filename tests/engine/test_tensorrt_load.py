@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 import specrt
-from engine.tensorrt_site import GAMMAS, LENGTH, Site, pair
+from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import Bundle
 from specrt.cli import run
-from specrt.engine.tensorrt.engine import OpenedEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.params import Gamma, SamplingParams
 from specrt.tuning.tuning_record import read_tuning
 from support.cuda_double import LOST
-from support.tensorrt_double import EngineDouble
 from support.toy import TableEngine, plain
 
 PROMPT = list(range(40, 75))  # more than two chunks of a prompt
@@ -44,18 +42,19 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 TRT, RTX, ORT = "tensorrt", "tensorrt-rtx", "ort-cpu"
-PAIRS: list[tuple[str, str, str, str]] = [
-    (TRT, TRT, "native", "model"),
-    (TRT, RTX, "native", "cascade"),
-    (TRT, TRT, "decomposed", "model"),
-    (ORT, TRT, "native", "model"),
-    (TRT, ORT, "native", "cascade"),
-    (TRT, "", "native", "ngram"),
-]
-"""Backends of target and draft, form of their plans, what drafts."""
 
 
-@pytest.mark.parametrize(("backend", "other", "form", "drafter"), PAIRS)
+@pytest.mark.parametrize(
+    ("backend", "other", "form", "drafter"),
+    [
+        (TRT, TRT, "native", "model"),
+        (TRT, RTX, "native", "cascade"),
+        (TRT, TRT, "decomposed", "model"),
+        (ORT, TRT, "native", "model"),
+        (TRT, ORT, "native", "cascade"),
+        (TRT, "", "native", "ngram"),
+    ],
+)
 def test_greedy_text_is_plain_decoding(
     site: Site, ran: list[int], backend: str, other: str, form: str, drafter: str
 ) -> None:
@@ -66,10 +65,7 @@ def test_greedy_text_is_plain_decoding(
     whole = form == "native" and ORT not in (backend, other) and drafter != "ngram"
     gammas: list[Gamma] = [0, 3, 8, *["auto"] * (backend == other)]
     with specrt.load(folder) as generator:
-        models = generator.models
-        tables = [isinstance(each, TableEngine) for each in (models.target, models.draft)]
-        assert tables == [backend == ORT, other == ORT]
-        assert (models.rounds is not None) is whole
+        assert isinstance(generator.models.target, TableEngine) is (backend == ORT)
         for gamma in gammas:
             ran.clear()
             found = generator.generate(PROMPT, params, gamma=gamma, drafter=drafter)
@@ -79,22 +75,6 @@ def test_greedy_text_is_plain_decoding(
                 assert bool(ran) is (whole and gamma > 0)
                 assert not gamma or found.speculation.accepted > 0
     assert len(site.devices) == 1
-
-
-@pytest.mark.parametrize("verifier", ["match", "rejection"])
-def test_sampled_text_uses_no_whole_round(site: Site, verifier: str, ran: list[int]) -> None:
-    form = "native" if verifier == "match" else "decomposed"
-    params = replace(PARAMS, temperature=0.8, seed=5, verifier=verifier)
-    with specrt.load(site.bundle(*pair(), form=form, candidates=8)) as generator:
-        generator.generate(PROMPT, params, gamma="auto")  # measures costs, whole rounds too
-        ran.clear()
-        alone = generator.generate(PROMPT, params, gamma=0)
-        for drafter, gamma in (("model", 3), ("ngram", 1), ("cascade", "auto")):
-            found = generator.generate(PROMPT, params, gamma=gamma, drafter=drafter)
-            assert len(found.token_ids) == NEW
-            if verifier == "match":
-                assert found.token_ids == alone.token_ids
-        assert ran == []
 
 
 def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: list[int]) -> None:
@@ -118,33 +98,29 @@ def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: lis
 
 def test_nothing_is_left_of_many_openings(site: Site) -> None:
     folder = site.bundle(*pair())
-    for number in range(2):
+    for order in (1, -1):
         generator = specrt.load(folder)
         generator.generate(PROMPT, PARAMS, gamma=2)
-        device, engines = site.devices[-1], [generator.models.target, generator.models.draft]
-        if number:  # in either order
-            engines.reverse()
-        for engine, closed in zip(engines, (0, 1), strict=True):
-            assert isinstance(engine, OpenedEngine)
+        engines: list[Any] = [generator.models.target, generator.models.draft]
+        for engine, closed in zip(engines[::order], (0, 1), strict=True):
             engine.close()
             engine.close()
-            assert device.closed == closed
+            assert site.devices[-1].closed == closed
         generator.close()
         site.hold_closed()
-    assert len(site.devices) == 2
 
 
-CALLS = [
-    ("cudaGraphLaunch", 5, 0), ("cudaGraphLaunch", 5, 4), ("cudaStreamSynchronize", 5, 4),
-    ("execute_async_v3", 1, 4), ("cudaMemcpyAsync", 1, 4), ("cudaStreamBeginCapture", 1, 4),
-]  # fmt: skip
-"""Calls, and which of them fails, counted from the first token on; gammas."""
-
-
-@pytest.mark.parametrize(("call", "number", "gamma"), CALLS)
+@pytest.mark.parametrize(
+    ("call", "number", "gamma"),
+    [
+        ("cudaGraphLaunch", 5, 0),
+        ("cudaStreamSynchronize", 5, 4),
+    ],
+)
 def test_a_lost_device_keeps_what_was_emitted(
     site: Site, call: str, number: int, gamma: int
 ) -> None:
+    """The number says which of the calls from the first token on fails."""
     target, draft = pair()
     with specrt.load(site.bundle(target, draft)) as generator:
         stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
@@ -155,9 +131,8 @@ def test_a_lost_device_keeps_what_was_emitted(
         assert "\n" not in str(told.value)
         assert stream.completion.token_ids == emitted
         assert emitted == plain(target, PROMPT, len(emitted))
-        for again in (gamma, 8):
-            with pytest.raises(EngineError, match="lost"):
-                generator.generate(PROMPT, PARAMS, gamma=again)
+        with pytest.raises(EngineError, match="lost"):
+            generator.generate(PROMPT, PARAMS, gamma=8)
 
 
 def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
@@ -166,20 +141,19 @@ def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
         stream = generator.stream(PROMPT, PARAMS, gamma=4)
         next(stream)
         size, site.cuda.size = site.cuda.size, 0
-        with pytest.raises(EngineError, match=r"cannot allocate .* are free on the GPU"):
+        with pytest.raises(EngineError, match=r"scores: 0\.00 MiB are needed .*max_length"):
             stream.finish()
+        assert site.cuda.calls["cudaGetLastError"], "the error is cleared"
         site.cuda.size = size  # there is enough of it again
         found = generator.generate(PROMPT, PARAMS, gamma=4)
         assert found.token_ids == plain(target, PROMPT, NEW)
 
 
-@pytest.mark.parametrize(("call", "number"), [("deserialize_cuda_engine", 2), ("cudaMalloc", 4)])
-def test_what_does_not_open_closes_what_did(site: Site, call: str, number: int) -> None:
+def test_what_does_not_open_closes_what_did(site: Site) -> None:
     folder = site.bundle(*pair())
-    site.cuda.fail(call, number)
-    with pytest.raises(EngineError, match=r"cannot (open|allocate)"):
+    site.cuda.fail("deserialize_cuda_engine", 2)
+    with pytest.raises(EngineError, match="cannot open"):
         specrt.load(folder)
-    assert len(site.devices) == 1
     site.hold_closed()
     with specrt.load(folder) as generator:
         generator.generate(PROMPT, PARAMS, gamma=4)
@@ -187,9 +161,9 @@ def test_what_does_not_open_closes_what_did(site: Site, call: str, number: int) 
 
 def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) -> None:
     target, draft = pair()
-    folder = site.bundle(target, draft, broken_at=(len(PROMPT) + 20,))
-    with specrt.load(folder) as generator:
-        for gamma in GAMMAS:
+    site.changes["target"] = lambda plan: setattr(plan, "broken_at", [len(PROMPT) + 20])
+    with specrt.load(site.bundle(target, draft)) as generator:
+        for gamma in range(9):
             stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
             with pytest.raises(EngineError, match="NaN"):
                 list(stream)
@@ -198,22 +172,10 @@ def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) ->
             assert found == plain(target, PROMPT, len(found))
 
 
-def wrong_at_gamma_3(engine: EngineDouble) -> None:
-    """Let the first choice of a pass of four rows be another token."""
-    tell = engine.tell
-
-    def told(at: Any, logits: Any) -> None:
-        tell(at, logits)
-        if logits.shape[1] == 4:
-            engine.array(at["argmax"], "int64", (1, 1))[:] ^= 1
-
-    engine.tell = told  # type: ignore[method-assign]
-
-
 def test_the_commands_run_on_plans(
     site: Site, tmp_path: Path, ran: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`verify` finds equal gammas and a target that is wrong; `tune` keeps costs that are used."""
+    """`verify` finds equal gammas, and `tune` keeps costs that are used."""
     folder, prompts = site.bundle(*pair(0.9), gammas=(0, 1, 3)), tmp_path / "prompts.jsonl"
     texts = ("the thing in the sea", "a b c d")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
@@ -223,15 +185,9 @@ def test_the_commands_run_on_plans(
     assert (found["divergences"], found["drafted"] > 50) == ([], True)
     assert set(ran) == {1, 3}
     assert run(["tune", str(folder), "--quick"]) == 0
+    kept, ignored = read_tuning(Bundle.open(folder), len(os.sched_getaffinity(0)))
+    assert kept is not None, ignored
     with specrt.load(folder) as generator:
         assert generator.notices == ()
         assert generator.models.measure is not None
-        costs = generator.models.measure(generator.models)
-    kept, ignored = read_tuning(Bundle.open(folder), len(os.sched_getaffinity(0)))
-    assert ignored is None
-    assert kept is not None
-    assert kept.costs == costs
-    assert list(costs.verify_ns) == sorted(costs.verify_ns)
-    assert all(costs.draft_ns[1:])
-    site.changes["target"] = wrong_at_gamma_3
-    assert run([*verify, "--gammas", "3"]) == 1
+        assert generator.models.measure(generator.models) == kept.costs

@@ -11,6 +11,7 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,15 +26,13 @@ POISON, ALWAYS = 0xA5, 0
 Work = Callable[[], object]
 
 
-class Code(IntEnum):
-    cudaSuccess = 0  # noqa: N815
-    cudaErrorInvalidValue = 1  # noqa: N815
-    cudaErrorMemoryAllocation = 2  # noqa: N815
-    cudaErrorInsufficientDriver = 35  # noqa: N815
-    cudaErrorIllegalAddress = 700  # noqa: N815
-    cudaErrorStreamCaptureInvalidated = 901  # noqa: N815
-
-
+Code = IntEnum(
+    "Code",
+    {
+        "cudaSuccess": 0, "cudaErrorInvalidValue": 1, "cudaErrorMemoryAllocation": 2,
+        "cudaErrorInsufficientDriver": 35, "cudaErrorIllegalAddress": 700,
+    },
+)  # fmt: skip
 LOST = Code.cudaErrorIllegalAddress
 
 
@@ -66,9 +65,8 @@ class CudaDouble:
         self.waited: Work = lambda: None
         """Called whenever the host has waited."""
         self._queue: list[Work] = []
-        self._addresses: list[int] = []
-        self._sizes: dict[int, int] = {}
-        self._taken: list[Any] = []  # never let go, so that no address comes twice
+        self._taken: list[tuple[int, int, Any]] = []
+        """Addresses, sizes and memory, never let go, so that no address comes twice."""
 
     def fail(self, name: str, after: int = 1, code: Code = Code.cudaErrorInvalidValue) -> None:
         """Let one call fail, the next when `after` is 1; every one when it is `ALWAYS`."""
@@ -116,9 +114,9 @@ class CudaDouble:
 
     def _block(self, address: int, size: int) -> NDArray[np.uint8] | None:
         """Return bytes of a live block; None for memory that was never this runtime's."""
-        number = bisect_right(self._addresses, address) - 1
-        first = self._addresses[number] if number >= 0 else 0
-        if not first or address >= first + self._sizes[first]:
+        number = bisect_right(self._taken, address, key=itemgetter(0))
+        first, size_there, _ = self._taken[number - 1] if number else (0, 0, None)
+        if address >= first + size_there:
             return None
         block = self.memory.get(first, self.host.get(first))
         assert block is not None, "used after it was given back"
@@ -130,15 +128,15 @@ class CudaDouble:
         assert size > 0
         raw = np.full(size + ALIGNMENT, POISON, np.uint8)
         first = -raw.ctypes.data % ALIGNMENT
-        block = raw[first : first + size]
-        address = int(block.ctypes.data)
-        where[address], self._sizes[address] = block, size
-        insort(self._addresses, address)
-        self._taken.append(raw)
+        address = int(raw.ctypes.data) + first
+        where[address] = raw[first : first + size]
+        insort(self._taken, (address, size, raw), key=itemgetter(0))
         return (address,)
 
-    def _setdevice(self, _: int) -> tuple[()]:
+    def _done(self, *_: Any) -> tuple[()]:
         return ()
+
+    _setdevice = _getlasterror = _done
 
     def _devicegetattribute(self, which: str, _: int) -> tuple[int]:
         return (self.attributes[which],)
@@ -162,9 +160,6 @@ class CudaDouble:
 
     def _memgetinfo(self) -> tuple[int, int]:
         return self.size - sum(map(len, self.memory.values())), self.size
-
-    def _getlasterror(self) -> tuple[()]:
-        return ()
 
     def _malloc(self, size: int) -> tuple[int] | Code:
         if size > self._memgetinfo()[0]:
@@ -220,7 +215,6 @@ class CudaDouble:
 
     def _graphlaunch(self, handle: list[Work], _: int) -> tuple[()]:
         assert id(handle) in self.graphs, "launched a graph that was given back"
-        assert handle, "launched a graph of nothing"
         for work in handle:
             self.put(work)
         return ()
@@ -234,38 +228,33 @@ class CudaDouble:
     def _geterrorname(self, code: Code) -> tuple[bytes]:
         return (code.name.encode(),)
 
-    def _geterrorstring(self, code: Code) -> tuple[bytes]:
-        return (b"what the runtime says",)
+    _geterrorstring = _geterrorname
 
 
 class DoubleDevice(CudaDevice):
-    """A device over a double, which knows what its memory was taken for."""
+    """A device over a double, which knows what is not given back."""
 
     def __init__(
         self, size: int = 1 << 22, *, cuda: CudaDouble | None = None, **options: Any
     ) -> None:
         self.cuda = cuda or CudaDouble(size, **options)
-        self.purposes: dict[int, str] = {}
-        self.closed = 0
+        self.calls, self.closed = self.cuda.calls, 0
         self.leaked: list[str] = []
         """What nobody had given back when the device was closed."""
+        self._taken: dict[int, str] = {}
         super().__init__(runtime=self.cuda, devices=MACHINE)
-
-    @property
-    def calls(self) -> Counter[str]:
-        return self.cuda.calls
 
     def allocate(self, size: int, purpose: str) -> int:
         address = super().allocate(size, purpose)
-        self.purposes[address] = purpose
+        if purpose != "a buffer for the host":  # which goes with the device
+            self._taken[address] = purpose
         return address
 
     @property
     def live(self) -> list[str]:
-        """What was taken and not given back; staged memory goes with the device."""
-        blocks = [self.purposes[a] for a in self._memory if a in self.purposes]
-        staged = "a buffer for the host"
-        return sorted([b for b in blocks if b != staged] + ["graph"] * len(self._graphs))
+        """What was taken and not given back."""
+        memory = [self._taken[a] for a in self._memory & self._taken.keys()]
+        return memory + ["graph"] * len(self._graphs)
 
     def close(self) -> None:
         self.leaked += [] if self.closed else self.live

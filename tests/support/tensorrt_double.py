@@ -20,7 +20,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
@@ -32,6 +32,7 @@ from specrt.speculation.gamma import GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
+from specrt_export.compile.network import profiles
 from support.cuda_double import POISON, CudaDouble, DoubleDevice
 from support.toy import TableEngine
 
@@ -39,6 +40,7 @@ GAMMAS = (1, 2, 3, 4, 8)
 PREFILL = 16
 VERSIONS = {"tensorrt": "10.15.1.29", "tensorrt-rtx": "1.7.1.116"}
 NAMES = {name: theirs for theirs, name in TYPES.items()}
+BARE = ("ILogger", "IBuilderConfig", "IExecutionContext", "ICudaEngine")
 Log = Callable[[int, str], None]
 
 
@@ -105,21 +107,14 @@ class EngineDouble:
     in `broken_at` have scores that are not numbers.
     """
 
-    def __init__(
-        self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine, *,
-        broken_at: Collection[int] = (),
-    ) -> None:  # fmt: skip
+    def __init__(self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine) -> None:
         self.cuda, self.log, self.record, self.toy = cuda, log, record, toy
         self.geometry, self.batch, self.max_length = geometry_of(toy), toy.batch, toy.max_length
         self.tensors = expected(record, self.geometry, self.batch, self.max_length)
-        self.broken_at = broken_at
-        self.aliases: dict[str, str] = {}
-        """Of outputs that say something else than the record."""
+        self.num_io_tensors = len(self.tensors)
         self.profiles = record.profiles
+        self.broken_at: Collection[int] = ()
         self.capturable = True
-        self.scratch = 1000
-        self.kinds: dict[str, str] = {}
-        self.location = "DEVICE"
         self.weight_streaming_budget_v2 = -1
 
     def answer(self, name: str) -> bool:
@@ -131,10 +126,6 @@ class EngineDouble:
         return False
 
     @property
-    def num_io_tensors(self) -> int:
-        return len(self.tensors)
-
-    @property
     def num_optimization_profiles(self) -> int:
         return len(self.profiles)
 
@@ -142,7 +133,7 @@ class EngineDouble:
         return list(self.tensors)[index]
 
     def get_tensor_dtype(self, name: str) -> Any:
-        return SimpleNamespace(name=self.kinds.get(name, NAMES[self.tensors[name].type]))
+        return SimpleNamespace(name=NAMES[self.tensors[name].type])
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
@@ -151,7 +142,7 @@ class EngineDouble:
         return "in" if self.tensors[name].is_input else "out"
 
     def get_tensor_location(self, name: str) -> str:
-        return self.location
+        return "DEVICE"
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         """Return the shapes that the plan itself was built for, whatever its record says."""
@@ -164,11 +155,9 @@ class EngineDouble:
 
     def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
         """Return something else for every profile."""
-        return self.scratch * (profile + 1) // 2
+        return 500 * (profile + 1)
 
     def get_aliased_input_tensor(self, output: str) -> str | None:
-        if output in self.aliases:
-            return self.aliases[output]
         native = self.record.form == NATIVE and output.startswith("present_")
         return output.removeprefix("present_") if native else None
 
@@ -189,8 +178,8 @@ class EngineDouble:
         start = self.array(addresses["start"], np.int64, (self.batch,)).copy()
         wanted = self.array(addresses["rows"], np.int64, (rows,)).copy()
         vocab = self.geometry.vocab_size
-        assert ((wanted >= 0) & (wanted < width)).all(), wanted
-        assert ((fed >= -1) & (fed < vocab)).all(), fed
+        assert set(wanted.tolist()) <= set(range(width))
+        assert set(fed.ravel().tolist()) <= set(range(-1, vocab))
         seen = self.update(addresses, fed % vocab, start)
         logits = self.array(addresses["logits"], np.float32, (self.batch, rows, vocab))
         for b in range(self.batch):
@@ -243,22 +232,21 @@ class EngineDouble:
 
     def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
         """Return an array on the device."""
-        dtype = np.dtype(kind)
-        count = prod(shape)
-        return self.cuda.at(address, count * dtype.itemsize).view(dtype).reshape(shape)
+        size = prod(shape) * np.dtype(kind).itemsize
+        return self.cuda.at(address, size).view(kind).reshape(shape)
 
 
 class CacheDouble:
-    """Kernels made at run time; the library takes back what it wrote itself."""
+    """Kernels made at run time."""
 
     held = b""
 
     def deserialize(self, data: bytes) -> bool:
-        self.held = data if data.startswith(b"kernels") else b""
-        return bool(self.held)
+        self.held = data
+        return True
 
     def serialize(self) -> bytes:
-        return self.held or b"kernels"
+        return self.held
 
 
 class ConfigDouble:
@@ -294,14 +282,10 @@ def module_double(
             module.host_code = self.engine_host_code_allowed
             return plans[bytes(data)](self._logger.log)
 
-    def bare(name: str) -> type:
-        return type(name, (), {})
-
     module = SimpleNamespace(
         __version__=version or VERSIONS[backend], plans=plans, Runtime=Runtime,
         says="Error Code 1: something is wrong\nand more", flags=0,
-        ILogger=bare("ILogger"), IBuilderConfig=bare("IBuilderConfig"),
-        IExecutionContext=bare("IExecutionContext"), ICudaEngine=bare("ICudaEngine"),
+        **{name: type(name, (), {}) for name in BARE},
         TensorLocation=SimpleNamespace(DEVICE="DEVICE"),
         TensorIOMode=SimpleNamespace(INPUT="in"),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="ours"),
@@ -318,66 +302,53 @@ def module_double(
     return module
 
 
-def library_double(
-    backend: str = "tensorrt", version: str = "", cuda: CudaDouble | None = None, **names: Any
-) -> Library:
+def library_double(backend: str = "tensorrt", version: str = "", **how: Any) -> Library:
     """Return the runtime's record of such a module."""
-    return describe(FLAVOURS[backend], module_double(backend, version, cuda, **names))
+    return describe(FLAVOURS[backend], module_double(backend, version, **how))
 
 
 def target_profiles(gammas: Collection[int], prefill: int) -> tuple[Profile, ...]:
-    """Return the profiles of a target."""
-    one = Range(1, 1, 1)
-    most = max([1, *(gamma + 1 for gamma in gammas)])
-    verify = [Profile(f"verify {g}", *[Range(g + 1, g + 1, g + 1)] * 2) for g in gammas]
-    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), Range(1, 1, most))
-    return (wide, Profile("decode", one, one), *verify)
+    return profiles("target", prefill, gammas)
 
 
 def draft_profiles(prefill: int) -> tuple[Profile, ...]:
-    """Return the profiles of a draft."""
-    one = Range(1, 1, 1)
-    wide = Profile("prefill", Range(1, max(1, prefill // 2), prefill), one)
-    return wide, Profile("decode", one, one), Profile("catch-up", Range(2, 2, 2), one)
+    return profiles("draft", prefill, ())
 
 
-def geometry_of(toy: TableEngine, layers: int = 2) -> Geometry:
+def geometry_of(toy: TableEngine) -> Geometry:
     """Return a geometry with several layers, heads and numbers in each."""
-    vocabulary = toy.geometry.vocab_size
-    return Geometry(layers, 4, 2, 3, vocabulary, toy.max_length, (0,) * layers)
+    return Geometry(2, 4, 2, 3, toy.geometry.vocab_size, toy.max_length, (0, 0))
 
 
-def record_of(profiles: tuple[Profile, ...], **options: Any) -> EngineRecord:
+def record_of(built: tuple[Profile, ...], **options: Any) -> EngineRecord:
     """Return the record of a plan."""
     said: dict[str, Any] = {"backend": "tensorrt", "version": "11.0", "form": NATIVE}
-    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=profiles)
+    return EngineRecord(1, **{**said, "compute": "fp16", **options}, profiles=built)
 
 
 def opened(
-    device: DoubleDevice, toy: TableEngine, profiles: tuple[Profile, ...] | None = None, *,
-    capture: bool = True, broken_at: Collection[int] = (),
-    change: Callable[[EngineDouble], object] = lambda engine: None,
-    record: EngineRecord | None = None, max_length: int = 0, **options: Any,
+    device: DoubleDevice, toy: TableEngine, built: tuple[Profile, ...] | None = None, *,
+    capture: bool = True, broken_at: Collection[int] = (), record: EngineRecord | None = None,
+    **options: Any,
 ) -> TensorRtEngine:  # fmt: skip
-    """Return an engine that answers as a table does; `options` are those of its record.
+    """Return an engine that answers as a table does, or one told another record than its own.
 
-    `change` is done to the plan before it is opened, and `record` told instead of its own.
+    `options` are those of its own record.
     """
-    own = record_of(profiles or target_profiles(GAMMAS, PREFILL), **options)
+    own = record_of(built or target_profiles(GAMMAS, PREFILL), **options)
     library = library_double(own.backend, cuda=device.cuda)
-    engine = EngineDouble(device.cuda, library.logger.log, own, toy, broken_at=broken_at)
-    change(engine)
+    engine = EngineDouble(device.cuda, library.logger.log, own, toy)
+    engine.broken_at = broken_at
     plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
     return TensorRtEngine(
         plan, device, record or own, geometry_of(toy), batch=toy.batch,
-        max_length=max_length or toy.max_length, max_width=PREFILL, capture=capture,
+        max_length=toy.max_length, max_width=PREFILL, capture=capture,
     )  # fmt: skip
 
 
 def double_of(engine: TensorRtEngine) -> EngineDouble:
     """Return the double below an engine."""
-    found = engine.model.plan._engine
-    assert isinstance(found, EngineDouble)
+    found: EngineDouble = engine.model.plan._engine
     return found
 
 
@@ -386,20 +357,15 @@ GREEDY = SamplingParams()
 PROMPT = list(range(1, 20))
 
 
-class Noted:
+class Noted(CapturedRounds):
     """Whole rounds that are counted."""
 
-    def __init__(self, rounds: CapturedRounds) -> None:
-        self._rounds = rounds
-        self.fits = rounds.fits
-        self.ran: list[tuple[int, int]] = []
-        """Pending tokens and gamma of each."""
+    ran: list[tuple[int, int]]
+    """Pending tokens and gamma of each."""
 
-    def run(
-        self, pending: Sequence[int], draft_start: int, last: int, target_start: int, gamma: int
-    ) -> Drafted:
-        self.ran.append((len(pending), gamma))
-        return self._rounds.run(pending, draft_start, last, target_start, gamma)
+    def run(self, pending: Sequence[int], *places: Any) -> Drafted:
+        self.ran.append((len(pending), places[-1]))
+        return super().run(pending, *places)
 
 
 class Pair:
@@ -419,8 +385,9 @@ class Pair:
             self.device, draft, draft_profiles(PREFILL), broken_at=broken_at, capture=capture,
             **{"confidence": True, **options, **(own or {})},
         )  # fmt: skip
-        found = CapturedRounds(self.target, self.draft, capture=capture)
-        self.rounds = Noted(found) if found.gammas else None
+        found = Noted(self.target, self.draft, capture=capture)
+        found.ran = []
+        self.rounds = found if found.gammas else None
 
     def close(self) -> None:
         self.target.close()
