@@ -326,6 +326,15 @@ def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, kn
         assert_same(found, process(row[:known], params, REACH))
 
 
+def test_a_row_whose_argmax_is_none_is_refused_without_its_logits() -> None:
+    """Candidates do not show a NaN that is somewhere else in the row."""
+    values, ids = best(np.float32([[[3, 2, 1, 0]]]), 3)
+    broken = Sealed(np.array([[-1]]), (values, ids))
+    for reach in (np.inf, REACH):
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
+            distribution_of(broken, 0, SamplingParams(temperature=1.0, top_k=1), reach)
+
+
 # Rounds
 
 
