@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
+from specrt.speculation.gamma import BuiltGamma, DraftDecision, GammaPolicy
 from specrt.speculation.round import Round
 from speculation.support import Script
 
@@ -125,14 +125,6 @@ def test_it_tells_why_nothing_is_drafted_until_that_is_over() -> None:
     assert policy.fallback is None
 
 
-def test_costs_that_no_acceptance_pays_for_are_told_at_once() -> None:
-    dear = Costs(tuple(1e6 * (1 + g) for g in range(9)), tuple(1e6 * g for g in range(9)))
-    policy = AutoGamma(dear, LARGEST)
-    assert policy.fallback is not None
-    judged(policy, 200, 8, dear)  # perfect drafts make it try every width first
-    assert sum(judged(policy, 200, 8, dear)) <= 4
-
-
 def test_a_plain_step_is_timed_now_and_then_while_drafting_pays() -> None:
     drafted = judged(AutoGamma(INT8, LARGEST), 1000, 8)
     plain = [i for i, n in enumerate(drafted) if n == 0]
@@ -191,15 +183,6 @@ def test_no_run_of_rounds_breaks_it(
         assert 0 <= kept <= LARGEST
         policy.observe(Round([0] * (accepted + 1), kept, accepted, draft_ns, verify_ns))
     assert policy.rate > 0
-
-
-# The other policies.
-
-
-def test_a_fixed_gamma_stays_whatever_comes() -> None:
-    for gamma in (0, 4):
-        assert judged(FixedGamma(gamma), 4, 0) == [gamma] * 4
-    assert FixedGamma(4).decide(4, 0.01) is DraftDecision.CONTINUE
 
 
 @pytest.mark.parametrize("end", [DraftDecision.DISCARD, DraftDecision.STOP])
