@@ -112,41 +112,20 @@ def test_the_ends_of_the_range_are_never_reached(
     assert math.isfinite(Noise(0).exponential(Purpose.TOKEN, 0, np.array([0]))[0])
 
 
-# The steps of docs/randomness.md, and the numbers that every implementation must give
+# The numbers that every implementation must give
 
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "noise.json").read_text())
-DOCUMENT = Path(__file__).parents[2] / "docs" / "randomness.md"
 ROWS: dict[str, list[float]] = {
     name: [-math.inf if value is None else value for value in row]
     for name, row in VECTORS["rows"].items()
 }
-
-M = 2**64
-G = 0x9E3779B97F4A7C15
-
-
-def mix(x: int) -> int:
-    x %= M
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % M
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % M
-    return x ^ (x >> 31)
 
 
 @pytest.mark.parametrize("vector", VECTORS["numbers"], ids=lambda v: str(list(v.values())[:5]))
 def test_numbers(vector: dict[str, Any]) -> None:
     seed, request = vector["seed"], vector["request"]
     purpose, position, token = Purpose[vector["purpose"]], vector["position"], vector["token"]
-    root = mix(mix(seed) - G * request) if request else mix(seed)
-    stream = mix(mix(root + G * (purpose + 1)) + G * (position + 1))
-    bits = mix(stream + G * (token + 1))
-    uniform = (bits // 2**12 + 0.5) / 2**52
-    assert [vector[name] for name in ("root", "stream", "bits")] == [
-        f"0x{number:016x}" for number in (root, stream, bits)
-    ]
-    assert vector["uniform"] == uniform
-    # The last bits are those of the platform's logarithm.
-    assert vector["exponential"] == pytest.approx(-math.log(uniform), rel=1e-13)
     noise = Noise(seed, request)
     waits = noise.exponential(purpose, position, np.array([token]))
     assert waits[0] == pytest.approx(vector["exponential"], rel=1e-13)
@@ -179,15 +158,3 @@ def test_rejections(vector: dict[str, Any]) -> None:
             proposal = Proposal(tokens, [q] * len(tokens))
         verdict = rejection(proposal, lambda i: p, noise, base)
         assert (verdict.accepted, verdict.next) == (accepted, following)
-
-
-def test_the_document_shows_these_numbers() -> None:
-    lines = DOCUMENT.read_text().splitlines()
-    names = ("seed", "request", "purpose", "position", "token", "bits", "uniform")
-    for vector in VECTORS["numbers"]:
-        shown = [f"`{vector[n]}`" if n == "bits" else str(vector[n]) for n in names]
-        assert f"| {' | '.join(shown)} |" in lines
-    for vector in VECTORS["draws"]:
-        shown = [", ".join(f"{k} {v}" for k, v in vector["params"].items())]
-        shown = [vector["logits"], *shown, *(str(vector[n]) for n in ("seed", "request", "first"))]
-        assert f"| {' | '.join(shown)} | {' '.join(map(str, vector['tokens']))} |" in lines

@@ -27,7 +27,6 @@ from specrt.sampling.processors import (
     OutputPenalties,
     Processor,
     RepetitionPenalty,
-    SparseProcessor,
 )
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text import Tokenizer
@@ -128,16 +127,6 @@ def test_bias_and_allowed_tokens_and_functions() -> None:
     np.testing.assert_array_equal(edited(halve, [3, 1, 4], [1, 5]), scores() / 2)
 
 
-@pytest.mark.parametrize("penalty", [1.3, 0.7])
-def test_scores_at_the_ends_of_the_range_are_penalised_in_silence(penalty: float) -> None:
-    row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
-    processors = LogitsProcessors([RepetitionPenalty(penalty)], SIZE)
-    processors.learn(list(range(9)))
-    with np.errstate(over="ignore"):
-        wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
-    np.testing.assert_array_equal(read(processors, row, [])[:9], wanted[:9])
-
-
 # The contract
 
 
@@ -172,22 +161,6 @@ def test_a_drafted_token_counts_to_the_bit_as_a_committed_one(
         np.testing.assert_array_equal(read(ahead, row, []), before)
         assert count or (expected == row).all()
     np.testing.assert_array_equal(expected, read(after, row, []))
-
-
-@given(texts, paths, words)
-@settings(deadline=None, max_examples=40)
-def test_a_sparse_processor_names_all_scores_that_it_changes(
-    text: list[int], path: list[int], bad: list[list[int]]
-) -> None:
-    for name, processor in every(bad).items():
-        assert isinstance(processor, SparseProcessor) is (name not in DENSE)
-        if isinstance(processor, SparseProcessor):
-            processor.commit(text)
-            processor.commit(path)
-            row = scores()
-            processor.edit(row, path)
-            changed = set(np.flatnonzero(row != scores()).tolist())
-            assert changed <= {*processor.touches(path).tolist(), *path}
 
 
 def test_a_row_is_restored_when_reading_it_fails() -> None:

@@ -90,24 +90,19 @@ def on_signal() -> Iterator[Callable[[Callable[[], object]], int]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_closing_that_is_interrupted_closes_no_engine_under_a_pass(made: Generator) -> None:
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_wait_that_is_interrupted_closes_nothing_and_keeps_no_lock(
+    made: Generator, closing: bool
+) -> None:
     reader, target = Reader(made), target_of(made)
     reader.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        made.close()
+        made.close() if closing else made.generate([5], LONG)
     assert reader.end() == ["whole"], "the generator is as open as it was"
     assert not target.closed
+    assert made.generate([5], SHORT).finish_reason == "length"
     made.close()
     assert target.closed
-
-
-def test_a_thread_that_is_interrupted_while_it_waits_keeps_no_lock(made: Generator) -> None:
-    reader = Reader(made)
-    reader.signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        made.generate([5], LONG)
-    assert reader.end() == ["whole"]
-    assert made.generate([5], SHORT).finish_reason == "length"
 
 
 def test_a_signals_handler_may_close_while_its_thread_waits_to(

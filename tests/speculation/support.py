@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.drafters import DRAFTERS, ModelDrafter
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
@@ -61,23 +61,6 @@ class Whim:
         self.seen.append(round_)
 
 
-@dataclass
-class Context:
-    """What a drafter of the table is made from."""
-
-    draft: TableEngine
-    params: SamplingParams
-    noise: Noise
-    policies: Callable[[str], GammaPolicy]
-    processors: LogitsProcessors | None = None
-
-    def model(self) -> ModelDrafter:
-        return ModelDrafter(KVCache(self.draft), self.params, self.noise, self.policy("model"))
-
-    def policy(self, source: str) -> GammaPolicy:
-        return self.policies(source)
-
-
 def drafter_named(
     name: str,
     draft: TableEngine,
@@ -87,8 +70,13 @@ def drafter_named(
 ) -> Drafter:
     """Return a drafter of the table; `gamma` is a number, a policy, or a policy by source."""
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
-    policies = policy if callable(policy) else lambda _: policy
-    return DRAFTERS[name].make(Context(draft, params, Noise(seed), policies))
+    policies: Any = policy if callable(policy) else lambda _: policy
+    noise = Noise(seed)
+    context: Any = SimpleNamespace(
+        policy=policies,
+        model=lambda: ModelDrafter(KVCache(draft), params, noise, policies("model")),
+    )
+    return DRAFTERS[name].make(context)
 
 
 def loop(

@@ -109,8 +109,6 @@ def texts(size: int) -> dict[str, list[int]]:
     return {
         "one letter": [7] * size,
         "two letters": [rng.randrange(2) for _ in range(size)],
-        "words": [min(int(rng.paretovariate(0.7)), 5000) for _ in range(size)],
-        "copies": block * 4,
         "period": [1, 2, 3] * (size // 3),
         # The classic worst case of the automaton, a b^n: splits at every turn.
         "abbb": [0] + [1] * (size - 1),

@@ -271,15 +271,6 @@ def test_a_wrong_rule_is_caught_by_the_same_sample(
     assert likelihood("rejection", drafter, 3)[0] < ALPHA
 
 
-def test_a_draw_that_is_called_certain_stays_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
-    # min(1, p / 1) and norm(p without x) give p for each x, so for any way x was drawn.
-    def certain(proposal: Proposal, target: Target, noise: Noise, position: int) -> Verdict:
-        return rejection(Proposal(proposal.tokens), target, noise, position)
-
-    monkeypatch.setitem(VERIFIERS, "rejection", VERIFIERS["rejection"]._replace(accept=certain))
-    assert likelihood("rejection", "model", 2)[0] > ALPHA
-
-
 class LooksBack:
     """Drafts again only where the third token of a draft that was refused at once looked sure.
 
