@@ -210,31 +210,6 @@ def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
         assert plain.speculation.drafted == 0
 
 
-@pytest.mark.parametrize("gamma", [0, 4])
-@pytest.mark.parametrize("more", [{"min_tokens": 9}, {"bad_words": ["b"]}], ids=str)
-def test_a_dead_end_is_said(pair: Pair, gamma: int, more: dict[str, Any]) -> None:
-    one = pair(0)
-    with pytest.raises(RequestError, match="no token is left that the request allows"):
-        one.generate(WORDS, SamplingParams(max_tokens=20, regex="ab", **more), gamma=gamma)
-    assert one.generate(WORDS, SamplingParams(regex="ab"), gamma=gamma).text == "ab"
-
-
-@pytest.mark.parametrize("gamma", [0, 3, 8])
-@pytest.mark.parametrize(
-    ("more", "cut"),
-    [
-        ({"stop": ("cd",)}, ("ab", "stop", "cd")),
-        ({"stop_token_ids": (99,)}, ("ab", "stop", 99)),
-        ({"max_tokens": 3}, ("abc", "length", None)),
-    ],
-)
-def test_stops_and_limits_cut_a_constrained_text(
-    pair: Pair, gamma: int, more: dict[str, Any], cut: tuple[str, str, Any]
-) -> None:
-    done = pair(1).generate(WORDS, SamplingParams(choice=("abcdef",), **more), gamma=gamma)
-    assert (done.text, done.finish_reason, done.stop_reason) == cut
-
-
 def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:
     """One comes to a dead end, one is free; none disturbs the others."""
     target = TableEngine(3, vocab=VOCABULARY, memory=3, batch=3)

@@ -105,7 +105,6 @@ class Counted(Suffixes):
 
 def texts(size: int) -> dict[str, list[int]]:
     rng = random.Random(0)
-    block = [rng.randrange(5000) for _ in range(size // 4)]
     return {
         "one letter": [7] * size,
         "two letters": [rng.randrange(2) for _ in range(size)],

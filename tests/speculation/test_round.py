@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specrt.completion import SpeculationStats
-from specrt.errors import CapacityError
 from specrt.params import SamplingParams
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round, run_alone
@@ -76,13 +75,6 @@ def test_gamma_shrinks_so_that_no_committed_token_is_discarded(gamma: int, new: 
         assert round_.drafted == min(gamma, left - 1)
         left -= len(round_.tokens)
     assert left == 0
-
-
-def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
-    target, draft = pair(1, vocab=tokenizer.size, max_length=24)
-    with pytest.raises(CapacityError, match=r"has 25 tokens, and the context .* 24; shorten"):
-        generator(target, draft, tokenizer).stream([65] * 25)
-    assert target.calls == []
 
 
 # Ends inside an accepted run
@@ -160,12 +152,10 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
 def test_rates_follow_from_the_counts_and_are_zero_without_any() -> None:
     none, some = SpeculationStats(4), SpeculationStats(4)
     assert (none.acceptance_rate, none.draft_yield, none.tokens_per_round) == (0.0, 0.0, 0.0)
-    for drafted, accepted in ((4, 4), (4, 0), (4, 2)):
-        some.add(Round([1] * (accepted + 1), drafted, accepted, 5, 7), accepted + 1)
-    assert (some.rounds, some.drafted, some.evaluated) == (3, 12, 8)
-    assert (some.accepted, some.emitted) == (6, 9)
+    for accepted in (4, 0, 2):
+        some.add(Round([1] * (accepted + 1), 4, accepted, 5, 7), accepted + 1)
+    assert (some.rounds, some.drafted, some.evaluated, some.accepted) == (3, 12, 8, 6)
     assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.5, 3.0)
-    assert (some.evaluated_at, some.accepted_at) == ([3, 2, 2, 1], [2, 2, 1, 1])
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, seed=3)])
