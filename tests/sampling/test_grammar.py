@@ -253,7 +253,6 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"enum": [1, "a", {"x": [None]}]}, ["1", '"a"', '{"x":[null]}'], ["2", '"b"', "null"]),
     ({"const": {"a": "é\n"}}, ['{"a": "é\\n"}'], ['{"a": "é"}', "{}"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"😀é\\n"'], ['"a"', '"abcd"']),
-    ({"type": "string", "pattern": "a", "maxLength": 3}, ['"xay"'], ['"xyz"', '"xxay"']),
     ({"type": "string", "format": "date"}, ['"2020-02-29"'], ['"2020-13-01"', '"2020-02-30"']),
     ({"type": "integer", "minimum": 3, "exclusiveMaximum": 11}, ["3", "10"], ["2", "11", "-5"]),
     ({"exclusiveMinimum": 0, "maximum": 1}, ["0.5", "1", '"a"'], ["0"]),
@@ -313,7 +312,6 @@ CYCLIC["items"] = CYCLIC
 REFUSED_SCHEMAS: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
                                       "b": {"allOf": [{}, {"$ref": "#"}]}}}, "it admits nothing"),
-    ({"type": "string", "minLength": 3, "maxLength": 2}, "Unsatisfiable schema: minLength (3)"),
     ({"const": "\x01"}, "it admits nothing"),
     ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
     ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
@@ -327,7 +325,6 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
      "5001 references, with up to "),
     ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
     ([], "json_schema is []; expected an object or true"),
-    ("{", "json_schema is no JSON: "),
     ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
     ('{"items":' * 100_000, "json_schema is nested too deep"),
     ('{"items":' * 300 + "{}" + "}" * 300, "json_schema cannot be enforced: recursion limit"),

@@ -158,9 +158,7 @@ def test_policies_know_how_many_rows_share_a_pass(
 ) -> None:
     loads: list[int] = []
     honest = AutoGamma.set_load
-    monkeypatch.setattr(
-        AutoGamma, "set_load", lambda p, load: (loads.append(load), honest(p, load))
-    )
+    monkeypatch.setattr(AutoGamma, "set_load", lambda p, n: (loads.append(n), honest(p, n)))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     rows(packed, 4, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
     assert set(loads[busy:]) >= {busy}

@@ -30,7 +30,6 @@ GAMMAS = tuple(range(9))
 SOURCES = {"model": {"model"}, "ngram": {"ngram"}, "cascade": {"model", "ngram"}, "none": set()}
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"temperature": 1.0},
     {"temperature": 1.3, "top_k": 10, "top_p": 0.9, "min_p": 0.02},
     {"temperature": 1.2, "typical_p": 0.7},
     {"verifier": "rejection", "top_p": 0.5},  # at temperature 0 every rule is greedy
@@ -210,10 +209,10 @@ def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
     pool.give_back(policies)
     policies = pool.borrow()
     assert policies.adaptive("cascade", "model", greedy) is first
+    modes = [("ngram", True, False), ("model", False, False), ("model", True, True)]
     others = [
-        policies.adaptive("ngram", "ngram", greedy),
-        policies.adaptive("model", "model", DecodingMode(greedy=False, processed=False)),
-        policies.adaptive("model", "model", DecodingMode(greedy=True, processed=True)),
+        policies.adaptive(name, name, DecodingMode(greedy=greedy, processed=processed))
+        for name, greedy, processed in modes
     ]
     assert len({id(one) for one in (first, *others)}) == 4
 

@@ -160,11 +160,6 @@ def test_more_rows_make_wide_passes_dear() -> None:
     assert sum(judged(policy, 300, 2, INT8.shared(8, LARGEST))[200:]) < narrow
 
 
-@pytest.mark.parametrize("most", [0, 1, 16])
-def test_any_largest_gamma_will_do(most: int) -> None:
-    assert max(judged(AutoGamma(INT8, most), 200, 16)) == most
-
-
 CONFIDENCE = st.floats(0, 1) | st.sampled_from([float("nan"), 7.0])
 NS = st.integers(0, 10**12)
 TURN = st.tuples(
@@ -173,14 +168,18 @@ TURN = st.tuples(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(TURN, min_size=1, max_size=10), st.sampled_from(sorted(MACHINES)))
+@given(
+    st.lists(TURN, min_size=1, max_size=10),
+    st.sampled_from(sorted(MACHINES)),
+    st.sampled_from([0, 1, 8, 16]),
+)
 def test_no_run_of_rounds_breaks_it(
-    turns: list[tuple[list[float], int, int, int]], name: str
+    turns: list[tuple[list[float], int, int, int]], name: str, most: int
 ) -> None:
-    policy = AutoGamma(MACHINES[name], LARGEST)
+    policy = AutoGamma(MACHINES[name], most)
     for confidences, right, draft_ns, verify_ns in turns * 10:
         _, kept, accepted = draft(policy, Drafts([right], [confidences * 2]), 0)
-        assert 0 <= kept <= LARGEST
+        assert 0 <= kept <= most
         policy.observe(Round([0] * (accepted + 1), kept, accepted, draft_ns, verify_ns))
     assert policy.rate > 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,10 @@ def law_of(p: Distribution) -> Floats:
     return full
 
 
-def chain(scale: float = 1.0) -> tuple[TableEngine, TableEngine]:
+def chain() -> tuple[TableEngine, TableEngine]:
     """Return a target and a different draft whose next token depends on the last one only."""
-    target = TableEngine(21, vocab=VOCAB, scale=scale, memory=1, max_length=16384)
-    return target, near(target, 22, 0.5, scale=1.5 * scale)
+    target = TableEngine(21, vocab=VOCAB, scale=1.0, memory=1, max_length=16384)
+    return target, near(target, 22, 0.5, scale=1.5)
 
 
 def laws(engine: TableEngine, params: SamplingParams) -> Floats:
@@ -82,11 +82,6 @@ def surprise(counts: Counter[tuple[int, ...]], law: Floats) -> float:
     return float(stats.chi2.sf(statistic, freedom))
 
 
-def pairs(tokens: Sequence[int]) -> Counter[tuple[int, ...]]:
-    """Count (context, x1, x2), blocks apart, so that blocks are independent given contexts."""
-    return Counter(tuple(tokens[i : i + 3]) for i in range(0, len(tokens) - 2, 2))
-
-
 def likelihood(
     verifier: str,
     drafter: str,
@@ -102,7 +97,10 @@ def likelihood(
     for r in (r for r in done.rounds if r.drafted):
         accepted, refused = counts.get(r.source, (0, 0))
         counts[r.source] = accepted + r.accepted, refused + r.evaluated - r.accepted
-    return surprise(pairs([0, *done.tokens]), laws(target, params)), counts
+    # Blocks of (context, x1, x2) lie apart, so that they are independent given contexts.
+    whole = [0, *done.tokens]
+    blocks = Counter(tuple(whole[i : i + 3]) for i in range(0, len(whole) - 2, 2))
+    return surprise(blocks, laws(target, params)), counts
 
 
 # The rules by themselves
