@@ -95,8 +95,8 @@ BEHIND: list[tuple[dict[str, Any], tuple[int, ...], list[int]]] = [
     # The model scores more ids than the tokenizer has, and special tokens are no text.
     ({"regex": "[\\x00-\\x7f]*"}, (), [*range(128), *range(256, 261), EOS]),
     # Special tokens among the stops end where the end may come.
-    ({"regex": "ab?", "stops": (TOOL, B)}, (), [A]),
     ({"regex": "ab?", "stops": (TOOL, B)}, (A,), [B, EOS, TOOL]),
+    ({"regex": "ab?", "stops": (TOOL, B)}, (A, B), [EOS, TOOL]),
     ({"regex": "ab?", "stops": (TOOL, B)}, (A, TOOL), EVERYTHING),
     # A special token may be part of a grammar, and an end may not.
     ({"grammar": 'start: "a" <|tool|> "b"'}, (A,), [TOOL]),
