@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
-from specrt.sampling.distribution import Distribution, distribution_of, process, typical
+from specrt.sampling.distribution import Distribution, distribution_of, process
 from specrt.sampling.noise import Noise, Purpose
 from specrt.speculation.drafters import REACH
 from support.toy import TableEngine, TableOutput, best, near, plain, run
@@ -184,13 +184,6 @@ def test_a_filter_keeps_what_a_sort_of_everything_finds(
     found = process(logits, SamplingParams(temperature=temperature, **{name: mass}))
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.probs, weights[ids] / weights[ids].sum())
-
-
-def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
-    for seed in range(600):
-        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
-        mass = (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)[seed % 6]
-        np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
 
 
 # What need not be read: logits in a greedy round, and rows whose best tokens tell it all

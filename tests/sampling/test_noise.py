@@ -112,20 +112,38 @@ def test_the_ends_of_the_range_are_never_reached(
     assert math.isfinite(Noise(0).exponential(Purpose.TOKEN, 0, np.array([0]))[0])
 
 
-# The numbers that every implementation must give
+# The steps of docs/randomness.md, and the numbers that every implementation must give
 
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "noise.json").read_text())
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "randomness.md").read_text()
 ROWS: dict[str, list[float]] = {
     name: [-math.inf if value is None else value for value in row]
     for name, row in VECTORS["rows"].items()
 }
 
 
+M, G = 2**64, 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    x %= M
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % M
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % M
+    return x ^ (x >> 31)
+
+
 @pytest.mark.parametrize("vector", VECTORS["numbers"], ids=lambda v: str(list(v.values())[:5]))
 def test_numbers(vector: dict[str, Any]) -> None:
     seed, request = vector["seed"], vector["request"]
     purpose, position, token = Purpose[vector["purpose"]], vector["position"], vector["token"]
+    root = mix(mix(seed) - G * request) if request else mix(seed)
+    stream = mix(mix(root + G * (purpose + 1)) + G * (position + 1))
+    bits = mix(stream + G * (token + 1))
+    assert [int(vector[name], 16) for name in ("root", "stream", "bits")] == [root, stream, bits]
+    assert vector["uniform"] == (bits // 2**12 + 0.5) / 2**52
+    assert vector["exponential"] == pytest.approx(-math.log(vector["uniform"]), rel=1e-13)
+    assert f"| {token} | `{vector['bits']}` | {vector['uniform']} |" in DOCUMENT
     noise = Noise(seed, request)
     waits = noise.exponential(purpose, position, np.array([token]))
     assert waits[0] == pytest.approx(vector["exponential"], rel=1e-13)

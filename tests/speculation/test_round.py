@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrt.completion import SpeculationStats
 from specrt.params import SamplingParams
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.round import Round, run_alone
+from specrt.speculation.round import run_alone
 from specrt.text import Tokenizer
 from speculation.support import PROMPT
 from support.toy import Call, TableEngine, generator, near, plain, run
@@ -147,15 +146,6 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
         # By hand: the round from token 1 is wrong at 4, that from 5 at 9, that from 10 at once,
         # that from 11 is whole, that from 20 is wrong at 21, that from 22 whole, that from 31.
         assert (counts.rounds, counts.accepted_at) == (7, [6, 4, 4, 3, 2, 2, 2, 2])
-
-
-def test_rates_follow_from_the_counts_and_are_zero_without_any() -> None:
-    none, some = SpeculationStats(4), SpeculationStats(4)
-    assert (none.acceptance_rate, none.draft_yield, none.tokens_per_round) == (0.0, 0.0, 0.0)
-    for accepted in (4, 0, 2):
-        some.add(Round([1] * (accepted + 1), 4, accepted, 5, 7), accepted + 1)
-    assert (some.rounds, some.drafted, some.evaluated, some.accepted) == (3, 12, 8, 6)
-    assert (some.acceptance_rate, some.draft_yield, some.tokens_per_round) == (0.75, 0.5, 3.0)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, seed=3)])
