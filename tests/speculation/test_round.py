@@ -131,7 +131,8 @@ def test_the_counts_add_up(tokenizer: Tokenizer, gamma: int, stop: tuple[int, ..
     made = generator(*spelled(tokenizer, {4, 9, 10, 21, 30}), tokenizer)
     done = made.generate(PROMPT, params, gamma=gamma)
     counts = done.speculation
-    assert counts.gamma == gamma
+    assert (counts.gamma, counts.tokens_per_round) == (gamma, counts.emitted / counts.rounds)
+    assert counts.draft_yield == counts.accepted / max(counts.drafted, 1)
     assert len(done.token_ids) == (18 if stop else 33) == counts.emitted + 1
     assert sum(counts.accepted_at) == counts.accepted
     assert sum(counts.evaluated_at) == counts.evaluated
