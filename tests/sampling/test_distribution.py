@@ -11,30 +11,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine.protocol import candidates_of
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
-from specrt.sampling.distribution import Distribution, distribution_of, process, typical
+from specrt.sampling.distribution import Distribution, distribution_of, process
 from specrt.sampling.noise import Noise, Purpose
-from specrt.speculation.drafters import REACH, ModelDrafter
-from specrt.speculation.gamma import FixedGamma
-from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.round import run_alone
-from specrt.speculation.target import VERIFIERS
+from specrt.speculation.drafters import REACH
 from support.toy import TableEngine, TableOutput, best, near, plain, run
 
 Row = NDArray[np.float32]
 Weights = NDArray[np.float64]
 
 OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 1.0},
     {"temperature": 0.31},
-    {"temperature": 1.0, "top_k": 1},
     {"temperature": 1.0, "top_k": 7},
     {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 1.0, "top_p": 1e-6},
     {"temperature": 1.0, "min_p": 0.07},
-    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 1.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02},
     {"temperature": 0.7, "typical_p": 0.9},
     {"temperature": 1.5, "typical_p": 0.2},
@@ -44,18 +35,16 @@ OPTIONS: list[dict[str, Any]] = [
 def warped(logits: Row, params: SamplingParams) -> Weights:
     torch = pytest.importorskip("torch")
     generation = pytest.importorskip("transformers.generation.logits_process")
-    chain = [generation.TemperatureLogitsWarper(params.temperature)]
-    if params.top_k > 0:
-        chain.append(generation.TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        chain.append(generation.TopPLogitsWarper(params.top_p))
-    if params.min_p > 0:
-        chain.append(generation.MinPLogitsWarper(params.min_p))
-    if params.typical_p < 1:
-        chain.append(generation.TypicalLogitsWarper(params.typical_p))
+    warpers = [
+        (generation.TemperatureLogitsWarper, params.temperature, True),
+        (generation.TopKLogitsWarper, params.top_k, params.top_k > 0),
+        (generation.TopPLogitsWarper, params.top_p, params.top_p < 1),
+        (generation.MinPLogitsWarper, params.min_p, params.min_p > 0),
+        (generation.TypicalLogitsWarper, params.typical_p, params.typical_p < 1),
+    ]
     scores = torch.from_numpy(logits.astype(np.float64))[None]
-    for warper in chain:
-        scores = warper(None, scores)
+    for warper, value, is_set in warpers:
+        scores = warper(value)(None, scores) if is_set else scores
     probs: Weights = scores.softmax(-1)[0].numpy()
     return probs
 
@@ -75,28 +64,16 @@ def test_the_distribution_is_that_of_transformers(options: dict[str, Any]) -> No
             probs, left = warped(logits, params), np.setdiff1d(np.arange(size), found.ids)
             np.testing.assert_allclose(found.probs, probs[found.ids], rtol=1e-9, atol=1e-15)
             assert (probs[left] <= 1e-15).all()
-        if params.typical_p < 1.0:
-            continue
-        # Which of several equal tokens a nucleus leaves out is not specified, how many is.
-        tied = rng.integers(-3, 4, size).astype(np.float32)
-        probs = np.sort(process(tied, params).probs)
-        wanted = np.sort(warped(tied, params))[-len(probs) :]
-        np.testing.assert_allclose(probs, wanted, rtol=1e-9, atol=1e-15)
 
 
 # Rows with hand-made answers: the options, and the ids that are left.
 KEPT: list[tuple[dict[str, Any], list[float], list[int]]] = [
     ({"top_k": 2}, [1, 3, 2, 2, 2, 0], [1, 2, 3, 4]),  # what ties with the last one
-    ({"top_k": 0}, [0] * 5, [0, 1, 2, 3, 4]),
     ({"top_k": 3}, [-np.inf, 1, -np.inf, 1], [1, 3]),
-    ({"top_k": 1}, [0, 1, 5, 2], [2]),
     ({"top_p": 1e-300}, [0, 1, 5, 2], [2]),
     ({"min_p": 1.0}, [0, 1, 5, 2], [2]),
-    ({"top_p": 0.9}, [3e38, 3e38, -3e38], [0, 1]),
     ({"top_p": 0.9, "temperature": 0.5}, [3e38, 3e38, -3e38], [0, 1]),
-    ({"temperature": 1e-3}, [-3e38, 1, 5, 2, -np.inf], [2]),
     ({"temperature": 5e-324}, [-3e38, 1, 5, 2, -np.inf], [2]),
-    ({"top_p": 0.9}, [0, -np.inf, 0, 0], [0, 2, 3]),
     ({"top_p": 0.9, "temperature": 1e300}, [0, -np.inf, 0, 0], [0, 2, 3]),
     ({"typical_p": 0.9, "temperature": 0.05}, [0, 0, 0, -37.24], [0, 1, 2]),
 ]
@@ -109,18 +86,7 @@ def test_what_is_kept_of_a_row(options: dict[str, Any], row: list[float], ids: l
     found = process(logits, SamplingParams(**{"temperature": 1.0, **options}))
     assert found.ids.tolist() == ids
     assert found.probs.sum() == pytest.approx(1.0)
-    assert [found.prob(token) > 0 for token in range(len(row))] == [
-        t in ids for t in range(len(row))
-    ]
-
-
-@pytest.mark.parametrize("temperature", [1e-46, 1e39, 1e300])
-@pytest.mark.parametrize("reach", [7.0, np.inf])
-@pytest.mark.parametrize("top_p", [0.9, 1.0])
-def test_no_temperature_is_too_extreme(temperature: float, reach: float, top_p: float) -> None:
-    logits = np.random.default_rng(0).standard_normal(50).astype(np.float32)
-    found = process(logits, SamplingParams(temperature=temperature, top_p=top_p), reach)
-    assert len(found.ids) == (1 if temperature < 1 else 50 if top_p == 1.0 else 45)
+    assert [token for token in range(len(row)) if found.prob(token) > 0] == ids
 
 
 def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence() -> None:
@@ -132,7 +98,7 @@ def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence() -> None:
             assert {found.draw(Noise(1), Purpose.TOKEN, i) for i in range(40)} == {0, 1, 2}
 
 
-BROKEN = ([0, np.nan, 1], [0, np.inf, 1], [-np.inf, np.inf, 1], [-np.inf, np.nan], [-np.inf] * 3)
+BROKEN = ([0, np.nan, 1], [0, np.inf, 1], [-np.inf, np.inf, 1], [-np.inf] * 3)
 
 
 @pytest.mark.parametrize("values", BROKEN, ids=str)
@@ -201,49 +167,28 @@ def rows(*more: str) -> st.SearchStrategy[Row]:
     MASSES,
     st.sampled_from(["top_p", "typical_p"]),
 )
+@example(shaped("normal", 0, 150_000), 0.9, 0.999, "top_p")
+@example(shaped("normal", 1, 150_000), 0.9, 0.2, "typical_p")
 @settings(deadline=None, max_examples=250)
 def test_a_filter_keeps_what_a_sort_of_everything_finds(
     logits: Row, temperature: float, mass: float, name: str
 ) -> None:
-    assert_filtered(logits, SamplingParams(temperature=temperature, **{name: mass}))
-
-
-@pytest.mark.parametrize(
-    "options", [{"top_p": 0.9}, {"top_p": 0.999}, {"typical_p": 0.2}, {"typical_p": 0.99}], ids=str
-)
-def test_so_it_does_of_a_large_vocabulary(options: dict[str, float]) -> None:
-    rng = np.random.default_rng(3)
-    for scale in (0.1, 3.0):
-        logits = (rng.standard_normal(150_000) * scale).astype(np.float32)
-        assert_filtered(logits, SamplingParams(temperature=0.9, **options))
-
-
-def assert_filtered(logits: Row, params: SamplingParams) -> None:
-    """Hold a filter to the plain sort in f64: the same tokens, and probabilities to the bit."""
-    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / params.temperature)
+    """The same tokens, and probabilities to the bit."""
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
     ids = np.flatnonzero(weights)
-    if params.top_p < 1.0:
-        ids = ids[sorted_nucleus(weights, params.top_p)[ids]]
+    if name == "top_p":
+        ids = ids[sorted_nucleus(weights, mass)[ids]]
     else:
-        ids = ids[sorted_typical(weights[ids], params.typical_p)]
-    found = process(logits, params)
+        ids = ids[sorted_typical(weights[ids], mass)]
+    found = process(logits, SamplingParams(temperature=temperature, **{name: mass}))
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.probs, weights[ids] / weights[ids].sum())
-
-
-def test_typical_tokens_where_the_mass_is_met_to_the_last_bits() -> None:
-    for seed in range(600):
-        weights = np.random.default_rng(seed).integers(1, 6, 3 + seed % 57) / 8
-        mass = (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)[seed % 6]
-        np.testing.assert_array_equal(typical(weights, mass), sorted_typical(weights, mass))
 
 
 # What need not be read: logits in a greedy round, and rows whose best tokens tell it all
 
 
 PROMPT = [3, 1, 4, 1, 5]
-KNOWN = 16
-"""Candidates of the toy engines: of 29 tokens."""
 
 
 @dataclass(frozen=True)
@@ -343,12 +288,16 @@ def test_logits_are_not_read_where_candidates_tell_all(
 
 
 @settings(deadline=None)
-@given(rows("ends"), PARAMS, st.integers(1, 60), st.integers(1, 60))
+@given(rows("ends", "broken"), PARAMS, st.integers(1, 60), st.integers(1, 60))
 def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, known: int) -> None:
     """Its distribution is that of its candidates, and where they suffice that of the row."""
     output = output_of(row, min(k, len(row)), sealed=True)
     values, ids = (a[0, 0] for a in output.candidates)
-    if output.argmax[0, 0] < 0 or not (np.isfinite(values) & (ids < known)).any():
+    if output.argmax[0, 0] < 0:  # also where its candidates are numbers
+        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
+            distribution_of(output, 0, params, REACH, known)
+        return
+    if not (np.isfinite(values) & (ids < known)).any():
         return
     found = distribution_of(output, 0, params, REACH, known)
     assert (np.diff(found.ids) > 0).all()
@@ -357,24 +306,6 @@ def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, kn
     assert (found.probs > 0).all()
     if len(ids) == len(row):
         assert_same(found, process(row[:known], params, REACH))
-
-
-def test_a_row_whose_argmax_is_none_is_refused_without_its_logits() -> None:
-    """Candidates do not show a NaN that is somewhere else in the row."""
-    values, ids = best(np.float32([[[3, 2, 1, 0]]]), 3)
-    broken = Sealed(np.array([[-1]]), (values, ids))
-    for reach in (np.inf, REACH):
-        with pytest.raises(EngineError, match=r"not numbers .* Check the checkpoint"):
-            distribution_of(broken, 0, SamplingParams(temperature=1.0, top_k=1), reach)
-
-
-def test_an_output_without_the_property_has_no_candidates() -> None:
-    class Old:
-        logits, argmax, confidence = np.ones((1, 1, 3), np.float32), np.zeros((1, 1)), None
-
-    old: Any = Old()
-    assert candidates_of(old) is None
-    assert distribution_of(old, 0, SamplingParams(temperature=1.0)).ids.tolist() == [0, 1, 2]
 
 
 # Rounds
@@ -408,41 +339,3 @@ def test_a_greedy_row_that_is_no_numbers_is_refused_where_it_counts(value: float
             run(target, draft, PROMPT, gamma=4, new=40)
     else:
         assert run(target, draft, PROMPT, gamma=4, new=40).tokens == expected
-
-
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize(
-    ("options", "known"),
-    [
-        ({"top_k": 3}, KNOWN), ({"top_k": 5, "top_p": 0.8}, KNOWN), ({"min_p": 0.6}, KNOWN),
-        ({"top_k": 1}, KNOWN), ({}, 4), ({"top_p": 0.9}, 4),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_sampled_rounds_are_the_same_with_candidates_and_without(
-    verifier: str, options: dict[str, Any], known: int
-) -> None:
-    """Where they tell all no logits are read; nothing that the draft considers is left out."""
-    params = SamplingParams(temperature=1.1, verifier=verifier, **options)
-    for seed in range(2):
-        whole = TableEngine(2, scale=2.0)
-        target = (SealedEngine if known == KNOWN else TableEngine)(2, scale=2.0, candidates=known)
-        wanted = run(whole, near(whole, 9, 0.8), PROMPT, gamma=4, params=params, seed=seed)
-        draft = near(whole, 9, 0.8, candidates=29)
-        found = run(target, draft, PROMPT, gamma=4, params=params, seed=seed)
-        assert found.tokens == wanted.tokens
-        assert [r.accepted for r in found.rounds] == [r.accepted for r in wanted.rounds]
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=str)
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
-def test_a_draft_stops_where_its_scores_are_no_numbers(
-    value: float, options: dict[str, float]
-) -> None:
-    def corrupt(call: int, logits: Row) -> None:
-        if call == 3:
-            logits[...] = value
-
-    cache = KVCache(SealedEngine(3, candidates=KNOWN, corrupt=corrupt))
-    drafter = ModelDrafter(cache, SamplingParams(**options), Noise(0), FixedGamma(4))
-    assert len(run_alone(drafter.propose(PROMPT, 4)).tokens) == 2

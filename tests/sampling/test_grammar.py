@@ -1,7 +1,8 @@
-"""Masks behind any drafted path; a constrained text keeps to its grammar and is the plain one."""
+"""What a schema, an expression or a grammar says holds behind any path, or is refused by name."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -35,11 +36,13 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, [EOS, 9999], VOCABULARY)
 
 
-def processor(grammars: Grammars, *committed: int, **option: Any) -> GrammarProcessor:
+def processor(
+    grammars: Grammars, *committed: int, stops: tuple[int, ...] = (), **option: Any
+) -> GrammarProcessor:
     """Return what keeps to a structure behind a prompt and some tokens."""
     structure = SamplingParams.of(**option).constraint
     assert structure is not None
-    made = grammars.processor(structure)
+    made = grammars.processor(structure, stops)
     made.commit(PROMPT)
     if committed:
         made.commit(committed)
@@ -79,48 +82,42 @@ def test_a_mask_behind_any_path_is_that_of_a_fresh_matcher(
         text.append(token)
 
 
-def test_nothing_is_ruled_out_behind_the_end_or_outside_the_grammar(grammars: Grammars) -> None:
-    everything = list(range(VOCABULARY))
-    made = processor(grammars, regex="ab?")
-    a, b, c = b"abc"
-    assert allowed(made) == [a]
-    assert allowed(made, a) == [b, EOS]
-    for path in [(a, EOS), (a, EOS, EOS), (a, b, EOS, a), (c,), (c, a), (a, c, b)]:
-        assert allowed(made, *path) == everything
-    assert allowed(made, a, b) == [EOS]
-    made.commit([a, EOS])
-    assert allowed(made) == allowed(made, EOS, a) == everything
-    assert made.forced() == []
+EVERYTHING = list(range(VOCABULARY))
+A, B, C = b"abc"
+BEHIND: list[tuple[dict[str, Any], tuple[int, ...], list[int]]] = [
+    ({"regex": "ab?"}, (), [A]),
+    ({"regex": "ab?"}, (A,), [B, EOS]),
+    ({"regex": "ab?"}, (A, B), [EOS]),
+    # Behind the end, and outside the grammar, nothing is ruled out.
+    ({"regex": "ab?"}, (A, EOS), EVERYTHING),
+    ({"regex": "ab?"}, (A, B, EOS, A), EVERYTHING),
+    ({"regex": "ab?"}, (C, A), EVERYTHING),
+    # The model scores more ids than the tokenizer has, and special tokens are no text.
+    ({"regex": "[\\x00-\\x7f]*"}, (), [*range(128), *range(256, 261), EOS]),
+    # Special tokens among the stops end where the end may come.
+    ({"regex": "ab?", "stops": (TOOL, B)}, (A,), [B, EOS, TOOL]),
+    ({"regex": "ab?", "stops": (TOOL, B)}, (A, B), [EOS, TOOL]),
+    ({"regex": "ab?", "stops": (TOOL, B)}, (A, TOOL), EVERYTHING),
+    # A special token may be part of a grammar, and an end may not.
+    ({"grammar": 'start: "a" <|tool|> "b"'}, (A,), [TOOL]),
+    ({"grammar": 'start: "b" | "c" <[263]>'}, (C,), []),
+]
 
 
-def test_tokens_that_there_are_not_never_come(grammars: Grammars) -> None:
-    """The model scores more ids than the tokenizer has, and special tokens are no text."""
-    assert max(allowed(processor(grammars, regex="(?s:.)*"))) == EOS
-    assert 262 not in allowed(processor(grammars, regex="(?s:.)*"))
-
-
-def test_special_tokens_among_the_stops_end_where_the_end_may_come(grammars: Grammars) -> None:
-    structure = SamplingParams(regex="ab?").constraint
-    assert structure is not None
-    made = grammars.processor(structure, [TOOL, 98])
-    made.commit(PROMPT)
-    a, b = b"ab"
-    assert allowed(made) == [a]
-    assert allowed(made, a) == [b, EOS, TOOL]
-    assert allowed(made, a, TOOL) == list(range(VOCABULARY))
-
-
-def test_an_end_token_is_no_part_of_a_grammar(grammars: Grammars) -> None:
-    made = processor(grammars, grammar='start: "a" <|tool|> "b" | "c" <[263]>')
-    assert allowed(made, ord("a")) == [TOOL]
-    assert allowed(made, ord("c")) == []
+@pytest.mark.parametrize(("option", "path", "ways"), BEHIND, ids=lambda v: str(v)[:40])
+def test_what_may_follow(
+    grammars: Grammars, option: dict[str, Any], path: tuple[int, ...], ways: list[int]
+) -> None:
+    assert allowed(processor(grammars, **option), *path) == ways
+    made = processor(grammars, *path, **option)
+    assert allowed(made) == ways
+    assert ways != EVERYTHING or not made.forced()
 
 
 def test_what_must_come_is_told(grammars: Grammars) -> None:
-    word = list(b"yes, it is")
-    made = processor(grammars, choice=["yes, it is", "yes, it was"])
-    assert made.forced() == word[: len("yes, it ")]
-    assert processor(grammars, *word[:8], choice=["yes, it is", "yes, it was"]).forced() == []
+    word, ways = list(b"yes, it is"), ["yes, it is", "yes, it was"]
+    assert processor(grammars, choice=ways).forced() == word[: len("yes, it ")]
+    assert processor(grammars, *word[:8], choice=ways).forced() == []
     assert processor(grammars, *word, choice=["yes, it is"]).forced() == []
 
 
@@ -128,23 +125,19 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
     """The limit is met behind one path; behind another the text goes on."""
     rules = "\n".join(f"r{i}: r{i + 1}? r{i + 1}?" for i in range(40))
     hard = f'start: "b" | "a" r0\n{rules}\nr40: "a"'
-    made, (a, b) = processor(grammars, grammar=hard), b"ab"
+    made = processor(grammars, grammar=hard)
     for _ in range(2):
         with pytest.raises(RequestError, match="became too complex to follow: ") as raised:
-            [allowed(made, *[a] * depth) for depth in range(1, 60)]
+            [allowed(made, *[A] * depth) for depth in range(1, 60)]
         assert "\n" not in str(raised.value)
-        assert allowed(made) == [a, b]
-        assert allowed(made, b) == [EOS]
+        assert (allowed(made), allowed(made, B)) == ([A, B], [EOS])
 
 
-def test_a_model_without_an_end_is_told(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="this model has no end token to end its text with"):
-        processor(Grammars(tokenizer, [], VOCABULARY), regex="a")
-
-
-def test_without_the_library_the_remedy_is_named(
+def test_what_a_model_or_an_installation_lacks_is_told(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(RequestError, match="this model has no end token to end its text with"):
+        processor(Grammars(tokenizer, [], VOCABULARY), regex="a")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match=r"pip install 'specrt\[structured\]'"):
         processor(Grammars(tokenizer, [EOS], VOCABULARY), regex="a")
@@ -156,8 +149,11 @@ def test_without_the_library_the_remedy_is_named(
 WORDS = list(b"the thing in")
 
 
-@pytest.fixture
-def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
+Pair = Callable[[int], Generator]
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer: Tokenizer) -> Pair:
     """Makes a generator whose draft is like its target, or knows fewer tokens."""
 
     def made(seed: int) -> Generator:
@@ -190,11 +186,9 @@ MORE: list[dict[str, Any]] = [
     verifier=st.sampled_from(list(VERIFIERS)),
     most=st.integers(1, 120),
 )
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, max_examples=40)
 def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
-    pair: Callable[[int], Generator], asked: Asked, more: dict[str, Any], seed: int, gamma: int,
+    pair: Pair, asked: Asked, more: dict[str, Any], seed: int, gamma: int,
     temperature: float, drafter: str, verifier: str, most: int,
 ) -> None:  # fmt: skip
     options: dict[str, Any] = {**asked.option, **more, "max_tokens": most, "verifier": verifier}
@@ -216,51 +210,23 @@ def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
         assert plain.speculation.drafted == 0
 
 
-@pytest.mark.parametrize("gamma", [0, 4])
-@pytest.mark.parametrize(
-    "more", [{"min_tokens": 9}, {"allowed_token_ids": [1, 2]}, {"bad_words": ["b"]}], ids=str
-)
-def test_a_dead_end_is_said(
-    pair: Callable[[int], Generator], gamma: int, more: dict[str, Any]
-) -> None:
-    one = pair(0)
-    with pytest.raises(RequestError, match="no token is left that the request allows"):
-        one.generate(WORDS, SamplingParams(max_tokens=20, regex="ab", **more), gamma=gamma)
-    assert one.generate(WORDS, SamplingParams(regex="ab"), gamma=gamma).text == "ab"
-
-
-@pytest.mark.parametrize("gamma", [0, 3, 8])
-def test_stops_and_limits_cut_a_constrained_text(
-    pair: Callable[[int], Generator], gamma: int
-) -> None:
-    for more, text, reason, stop in (
-        ({"stop": ("cd",)}, "ab", "stop", "cd"),
-        ({"stop_token_ids": (99,)}, "ab", "stop", 99),
-        ({"max_tokens": 3}, "abc", "length", None),
-    ):
-        params: Any = {"choice": ["abcdef"], **more}
-        cut = pair(1).generate(WORDS, SamplingParams(**params), gamma=gamma)
-        assert (cut.text, cut.finish_reason, cut.stop_reason) == (text, reason, stop)
-
-
 def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:
     """One comes to a dead end, one is free; none disturbs the others."""
     target = TableEngine(3, vocab=VOCABULARY, memory=3, batch=3)
     draft = TableEngine(3, vocab=VOCABULARY, memory=2, batch=3)
     one = generator(target, draft, tokenizer, eos=[EOS])
     asked = [
-        SamplingParams(max_tokens=40, json_schema={"enum": ["the thing", 12345]}),
         SamplingParams(max_tokens=40, regex="[a-z]{9,12}", temperature=0.9, seed=4),
         SamplingParams(max_tokens=40, regex="abcd", bad_words=("c",)),
         SamplingParams(max_tokens=12),
         SamplingParams(max_tokens=40, grammar=NESTED, temperature=0.9, seed=5),
     ]
-    found = [done for (done,) in one.generate_many([WORDS] * 5, asked, gamma=4)]
+    found = [done for (done,) in one.generate_many([WORDS] * 4, asked, gamma=4)]
     for params, done in zip(asked, found, strict=True):
         if done.error is None:
             assert done.token_ids == one.generate(WORDS, params, gamma=0).token_ids
-    assert [done.finish_reason for done in found][2:4] == ["error", "length"]
-    assert "no token is left" in str(found[2].error)
+    assert [done.finish_reason for done in found][1:3] == ["error", "length"]
+    assert "no token is left" in str(found[1].error)
 
 
 def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
@@ -274,3 +240,144 @@ def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
         plain, found = (one.generate([5, 6], params, gamma=gamma) for gamma in (0, 4))
         assert found.token_ids == plain.token_ids
         assert re.fullmatch(expression, found.text)
+
+
+# What is enforced, and what is refused
+
+
+OBJECT = {"type": "object"}
+NULL = {"type": "null"}
+ENFORCED: list[tuple[Any, list[str], list[str]]] = [
+    (True, ["1", '{"a": [null, "x"]}', "[]", '"é😀"'], ["{", "01", "nul", "[1,]"]),
+    ({"type": ["integer", "null"]}, ["3", "null"], ['"a"', "3.5", "1e2"]),
+    ({"enum": [1, "a", {"x": [None]}]}, ["1", '"a"', '{"x":[null]}'], ["2", '"b"', "null"]),
+    ({"const": {"a": "é\n"}}, ['{"a": "é\\n"}'], ['{"a": "é"}', "{}"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"😀é\\n"'], ['"a"', '"abcd"']),
+    ({"type": "string", "format": "date"}, ['"2020-02-29"'], ['"2020-13-01"', '"2020-02-30"']),
+    ({"type": "integer", "minimum": 3, "exclusiveMaximum": 11}, ["3", "10"], ["2", "11", "-5"]),
+    ({"exclusiveMinimum": 0, "maximum": 1}, ["0.5", "1", '"a"'], ["0"]),
+    ({"type": "integer", "exclusiveMinimum": 0, "maximum": 1.5}, ["1"], ["0", "2"]),
+    ({"anyOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, ["2"], ["a"]),
+    ({"type": "number", "multipleOf": 0.5}, ["1.5"], ["1.25"]),
+    ({"prefixItems": [NULL], "items": False}, ["[null]", "[]"], ["[1]", "[null,1]"]),
+    ({**OBJECT, "properties": {"a": NULL}}, ['{"b":1}', '{"a":null}'], ['{"a":1}']),
+    ({**OBJECT, "patternProperties": {"^a": NULL}}, ['{"ab":null}'], ['{"ab":1}']),
+    ({**OBJECT, "minProperties": 1, "maxProperties": 1}, ['{"a":1}'], ["{}", '{"a":1,"b":1}']),
+    ({**OBJECT, "minProperties": 2, "required": ["a"]}, ['{"a":1,"b":1}'], ['{"a":1,"a":1}']),
+    ({"oneOf": [NULL, {"const": 3}]}, ["null", "3"], ["4"]),
+    ({"allOf": [{"type": "integer"}, {"minimum": 8}]}, ["9"], ["7", '"a"']),
+    ({"$ref": "#/definitions/x", "minimum": 8, "definitions": {"x": {"type": "integer"}}},
+     ["9"], ["7", '"a"']),
+    ({"anyOf": [NULL, {"type": "array", "items": {"$ref": "#"}}]}, ["[[null],[]]"], ["[1]"]),
+    ({"title": "t", "description": "d", "default": 1, "examples": [2], "$comment": "c",
+      "deprecated": True, "readOnly": True, "x-mine": 1, **NULL}, ["null"], ["1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), ENFORCED, ids=lambda v: str(v)[:60])
+def test_keywords_hold(grammars: Grammars, schema: Any, good: list[str], bad: list[str]) -> None:
+    def accepts(text: str) -> bool:
+        made, path = processor(grammars, json_schema=schema), [*text.encode(), EOS]
+        return all(token in allowed(made, *path[:depth]) for depth, token in enumerate(path))
+
+    assert [text for text in (*good, *bad) if accepts(text)] == good
+
+
+UNENFORCED = (
+    "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "then", "else",
+    "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
+    "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "contentEncoding",
+    "contentMediaType", "nullable", "discriminator", "minumum", "x-guidance", "$vocabulary",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["#", "#/properties/a", "#/anyOf/1/items", "#/$defs/b"])
+def test_keywords_that_do_not_hold_are_named(place: str) -> None:
+    for keyword in UNENFORCED:
+        schema: Any = {keyword: {}}
+        for step in reversed(place.split("/")[1:]):
+            schema = [{}, schema] if step == "1" else {step: schema}
+        with pytest.raises(RequestError) as raised:
+            SamplingParams(json_schema=schema)
+        assert f"json_schema has {keyword!r} at {place}, which cannot" in str(raised.value)
+
+
+class Broken:
+    def model_json_schema(self) -> None:
+        raise ValueError("no")
+
+
+CYCLIC: dict[str, Any] = {}
+CYCLIC["items"] = CYCLIC
+REFUSED_SCHEMAS: list[tuple[Any, str]] = [
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
+                                      "b": {"allOf": [{}, {"$ref": "#"}]}}}, "it admits nothing"),
+    ({"const": "\x01"}, "it admits nothing"),
+    ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
+    ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
+    ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "write anyOf where alternatives may"),
+    ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
+    ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
+     "too large"),
+    ({"$ref": "#/$defs/d0", "$defs": {
+        f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}},
+     "5001 references, with up to "),
+    ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
+    ([], "json_schema is []; expected an object or true"),
+    ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
+    ('{"items":' * 100_000, "json_schema is nested too deep"),
+    ('{"items":' * 300 + "{}" + "}" * 300, "json_schema cannot be enforced: recursion limit"),
+    (CYCLIC, "nested too deep, or within"),
+    (Broken(), "a model without a schema: no"),
+    ({"enum": [1, [2**53 + 1]]}, "has enum 9007199254740993 at #; expected numbers up to"),
+    ({"exclusiveMinimum": 1, "maximum": 1.5}, "has exclusiveMinimum 1 at #, which cannot be"),
+    ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
+]  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({"json_schema": schema}, message) for schema, message in REFUSED_SCHEMAS),
+    ({"regex": "(a"}, "regex cannot be enforced: unclosed group"),
+    ({"regex": "(" * 4000 + "a" + ")" * 4000}, "regex cannot be enforced: "),
+    ({"regex": "a*" * 9000}, "regex has 18000 characters; expected up to 10000"),
+    ({"regex": ""}, "regex is ''; expected a text"),
+    ({"regex": "a\udc00"}, "regex is not valid Unicode at character 1"),
+    ({"grammar": "root ::= x"}, "grammar cannot be read: Rule 'x' not found"),
+    ({"grammar": 'start: "a"\nfoo: ('}, "grammar cannot be enforced: line 2: "),
+    ({"grammar": 'start: %json {"x-guidance": {"lenient": true}}'}, "'x-guidance' at #, which"),
+    ({"grammar": 'start: %json {"properties": {"a": {}}}'}, "has %json with properties at #"),
+    ({"grammar": "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(2000))},
+     "grammar has 2001 rules and brackets; expected up to 1000 together"),
+    ({"grammar": 'start: x\n x[max_tokens=3]: "a"'}, "grammar has max_tokens in"),
+    ({"choice": []}, "choice is empty"),
+    ({"choice": ["a", ""]}, "choice holds an empty string"),
+    ({"choice": ["x" * 300_000, "y" * 300_000]}, "choice has 600000 characters"),
+    ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
+    ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
+    ({"guided_regex": "a", "regex": "b"}, "regex was given twice"),
+    ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "message"), REFUSED, ids=lambda v: str(v)[:60])
+def test_what_cannot_be_enforced_is_refused_in_a_line(
+    grammars: Grammars, option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        processor(grammars, **option)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 420
+
+
+def test_models_are_schemas_and_aliases_are_read() -> None:
+    class Model:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return NULL
+
+    given: Any = Model
+    for params in (SamplingParams(json_schema=given), SamplingParams.of(guided_json=given)):
+        assert json.loads(str(params.json_schema)) == NULL
+    assert SamplingParams.of(guided_regex="a+") == SamplingParams(regex="a+")
+    assert SamplingParams.of(guided_choice="yes").choice == ("yes",)
+    assert SamplingParams(json_schema={}) == SamplingParams(json_schema="{ }")

