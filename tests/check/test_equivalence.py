@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from lower.lowering import DIFFERS, OLD, Case, Lowering, lowered
+from lower.lowering import DIFFERS, LOWERINGS, Case, lowered
 from specrt.engine import ort_packed
 from specrt.engine.ort import OrtEngine
 from specrt.engine.ort_packed import Packing
@@ -24,15 +24,6 @@ from specrt_export.portable.graph import GEOMETRY, geometry_of, read_graph, runs
 pytestmark = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
 )
-LOWERINGS = {
-    "cpu": Lowering("ort-cpu"),
-    "cpu-int8": Lowering("ort-cpu", "int8"),
-    "cpu-int4": Lowering("ort-cpu", "int4"),
-    "cpu-rows": Lowering("ort-cpu", batch=3),
-    "cuda": Lowering("ort-cuda", "fp16"),
-    "tensorrt": Lowering("tensorrt"),
-    "tensorrt-old": Lowering("tensorrt", version=OLD),
-}
 Fault = Callable[[Case, onnx.ModelProto], None]
 """Spoils a lowered graph, or the file of its weights."""
 
@@ -145,7 +136,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "weights grown": ("cpu", weights("FusedMatMul", 1, "<f4", lambda w: w * np.float32(1.1))),
     "codes not raised": ("cpu-int8", weights("MatMulNBits", 1, "u1", lambda w: w ^ 0x80)),
     "halves exchanged": ("cpu-int4", weights("MatMulNBits", 1, "u1", lambda w: w << 4 | w >> 4)),
-    "another scale, fp16": ("cuda", attribute("GroupQueryAttention", "scale", 0.25)),
+    "another scale, fp16": ("cuda-fp16", attribute("GroupQueryAttention", "scale", 0.25)),
     "another scale, native": ("tensorrt", attribute("Attention", "scale", 0.5)),
     "no mask": ("tensorrt", unmasked),
     "places one too late": ("tensorrt", read_through("RotaryEmbedding", 3, "Add", np.int64(1))),

@@ -44,10 +44,10 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
-    "original_max_position_embeddings": 64,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }
 
 # Architecture: config class, its changes to SIZES, and the arguments it is saved with.
