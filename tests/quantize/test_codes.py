@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from specrt_export.quantize.codes import decode, encode, pack, unpack
 
 Floats = NDArray[np.float32]
-FORMS = [("int8", 32), ("int8", 128), ("int4", 16), ("int4", 32), ("int4", 128)]
+FORMS = [("int8", 32), ("int4", 16), ("int4", 128)]
 
 
 def random(seed: int, rows: int = 24, columns: int = 256) -> Floats:
@@ -44,14 +44,6 @@ def test_codes_fit_their_type_and_scales_their_blocks(
     # Scaling by a power of ten changes nothing but the scales.
     lost = squared_error(weights, restored) / (weights.astype(np.float64) ** 2).sum(-1)
     assert (lost < (3e-4 if precision == "int8" else 0.06)).all()
-
-
-def test_int8_is_off_by_half_a_step_at_most() -> None:
-    weights = random(1)
-    codes, scales = encode(weights, "int8", 32)
-    assert (scales > 0).all()
-    steps = np.repeat(scales, 32, axis=1)
-    assert (np.abs(decode(codes, scales) - weights) <= steps * 0.50001).all()
 
 
 def test_the_search_finds_nearly_the_best_scale_there_is() -> None:
