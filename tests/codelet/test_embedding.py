@@ -135,7 +135,6 @@ WRONG = [
     ("specrt.open(5)", "arg-type"),
     ("specrt.open('a').stream('b').text", "attr-defined"),
     ("specrt.open('a').stream('b', gamma='many')", "arg-type"),
-    ("specrt.open('a').closed()", "attr-defined"),
 ]
 
 

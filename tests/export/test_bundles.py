@@ -14,13 +14,10 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.bundle import Bundle, read_manifest
-from specrt.cli.build import tune_quickly
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import host_bytes
-from specrt.engine.ort import OrtEngine
 from specrt.errors import BuildError, BundleError, EngineError
 from specrt.params import SamplingParams
-from specrt.tuning.tuning_record import write_tuning
 from specrt_export.builder import build, is_fresh
 from specrt_export.compile import CompiledModel, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
@@ -147,24 +144,6 @@ def test_rows_of_a_batch_are_checked_measured_and_run(ask: Ask, out: Path) -> No
         assert [c.error for (c,) in many] == [None, None]
 
 
-def test_what_tuning_found_holds_when_the_bundle_is_opened(ask: Ask, out: Path) -> None:
-    build(replace(ask("int8"), draft=None), out)
-    tuned, problem = tune_quickly(out)
-    assert tuned is not None, problem
-    for even in (True, False):
-        write_tuning(out, replace(tuned, pad_to_even=even))
-        with specrt.load(out) as generator:
-            target = generator.models.target
-            assert isinstance(target, OrtEngine)
-            assert (target.pad_to_even, target.pad_single_token) == (even, True)
-
-
-WRONG_QUALITY = {
-    "expected a finite number, 0 or more": {"kl": 10**400, "top1": 0.5, "tokens": 9},
-    "quality.top1 is above 1; expected a share": {"kl": 0, "top1": 1.5, "tokens": 9},
-}
-
-
 def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
     """One from before quantization says nothing, and is read."""
     path, whole = built / "manifest.json", Bundle.open(built).manifest
@@ -175,10 +154,10 @@ def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
     path.write_text(json.dumps(data), encoding="utf-8")
     assert Bundle.open(built).manifest == whole
     assert "fp32; embedding fp32, head fp32" in shown(built)
-    for told, data["target"]["quality"] in WRONG_QUALITY.items():
-        path.write_text(json.dumps(data), encoding="utf-8")
-        with pytest.raises(BundleError, match=told):
-            read_manifest(built)
+    data["target"]["quality"] = {"kl": 10**400, "top1": 0.5, "tokens": 9}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(BundleError, match="expected a finite number, 0 or more"):
+        read_manifest(built)
 
 
 def test_ends_and_gamma_may_be_left_to_others(draftless: Recipe, out: Path) -> None:

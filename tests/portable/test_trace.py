@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
-from specrt_export.portable.trace import Hook, build, measure
+from specrt_export.portable.trace import Hook, build
 
 pytestmark = pytest.mark.export
 
@@ -40,19 +39,6 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
     ):
         with pytest.raises(ExportError, match="neither causal nor a sliding window"):
             checked(rule, window)
-
-
-def test_uneven_layers_are_refused() -> None:
-    hook = Hook()
-    hook.windows = {0: 0, 1: 0}
-
-    def model(past_key_values: Any, **_: Any) -> None:
-        for layer, size in ((0, 8), (1, 4)):
-            past_key_values.update(*(torch.zeros(1, 2, 5, size) for _ in "kv"), layer)
-
-    model.config = SimpleNamespace(num_hidden_layers=2, model_type="uneven")  # type: ignore[attr-defined]
-    with pytest.raises(ExportError, match="keys and values of 2 shapes"):
-        measure(model, hook)
 
 
 def test_an_attention_with_more_terms_is_refused() -> None:

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from portable.zoo import Exported, architectures
-from quantize.graphs import normal, to_bf16, write
+from quantize.graphs import normal, write
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
@@ -206,17 +206,6 @@ def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:
         assert (stored(quantized)[name] == weights[name]).all()
 
 
-def test_a_turned_weight_is_stored_the_other_way_round(tmp_path: Path) -> None:
-    weights = toy(turned=normal(1, 64, 96), back=normal(2, 64, 96))
-    graph = write(tmp_path / "toy", weights)
-    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
-    tensors = {t.name: tuple(t.dims) for t in external_tensors(read_graph(quantized.graph))}
-    assert tensors["turned.int8"] == (96, 64)
-    assert tensors["turned.int8.scale"] == (96, 2)
-    found, whole = run_toy(quantized.graph), run_toy(graph)
-    assert np.abs(found - whole).max() < 0.02 * np.abs(whole).max()
-
-
 def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     def refused(graph: Path, precision: str, message: str) -> None:
         with pytest.raises((BuildError, CheckpointError), match=message):
@@ -233,18 +222,3 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     shard = graph.parent / "shard-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])
     refused(graph, "int8", r"shard-1\.safetensors ends before layer does; fetch the checkpoint ag")
-
-
-def test_what_is_not_quantized_is_fp32_without_casts(tmp_path: Path) -> None:
-    weights = toy(layer=to_bf16(normal(1, 64, 64)), bias=to_bf16(normal(2, 64)))
-    graph = write(tmp_path / "toy", weights)
-    for name, casts in (("int8", 0), ("bf16", 1)):
-        quantized = quantize(graph, graph.parent, tmp_path / name, Precision.of(name))
-        model = read_graph(quantized.graph)
-        assert bool(casts) == ("Cast" in {node.op_type for node in model.graph.node})
-        kinds = {t.name: t.data_type for t in external_tensors(model)}
-        assert kinds["bias"] == onnx.TensorProto.FLOAT
-        expected = widen(weights["bias"], onnx.TensorProto.BFLOAT16)
-        assert (stored(quantized)["bias"] == expected).all()
-    # bf16 of bf16 keeps every bit.
-    assert {one.choice.weight: one.error for one in quantized.stored}["layer"] == 0
