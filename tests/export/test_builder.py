@@ -286,9 +286,12 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
 
 
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
+    """And its texts end as config.json says, where there is no generation config."""
+    (draftless.folder / "target" / "generation_config.json").unlink()
     build(draftless, out)
     manifest = Bundle.open(out).manifest
     assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
+    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
     # The model's own count is held to the tokenizer's, where the recipe names no draft.

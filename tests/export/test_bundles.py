@@ -16,7 +16,7 @@ import specrt
 from specrt.bundle import Bundle, read_manifest
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import host_bytes
-from specrt.errors import BuildError, BundleError, EngineError
+from specrt.errors import BuildError, BundleError, EngineError, RecipeError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
 from specrt_export.compile import CompiledModel, LoweredModel, Progress
@@ -160,18 +160,6 @@ def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
         read_manifest(built)
 
 
-def test_ends_and_gamma_may_be_left_to_others(draftless: Recipe, out: Path) -> None:
-    """To config.json, where there is no generation config; to each round."""
-    (draftless.folder / "target" / "generation_config.json").unlink()
-    recipe = replace(draftless, engine=replace(draftless.engine, gamma="auto", gammas=(1, 3)))
-    build(recipe, out)
-    manifest = Bundle.open(out).manifest
-    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
-    assert "generation_config.json" not in manifest.files
-    assert manifest.gamma is None
-    assert "0, 1, 3 (default auto)" in shown(out)
-
-
 def test_target_and_draft_may_run_on_different_devices(ask: Ask, out: Path) -> None:
     """What would run on a GPU gives the same tokens here, where it is widened for a CPU."""
     build(ask("fp16", target='backend = "ort-cuda"', draft='precision = "fp32"'), out)
@@ -209,10 +197,13 @@ class ToyCompiler(OrtCpuCompiler):
 
 
 def test_a_backend_registered_from_outside_builds(
-    draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(RecipeError, match=r"engine\.backend is 'toy'"):
+        ask("fp32", engine='backend = "toy"')
     monkeypatch.setitem(COMPILERS, "toy", CompilerSpec(f"{__name__}:ToyCompiler", ("fp32",)))
-    recipe = replace(draftless, engine=replace(draftless.engine, backend="toy"))
+    recipe = ask("fp32", engine='backend = "toy"')
+    recipe = replace(recipe, draft=None, engine=replace(recipe.engine, gamma=0))
     stages: list[str] = []
     build(recipe, out, lambda stage, done: stages.append(stage))
     model = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["target"]

@@ -113,17 +113,13 @@ def test_a_quantized_target_beside_a_draft_on_the_cpu(
     manifest = Bundle.open(out).manifest
     assert manifest.draft is not None
     made = manifest.target
-    assert (made.precision, made.embedding, made.head) == ("int8", "int8", "int8")
-    assert (made.per_row, made.block, made.kv_item_bytes) == (True, 0, 2)
+    assert (made.precision, made.per_row, made.block, made.kv_item_bytes) == ("int8", True, 0, 2)
     assert made.quality is not None
     assert 0 < made.quality.kl < 0.02
     assert 0.9 < made.quality.top1 < 1
-    assert manifest.backend_of(manifest.draft) == "ort-cpu"
-    assert (manifest.draft.per_row, manifest.draft.kv_item_bytes) == (False, 4)
+    assert (manifest.backend_of(manifest.draft), manifest.draft.kv_item_bytes) == ("ort-cpu", 4)
     kept = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
     assert host_bytes(manifest) == manifest.draft.weight_bytes + kept
-    if survey().problem:
-        assert run(["generate", str(out), "--prompt", "x"]) == 2
 
 
 def test_the_gate_measures_the_graph_that_the_plan_is_made_of(

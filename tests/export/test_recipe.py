@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import RecipeError
-from specrt_export.recipe import COMPILERS, CompilerSpec, read_recipe
+from specrt_export.recipe import read_recipe
 
 PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
 CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
@@ -58,6 +58,8 @@ def plans(line: str) -> str:
 
 
 WRONG = [
+    (models(target='head = "int8"'),
+     "quality.calibration is missing, and the target would be quantized"),
     ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
     (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
     ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
@@ -142,15 +144,6 @@ def test_a_backend_given_replaces_those_of_the_models_too(
         read_recipe(path, backend="cuda")
 
 
-def test_a_backend_is_one_line_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = recipe(tmp_path, models(engine='backend = "toy"\nbatch = 2'))
-    assert "engine.backend is 'toy'" in refusal(tmp_path, path.read_text(encoding="utf-8"))
-    monkeypatch.setitem(COMPILERS, "toy", CompilerSpec("toy:Toy", ("fp32",), most_rows=2))
-    assert read_recipe(path).backend_of("draft") == "toy"
-
-
 @pytest.mark.parametrize(
     ("target", "draft", "engine", "expected"),
     [
@@ -166,10 +159,3 @@ def test_each_model_has_its_own_precision(
     found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).precisions
     shown = {role: " ".join([*p.names, str(p.block)]) for role, p in found.items()}
     assert shown == dict(zip(("target", "draft"), expected, strict=True))
-
-
-def test_whole_numbers_need_a_text_to_be_measured_on(tmp_path: Path) -> None:
-    message = refusal(tmp_path, models(target='head = "int8"'))
-    assert "quality.calibration is missing, and the target would be quantized" in message
-    stored = recipe(tmp_path, models(engine='precision = "fp16"'))
-    assert read_recipe(stored).quality.max_kl is None
