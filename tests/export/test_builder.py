@@ -216,6 +216,8 @@ def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Pat
     for out in (home, tmp_path / "file", tmp_path / "link"):
         with pytest.raises(BuildError, match=r"exists and is not a bundle; .*--out"):
             build(read_recipe(small), out)
+    with pytest.raises(BuildError, match=r"cannot be made a folder .*elsewhere with --out"):
+        build(read_recipe(small), tmp_path / "file" / "bundle")
     assert (home / "thesis.txt").read_text(encoding="utf-8") == "years"
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
