@@ -32,10 +32,10 @@ class Table:
         random = np.random.default_rng(0)
         self._logits = random.standard_normal((100, vocab)).astype(np.float32) * 3
         self._logits += noise * np.random.default_rng(1).standard_normal(self._logits.shape)
-        self.fed: list[tuple[int, int]] = []
+        self.widest = 0
 
     def __call__(self, tokens: Tokens, start: int) -> Logits:
-        self.fed.append((start, len(tokens)))
+        self.widest = max(self.widest, len(tokens))
         return self._logits[tokens] + np.arange(start, start + len(tokens))[:, None] % 3
 
 
@@ -63,7 +63,6 @@ def test_more_noise_is_further_away() -> None:
     found = [measure(Table(), Table(noise), PIECES) for noise in (0, 0.01, 0.1, 1.0)]
     assert (found[0].kl, found[0].top1, found[0].tokens) == (0.0, 1.0, 57)
     assert [one.kl for one in found] == sorted(one.kl for one in found)
-    assert found[1].kl < found[2].kl < found[3].kl
     assert found[1].top1 >= found[2].top1 > found[3].top1
     # Tokens that a smaller vocabulary lacks are left out.
     assert measure(Table(vocab=30), Table(vocab=30), PIECES).tokens == 30 + 20
@@ -75,7 +74,7 @@ def test_narrow_passes_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     narrow = Table()
     found = measure(narrow, Table(0.1), PIECES)
     assert (found.kl, found.top1) == (pytest.approx(whole.kl, rel=1e-9), whole.top1)
-    assert max(width for _, width in narrow.fed) == 8
+    assert narrow.widest == 8
 
 
 def text(length: int) -> NDArray[np.int64]:
@@ -86,14 +85,13 @@ def text(length: int) -> NDArray[np.int64]:
 def test_more_bits_are_nearer(draft: tuple[Path, Path], tmp_path: Path) -> None:
     reference = GraphScorer(GraphRun(*draft), 128)
     found = []
-    for form in [("bf16", 0), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128)]:
-        precision = Precision.of(form[0], block=form[1])
-        made = quantize(*draft, tmp_path / str(len(found)), precision)
+    for form, block in [("bf16", 0), ("int8", 32), ("int4", 32), ("int4", 128)]:
+        made = quantize(*draft, tmp_path / str(len(found)), Precision.of(form, block=block))
         scorer = GraphScorer(GraphRun(made.graph, made.folder), 128)
         found.append(measure(reference, scorer, [text(128)]).kl)
     assert found[0] < 1e-9
     assert found == sorted(found)
-    assert found[2] < found[3] / 10
+    assert found[1] < found[2] / 10
 
 
 @needs_reference
@@ -110,8 +108,3 @@ def test_the_part_that_was_spoiled_hurts_most(draft: tuple[Path, Path], tmp_path
     assert found[0].part == "layer 1"
     assert {one.part for one in found} == {"layer 0", "layer 1", "embedding and head"}
     assert found[0].kl > 20 * found[1].kl
-    # No part is begun once the time is up; what lost most of its squares comes first.
-    times = iter(range(1000))
-    few = sensitivities(*draft, quantized, text(8), budget_s=1.5, clock=lambda: float(next(times)))
-    assert len(few) == 2
-    assert "layer 1" in {one.part for one in few}

@@ -133,9 +133,7 @@ def test_a_process_is_left_as_it_was_and_may_leave_things_open(codelet: Path) ->
 
 WRONG = [
     ("specrt.open(5)", "arg-type"),
-    ("specrt.open('a').stream('b').text", "attr-defined"),
     ("specrt.open('a').stream('b', gamma='many')", "arg-type"),
-    ("specrt.open('a').closed()", "attr-defined"),
 ]
 
 

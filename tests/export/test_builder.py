@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -11,18 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
 
 import specrt
 from specrt.bundle import Bundle
-from specrt.errors import BuildError, CheckpointError, ExportError, RequestError, SpecrtError
+from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
 from specrt_export import builder
 from specrt_export.builder import atomic_folder, build, is_fresh
@@ -52,16 +51,9 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
     build(read_recipe(small), again, lambda stage, done: stages.append((stage, done)))
     first, second = Bundle.open(built).manifest, Bundle.open(again).manifest
     assert first == second
-    assert set(first.files) == {
-        "target/engine.onnx", "target/engine.data", "draft/engine.onnx", "draft/engine.data",
-        "tokenizer.json", "tokenizer_config.json", "generation_config.json",
-    }  # fmt: skip
     assert (first.gammas, first.gamma, first.max_width) == ((0, 1, 3), 3, 64)
     assert (stages[0][0], stages[-1][0]) == ("read checkpoints", "write manifest")
-    assert {f"{verb} {role}" for verb in ("lower", "check", "compile")
-            for role in ("target", "draft")} <= {stage for stage, _ in stages}  # fmt: skip
-    shares = [done for _, done in stages]
-    assert shares == sorted(shares)
+    assert (shares := [done for _, done in stages]) == sorted(shares)
     assert leftovers(built) == ["again"]
     assert complete(again) == complete(again, gamma=0)
 
@@ -69,21 +61,15 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
 def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:
     recipe = read_recipe(small)
     assert is_fresh(recipe, built)
-    small.write_text(small.read_text(encoding="utf-8") + "# a comment\n", encoding="utf-8")
-    assert is_fresh(read_recipe(small), built)
     assert not is_fresh(replace(recipe, engine=replace(recipe.engine, gamma=1)), built)
 
     weights = small.parent / "target" / "model.safetensors"
     graph, facts = small.parent / "draft.onnx", weights.stat()
-    data = graph.read_bytes()
-    graph.write_bytes(data + b"\x00")
-    assert not is_fresh(recipe, built)
-    graph.write_bytes(data)
     os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
     assert not is_fresh(recipe, built)
     os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert is_fresh(recipe, built)
-    (built / "draft" / "engine.data").unlink()
+    graph.write_bytes(graph.read_bytes() + b"\x00")
     assert not is_fresh(recipe, built)
 
 
@@ -126,9 +112,14 @@ def dead_process() -> int:
     return process.pid
 
 
-def put(out: Path, text: str) -> None:
+def put(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def put_whole(out: Path, text: str) -> None:
     with atomic_folder(out) as folder:
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        put(folder, text)
 
 
 def said_in(out: Path) -> str:
@@ -136,9 +127,7 @@ def said_in(out: Path) -> str:
 
 
 def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
-    moved = out.parent / f".small.{dead_process()}.a1b2c3d4.old"
-    moved.mkdir(parents=True)
-    (moved / "manifest.json").write_text("the old one", encoding="utf-8")
+    put(out.parent / f".small.{dead_process()}.a1b2c3d4.old", "the old one")
     with pytest.raises(KeyboardInterrupt), atomic_folder(out):
         raise KeyboardInterrupt
     assert (said_in(out), leftovers(out)) == ("the old one", [])
@@ -153,10 +142,9 @@ def test_what_others_left_is_not_taken(tmp_path: Path, state: str) -> None:
         tmp_path / f".llama3.{pid}.{os.getpid()}.a1b2c3d4.{state}",
     ]
     for other in others:
-        other.mkdir()
-        (other / "manifest.json").write_text("theirs", encoding="utf-8")
-    put(mine, "mine")
-    put(tmp_path / f"llama3.{pid}", "the longer name's")
+        put(other, "theirs")
+    put_whole(mine, "mine")
+    put_whole(tmp_path / f"llama3.{pid}", "the longer name's")
     assert [said_in(one) for one in (mine, *others)] == ["mine", "theirs", "theirs"]
 
 
@@ -168,12 +156,12 @@ def test_a_bundle_changes_places_with_the_next(
         monkeypatch.setattr(builder, "_exchange", lambda first, second: False)
     out = tmp_path / "m[1]"
     for text in ("first", "second"):
-        put(out, text)
+        put_whole(out, text)
         assert (said_in(out), leftovers(out)) == (text, [])
     with atomic_folder(out) as one, atomic_folder(out) as other:
         assert one != other
-        (one / "manifest.json").write_text("one", encoding="utf-8")
-        (other / "manifest.json").write_text("other", encoding="utf-8")
+        put(one, "one")
+        put(other, "other")
     assert said_in(out) == "one"
     if exchange:
         return
@@ -187,7 +175,7 @@ def test_a_bundle_changes_places_with_the_next(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(KeyboardInterrupt):
-        put(out, "third")
+        put_whole(out, "third")
     assert (said_in(out), leftovers(out)) == ("one", [])
 
 
@@ -208,17 +196,13 @@ def test_a_disk_that_fills_loses_nothing(
     small: Path, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, before = read_recipe(small), hashes(built)
+    with monkeypatch.context() as tiny:
+        free = SimpleNamespace(total=1 << 30, used=1 << 30, free=0)
+        tiny.setattr(shutil, "disk_usage", lambda path: free)
+        with pytest.raises(BuildError, match=r"0 MiB free, and the build needs about \d\d+ MiB"):
+            build(recipe, built)
     told = r"engine\.data could not be written, with \d+ MiB free on its disk"
     with largest_file(1 << 20), pytest.raises(BuildError, match=told):
-        build(recipe, built)
-    assert (hashes(built), leftovers(built)) == (before, [])
-
-    def full(source: Path, place: Path) -> None:
-        # As shutil.copyfile does it: the source first, then what was being written.
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(place))
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(BuildError, match=r"No space left .*\.part/.* is as it was"):
         build(recipe, built)
     assert (hashes(built), leftovers(built)) == (before, [])
 
@@ -232,22 +216,20 @@ def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Pat
     for out in (home, tmp_path / "file", tmp_path / "link"):
         with pytest.raises(BuildError, match=r"exists and is not a bundle; .*--out"):
             build(read_recipe(small), out)
+    with pytest.raises(BuildError, match=r"cannot be made a folder .*elsewhere with --out"):
+        build(read_recipe(small), tmp_path / "file" / "bundle")
     assert (home / "thesis.txt").read_text(encoding="utf-8") == "years"
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize("kind", ["recipe", "graph", "calibration"])
-def test_what_a_build_reads_is_never_replaced(
-    small: Path, text: Path, out: Path, kind: str
-) -> None:
-    name = {"graph": "target.onnx", "calibration": "text.jsonl", "recipe": small.name}[kind]
-    out = small.parent if kind == "recipe" else out
+@pytest.mark.parametrize("name", ["recipe.toml", "target.onnx"])
+def test_what_a_build_reads_is_never_replaced(small: Path, out: Path, name: str) -> None:
+    out = small.parent if name == small.name else out
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").write_text("{}", encoding="utf-8")
-    lines = small.read_text(encoding="utf-8").replace("[engine]", '[engine]\nprecision = "int8"')
-    lines += f'[quality]\ncalibration = "{text.name}"\n'
-    small.write_text(lines.replace(f'"{name}"', f'"{out / name}"'), encoding="utf-8")
-    if kind != "recipe":
+    if name != small.name:
+        lines = small.read_text(encoding="utf-8").replace(f'"{name}"', f'"{out / name}"')
+        small.write_text(lines, encoding="utf-8")
         shutil.move(small.parent / name, out / name)
     with pytest.raises(BuildError, match=f"holds .*{name}, which the build reads"):
         build(read_recipe(small), out)
@@ -272,12 +254,6 @@ def moved_weights(home: Path) -> None:
     weights.write_bytes(len(longer).to_bytes(8, "little") + longer + data[8 + size :])
 
 
-def long_context(home: Path) -> None:
-    recipe = home / "recipe.toml"
-    text = recipe.read_text(encoding="utf-8").replace("max_length = 128", "max_length = 2049")
-    recipe.write_text(text, encoding="utf-8")
-
-
 def short_draft(home: Path) -> None:
     """A draft that was trained for fewer positions."""
     graph = onnx.load(home / "draft.onnx", load_external_data=False)
@@ -293,10 +269,6 @@ REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
      r"draft\.onnx does not exist; make it with `specrt export .*remove `draft\.graph`"),
     (lambda home: (home / "draft.onnx").write_bytes(b"not a graph at all"), ExportError,
      r"draft\.onnx is not an ONNX graph"),
-    (lambda home: (home / "draft.onnx").write_bytes(b""), ExportError,
-     "does not describe its geometry"),
-    (lambda home: shutil.rmtree(home / "draft"), CheckpointError, "draft"),
-    (long_context, BuildError, "max_length 2049 is more than the 2048 positions"),
     (short_draft, BuildError, "max_length 128 is more than the 100 positions .*draft was trained"),
 ]  # fmt: skip
 
@@ -315,34 +287,15 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
     assert leftovers(out) == []
 
 
-def test_a_disk_that_is_too_small_is_refused_by_the_precision(
-    small: Path, calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 0))
-    text = small.read_text(encoding="utf-8") + calibrated
-    needed = {}
-    for precision in ("fp32", "bf16", "int8", "int4"):
-        small.write_text(text.replace("[engine]", f'[engine]\nprecision = "{precision}"'))
-        with pytest.raises(BuildError, match=r"0 MiB free, and the build needs about") as refused:
-            build(read_recipe(small), out)
-        needed[precision] = int(re.findall(r"about (\d+) MiB", str(refused.value))[0])
-    # What is stored as bf16 is written as fp32 in between.
-    assert needed["bf16"] > needed["fp32"] > needed["int8"] > needed["int4"] > 16
-    assert leftovers(out) == []
-
-
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
+    """And its texts end as config.json says, where there is no generation config."""
+    (draftless.folder / "target" / "generation_config.json").unlink()
     build(draftless, out)
     manifest = Bundle.open(out).manifest
     assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
+    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
-    with (
-        specrt.load(out) as generator,
-        pytest.raises(RequestError, match=r"gamma 9 .*built for: 0"),
-    ):
-        generator.generate("x", gamma=9)
     # The model's own count is held to the tokenizer's, where the recipe names no draft.
     path = draftless.folder / "target" / "tokenizer.json"
     data = json.loads(path.read_text(encoding="utf-8"))

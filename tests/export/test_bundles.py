@@ -13,20 +13,17 @@ import pytest
 from click.testing import CliRunner
 
 import specrt
-from specrt.bundle import Bundle, Quality, read_manifest
-from specrt.cli.build import tune_quickly
+from specrt.bundle import Bundle, read_manifest
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import host_bytes
-from specrt.engine.ort import OrtEngine
-from specrt.errors import BuildError, BundleError, EngineError
+from specrt.errors import BuildError, BundleError, EngineError, RecipeError
 from specrt.params import SamplingParams
-from specrt.tuning.tuning_record import write_tuning
 from specrt_export.builder import build, is_fresh
 from specrt_export.compile import CompiledModel, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
 from specrt_export.compile.ort_cuda_compiler import on_cpu
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
-from specrt_export.portable.graph import GraphRun, runs_here
+from specrt_export.portable.graph import runs_here
 from specrt_export.recipe import COMPILERS, CompilerSpec, Recipe, read_recipe
 
 needs_reference = pytest.mark.skipif(
@@ -77,14 +74,9 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert 0.01 < target.quality.kl < 0.2
     assert 0 < draft.quality.kl < 0.01
     assert 0.5 < target.quality.top1 < draft.quality.top1 < 1
-    assert 256 <= target.quality.tokens <= 2048
     # Both are codelet's draft: scales and a second table are no parameters.
     assert target.parameters == draft.parameters == 1_417_856
     assert target.weight_bytes < draft.weight_bytes < 2.3e6
-    assert {p.relative_to(out).as_posix() for p in out.rglob("*") if p.parent != out} == {
-        f"{role}/{name}" for role in ("target", "draft") for name in (ENGINE, WEIGHTS)
-    }
-    assert [p.name for p in out.parent.iterdir()] == [out.name]
     assert complete(out) == complete(out, gamma=0)
     said = shown(out)
     assert "int4; embedding int8, head int8, 32 weights to a scale" in said
@@ -95,44 +87,19 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert not is_fresh(ask("int4", "max_kl = 0.5", draft='precision = "int8"'), out)
     text.write_text('{"prompt": "x"}\n', encoding="utf-8")
     assert not is_fresh(recipe, out)
-    text.unlink()
-    assert not is_fresh(recipe, out)
-
-
-def refusal(recipe: Recipe, out: Path) -> str:
-    with pytest.raises(BuildError) as refused:
-        build(recipe, out)
-    assert not out.exists()
-    assert not out.parent.exists() or not list(out.parent.iterdir())
-    said = str(refused.value)
-    assert "\n" not in said
-    return said
 
 
 @needs_reference
 def test_a_model_beyond_a_limit_is_refused_with_the_parts_that_hurt(ask: Ask, out: Path) -> None:
-    said = refusal(
-        ask("fp32", "max_kl = 0.01", "min_top1 = 0.999", draft='precision = "int4"'), out
-    )
-    assert "the quantized draft is further from its checkpoint than the recipe allows" in said
-    assert "nats, max_kl 0.01; top-1 agreement 0." in said
-    assert ", min_top1 0.999" in said
-    assert "Quantized alone, these hurt most, in nats: layer 0 (0.0" in said
-    assert "draft.precision" in said
-
-
-def test_a_text_that_will_not_do_is_refused_before_any_work(
-    ask: Ask, text: Path, out: Path
-) -> None:
-    text.write_text('{"prompt": "x = 1"}\n', encoding="utf-8")
-    stages: list[str] = []
-    with pytest.raises(BuildError, match=r"quality\.calibration: .*text\.jsonl"):
-        build(ask("int8"), out, lambda stage, done: stages.append(stage))
-    assert stages == ["read checkpoints"]
+    told = r"draft is further from .* allows: .*max_kl 0\.01.*min_top1 0\.999.*hurt most.*layer 0"
+    limits = ("max_kl = 0.01", "min_top1 = 0.999")
+    with pytest.raises(BuildError, match=told):
+        build(ask("fp32", *limits, draft='precision = "int4"'), out)
+    assert not list(out.parent.iterdir())
 
 
 def test_what_is_only_stored_otherwise_is_measured_where_there_is_a_text(
-    ask: Ask, small: Path, text: Path, out: Path, built: Path
+    ask: Ask, out: Path, built: Path
 ) -> None:
     whole = Bundle.open(built).manifest
     assert (whole.precision, whole.target.block, whole.target.quality) == ("fp32", 0, None)
@@ -146,10 +113,6 @@ def test_what_is_only_stored_otherwise_is_measured_where_there_is_a_text(
     assert half.files[name].bytes < 0.6 * whole.files[name].bytes
     # What opening it takes is fp32 all the same.
     assert half.target.weight_bytes >= whole.target.weight_bytes
-    text.unlink()
-    small.write_text(small.read_text(encoding="utf-8").partition("\n[quality]")[0])
-    build(replace(read_recipe(small), draft=None), out)
-    assert Bundle.open(out).manifest.target.quality is None
 
 
 def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
@@ -165,32 +128,13 @@ def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
         for module in ("builder", "check.quality"):
             monkeypatch.setattr(f"specrt_export.{module}.runs_here", lambda: False)
     assert found[0] == pytest.approx(found[1], rel=1e-2)
-    shutil.rmtree(out)
-    endless = Quality(kl=float("inf"), top1=0.0, tokens=1)
-    monkeypatch.setattr("specrt_export.check.quality.measure", lambda *_: endless)
-    said = refusal(ask("int8", "max_kl = 0.0"), out)
-    assert "returns no numbers on the calibration text" in said
-    assert "hurt most" not in said
 
 
 @needs_reference
-def test_rows_of_a_batch_are_checked_measured_and_run(
-    ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """References have no more positions than passes reach, however long the context."""
-    reset, lengths = GraphRun.reset, []
-
-    def record(run: GraphRun, batch: int, length: int) -> None:
-        lengths.append(length)
-        reset(run, batch, length)
-
-    monkeypatch.setattr(GraphRun, "reset", record)
+def test_rows_of_a_batch_are_checked_measured_and_run(ask: Ask, out: Path) -> None:
     recipe = ask("int8")
     engine = replace(recipe.engine, batch=3, max_length=2048)
     build(replace(recipe, engine=engine, draft=None), out)
-    # A calibration text in pieces of 512; passes of 1 and 4 tokens behind at most 24 and a window.
-    assert max(lengths) == 512
-    assert min(lengths) <= 24 + 2 * (1 + 4)
     manifest = Bundle.open(out).manifest
     assert (manifest.batch, manifest.target.fused["packed"]) == (3, "2/2")
     assert manifest.target.quality is not None
@@ -198,28 +142,6 @@ def test_rows_of_a_batch_are_checked_measured_and_run(
     with specrt.load(out) as generator:
         many = generator.generate_many([[1, 2, 3], [4] * 20], SamplingParams(max_tokens=9))
         assert [c.error for (c,) in many] == [None, None]
-
-
-def test_what_tuning_found_holds_when_the_bundle_is_opened(ask: Ask, out: Path) -> None:
-    build(replace(ask("int8"), draft=None), out)
-    tuned, problem = tune_quickly(out)
-    assert tuned is not None, problem
-    for even in (True, False):
-        write_tuning(out, replace(tuned, pad_to_even=even))
-        with specrt.load(out) as generator:
-            target = generator.models.target
-            assert isinstance(target, OrtEngine)
-            assert (target.pad_to_even, target.pad_single_token) == (even, True)
-
-
-WRONG_QUALITY = {
-    "quality.kl is -1; expected a finite number": {"kl": -1, "top1": 0.5, "tokens": 9},
-    "expected a finite number, 0 or more": {"kl": 10**400, "top1": 0.5, "tokens": 9},
-    "quality.top1 is above 1; expected a share": {"kl": 0, "top1": 1.5, "tokens": 9},
-    "tokens is 0; expected a whole number from 1": {"kl": 0, "top1": 0.5, "tokens": 0},
-    "target.quality.tokens is missing": {"kl": 0, "top1": 0.5},
-    r"target.quality is \[\]; expected an object": [],
-}
 
 
 def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
@@ -232,22 +154,10 @@ def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
     path.write_text(json.dumps(data), encoding="utf-8")
     assert Bundle.open(built).manifest == whole
     assert "fp32; embedding fp32, head fp32" in shown(built)
-    for told, data["target"]["quality"] in WRONG_QUALITY.items():
-        path.write_text(json.dumps(data), encoding="utf-8")
-        with pytest.raises(BundleError, match=told):
-            read_manifest(built)
-
-
-def test_ends_and_gamma_may_be_left_to_others(draftless: Recipe, out: Path) -> None:
-    """To config.json, where there is no generation config; to each round."""
-    (draftless.folder / "target" / "generation_config.json").unlink()
-    recipe = replace(draftless, engine=replace(draftless.engine, gamma="auto", gammas=(1, 3)))
-    build(recipe, out)
-    manifest = Bundle.open(out).manifest
-    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
-    assert "generation_config.json" not in manifest.files
-    assert manifest.gamma is None
-    assert "0, 1, 3 (default auto)" in shown(out)
+    data["target"]["quality"] = {"kl": 10**400, "top1": 0.5, "tokens": 9}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(BundleError, match="expected a finite number, 0 or more"):
+        read_manifest(built)
 
 
 def test_target_and_draft_may_run_on_different_devices(ask: Ask, out: Path) -> None:
@@ -287,10 +197,13 @@ class ToyCompiler(OrtCpuCompiler):
 
 
 def test_a_backend_registered_from_outside_builds(
-    draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(RecipeError, match=r"engine\.backend is 'toy'"):
+        ask("fp32", engine='backend = "toy"')
     monkeypatch.setitem(COMPILERS, "toy", CompilerSpec(f"{__name__}:ToyCompiler", ("fp32",)))
-    recipe = replace(draftless, engine=replace(draftless.engine, backend="toy"))
+    recipe = ask("fp32", engine='backend = "toy"')
+    recipe = replace(recipe, draft=None, engine=replace(recipe.engine, gamma=0))
     stages: list[str] = []
     build(recipe, out, lambda stage, done: stages.append(stage))
     model = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["target"]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from specrt.bundle import Bundle
-from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
@@ -44,8 +43,7 @@ import sys
 from specrt.cli import run
 status = run(sys.argv[1:])
 heavy = {"onnx", "onnxruntime", "torch", "transformers", "onnx_ir"} & set(sys.modules)
-print(sorted(heavy), file=sys.stderr)
-sys.exit(status)
+sys.exit(status or sorted(heavy) or 0)
 """
 
 
@@ -65,21 +63,6 @@ def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
     assert PUBLISHED.get(name, shape.parameters) == shape.parameters
 
 
-@pytest.mark.export
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", SHAPES)
-def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
-    import torch
-    import transformers
-
-    shape = ModelShape.from_config(SHAPES[name], Path("shape.json"))
-    config: Any = transformers.AutoConfig.for_model(**SHAPES[name])
-    factory: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
-        model = factory.from_config(config)
-    assert sum(p.numel() for p in model.parameters()) == shape.parameters
-
-
 def test_every_ready_recipe_is_estimated_without_weights(tmp_path: Path) -> None:
     recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
     assert len(recipes) == 18
@@ -96,8 +79,7 @@ def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> 
         [sys.executable, "-c", CALL, *arguments], env={**os.environ, "HF_HOME": str(tmp_path)},
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert done.returncode == 0
-    assert done.stderr == "[]\n"
+    assert (done.returncode, done.stderr) == (0, "")
     said = json.loads(done.stdout)
     expected = estimate(read_recipe(recipe))
     assert said["total_bytes"] == expected.total_bytes
@@ -105,22 +87,11 @@ def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
-def test_options_that_mean_nothing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = str(ENGINES / "qwen3-8b" / "recipe.toml")
-    for arguments, said in (
-        (["--json"], "belong to --dry-run; add it"),
-        (["--dry-run", "--bandwidth", "nan"], "--bandwidth is nan; expected GB/s, more than 0"),
-    ):
-        assert run(["build", recipe, *arguments]) == 2
-        assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"model_type": "qwen4"}, "model_type is 'qwen4'; sizes are known of llama"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; expected a whole number"),
-        ({"intermediate_size": None}, "intermediate_size is None; expected a whole number"),
     ],
 )
 def test_a_config_that_is_not_known_is_named(change: dict[str, Any], said: str) -> None:
@@ -129,15 +100,9 @@ def test_a_config_that_is_not_known_is_named(change: dict[str, Any], said: str) 
 
 
 def test_what_is_missing_comes_with_its_remedy(tmp_path: Path) -> None:
-    pair = tmp_path / "pair"
-    shutil.copytree(ENGINES / "qwen3-8b", pair)
-    recipe = pair / "recipe.toml"
-    text = recipe.read_text("utf-8")
-    recipe.write_text(text.replace("4096", "50000"), "utf-8")
-    with pytest.raises(RecipeError, match=r"max_length is 50000; .* trained for 40960 positions"):
-        estimate(read_recipe(recipe))
+    recipe = tmp_path / "recipe.toml"
+    text = (ENGINES / "qwen3-8b" / "recipe.toml").read_text("utf-8")
     recipe.write_text(text.replace("Qwen/Qwen3-8B", "org/none"), "utf-8")
-    (pair / "shape.json").unlink()
     with pytest.raises(RecipeError, match="alone with `hf download org/none"):
         estimate(read_recipe(recipe))
 
@@ -150,13 +115,8 @@ def test_pairs_whose_weights_are_not_here_are_a_line_each(
     assert main(recipes) == 0
     out, said = capsys.readouterr()
     assert out.splitlines() == [str(ENGINES / "codelet" / "recipe.toml")]
-    lines = [line for line in said.splitlines() if line.startswith("  ")]
-    assert [line.split()[0] for line in lines] == sorted(
-        Path(path).parent.name for path in recipes if "codelet" not in path
-    )
-    (llama,) = [line for line in lines if "llama3.1-8b" in line]
-    assert "Llama-3.2-1B-Instruct" in llama
-    assert "gated" in llama
+    lines = [line.split()[0] for line in said.splitlines() if line.startswith("  ")]
+    assert lines == [Path(path).parent.name for path in recipes if "codelet" not in path]
 
 
 def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:

@@ -127,16 +127,12 @@ REFUSED = {
     ("owner/tiny", "v2"): "cannot fetch owner/tiny at revision 'v2': the model has no such",
     ("owner/none", None): "no folder and no hub model has this name",
     ("owner/shut", None): "access is gated: accept its terms",
-    ("a--b..c", None): "cannot fetch a--b..c: ",
 }
 
 
 def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     found = ask(hub, tmp_path, *((*question, False) for question in REFUSED))
-    assert [told in said for told, said in zip(REFUSED.values(), found, strict=True)] == [True] * 4
-
-
-def test_no_network_is_one_line(tmp_path: Path) -> None:
+    assert all(told in said for told, said in zip(REFUSED.values(), found, strict=True))
     (answer,) = ask("http://127.0.0.1:9", tmp_path, ("owner/tiny", None, False))
     assert answer.startswith("cannot fetch owner/tiny: check the network, or give a local folder")
     assert "\n" not in answer

@@ -21,14 +21,11 @@ from specrt_export.inputs import (
     MOST,
     PIECE,
     begin_token,
-    check_inputs,
     check_vocabulary,
     end_tokens,
-    find_inputs,
     read_calibration,
     read_tokens,
 )
-from specrt_export.recipe import read_recipe
 
 WORDS = ["<unk>", "def", "return", "x"]
 
@@ -57,18 +54,12 @@ def test_equal_vocabularies_and_unused_tokens_at_the_end_are_accepted(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "added", "message"),
-    [
-        (["<unk>", "def", "yield", "x"], [], r"token id 2: 'return' in .*t, 'yield' in .*d;"),
-        (WORDS[:3], [], r"token id 3: 'x' in .*t, no token in"),
-        (WORDS, ["<|im_start|>"], r"token id 4: no token in .*t, '<\|im_start\|>' in"),
-    ],
+    ("added", "message"),
+    [([], r"token id 3: 'x' in .*t, no token in"), (["y"], r"3: 'x' in .*t, 'y' in .*d;")],
 )
-def test_the_first_difference_is_named(
-    tmp_path: Path, words: list[str], added: list[str], message: str
-) -> None:
+def test_the_first_difference_is_named(tmp_path: Path, added: list[str], message: str) -> None:
     target = checkpoint(tmp_path / "t", WORDS)
-    draft = checkpoint(tmp_path / "d", words, added)
+    draft = checkpoint(tmp_path / "d", WORDS[:3], added)
     with pytest.raises(CheckpointError, match=message):
         check_vocabulary(target, draft)
 
@@ -88,7 +79,7 @@ def configured(folder: Path, settings: object, **config: Any) -> Checkpoint:
     return Checkpoint(folder, {"vocab_size": 10, **config}, MappingProxyType({}))
 
 
-@pytest.mark.parametrize("value", [None, 0, 9, [], [3, 9]])
+@pytest.mark.parametrize("value", [None, 0, [], [3, 9]])
 def test_a_text_ends_at_none_one_or_several_tokens(tmp_path: Path, value: Any) -> None:
     """Where generation_config.json says nothing config.json is read."""
     ends = tuple(value) if isinstance(value, list) else () if value is None else (value,)
@@ -100,7 +91,7 @@ def test_a_text_ends_at_none_one_or_several_tokens(tmp_path: Path, value: Any) -
     assert end_tokens(configured(tmp_path, {"eos_token_id": 99}, vocab_size=None)) == (99,)
 
 
-@pytest.mark.parametrize("value", ["x", {}, True, 1.0, -1, 10, [2, 10], [[1]], [None]])
+@pytest.mark.parametrize("value", ["x", True, -1, 10, [2, 10], [None]])
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize("ask", [end_tokens, begin_token])
 def test_what_is_no_token_is_named_with_its_file(
@@ -114,32 +105,13 @@ def test_what_is_no_token_is_named_with_its_file(
         ask(configured(tmp_path, one, **other))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", pytest.param("[" * 100_000, id="deep")])
-@pytest.mark.parametrize("ask", [end_tokens, begin_token])
-def test_a_damaged_generation_config_is_named(
-    tmp_path: Path, text: str, ask: Callable[[Checkpoint], Any]
-) -> None:
-    found = configured(tmp_path, {})
-    (tmp_path / "generation_config.json").write_text(text, encoding="utf-8")
-    told = r"holds \[\]; expected an object" if text == "[]" else "is not JSON"
-    with pytest.raises(CheckpointError, match=rf"generation_config\.json {told}.*fetch it again"):
-        ask(found)
-
-
-def test_a_place_that_can_be_no_folder_is_refused(
-    small: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    recipe = read_recipe(small)
-    inputs = find_inputs(recipe)
-    for place in ("file/bundle", "file/deeper/bundle", "nul\0/bundle"):
-        told = "cannot be made a folder .*build elsewhere with --out"
-        with pytest.raises(BuildError, match=told):
-            check_inputs(recipe, inputs, tmp_path / place)
-    # Root may write to a read-only folder, so that one cannot stand in for the question.
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(BuildError, match="may not be written to; build elsewhere with --out"):
-        check_inputs(recipe, inputs, out)
+def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:
+    found = configured(tmp_path, [])
+    with pytest.raises(CheckpointError, match=r"holds \[\]; expected an object"):
+        end_tokens(found)
+    (tmp_path / "generation_config.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"n_config\.json is not JSON.*fetch it again"):
+        end_tokens(found)
 
 
 @pytest.fixture(scope="module")
@@ -147,26 +119,16 @@ def tokenizer(engines: Path) -> Tokenizer:
     return Tokenizer(engines / "codelet" / "checkpoint" / "target" / "tokenizer.json", 0)
 
 
-@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
-def test_pieces_are_spread_over_the_whole_text(
-    tmp_path: Path, tokenizer: Tokenizer, suffix: str
-) -> None:
-    lines = [f"value_{n} = {n}\n" for n in range(3000)]
-    path = tmp_path / f"text.{suffix}"
-    written = "".join(
-        lines if suffix == "txt" else [json.dumps({"prompt": x}) + "\n" for x in lines]
-    )
-    path.write_text(written, encoding="utf-8")
+def test_pieces_are_spread_over_the_whole_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "text.jsonl"
+    lines = [json.dumps({"prompt": f"value_{n} = {n}\n"}) for n in range(3000)]
+    path.write_text("\n".join(lines), encoding="utf-8")
     pieces = read_calibration(path, tokenizer, 128)
     assert {len(piece) for piece in pieces} == {128}
     assert sum(map(len, pieces)) == MOST
-    text = [tokenizer.decode(piece.tolist()) for piece in pieces]
-    assert "value_1 " in text[0]
-    assert "value_299" in text[-1]
-
-
-def test_a_short_text_is_one_piece(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    path = tmp_path / "text.txt"
+    assert "value_1 " in tokenizer.decode(pieces[0].tolist())
+    assert "value_299" in tokenizer.decode(pieces[-1].tolist())
+    path = tmp_path / "short.txt"
     path.write_text("a = 1\n" * 100, encoding="utf-8")
     (piece,) = read_calibration(path, tokenizer, 2048)
     assert FEWEST <= len(piece) < PIECE
@@ -178,10 +140,8 @@ def test_a_short_text_is_one_piece(tmp_path: Path, tokenizer: Tokenizer) -> None
         ("none.txt", None, "cannot be read: No such file"),
         ("latin.txt", b"caf\xe9 " * 400, "is not UTF-8"),
         ("short.txt", b"x = 1\n", "comes to 5 tokens; expected 256 or more"),
-        ("empty.txt", b"", "comes to 0 tokens; expected 256 or more"),
         ("empty.jsonl", b"\n", "holds no prompts"),
         ("wrong.jsonl", b'{"prompt": "x"}\n{"text": "y"}\n', "wrong.jsonl:2 has neither"),
-        ("wrong.jsonl", b"not json\n", "wrong.jsonl:1 is not JSON"),
     ],
 )
 def test_a_text_that_will_not_do_is_refused(
@@ -189,7 +149,5 @@ def test_a_text_that_will_not_do_is_refused(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_bytes(text)
-    place = re.escape(str(tmp_path / name.partition(".")[0]))
-    with pytest.raises(BuildError, match=rf"^quality\.calibration: .*{place}.*") as refused:
+    with pytest.raises(BuildError, match=rf"^quality\.calibration: .*{re.escape(told)}"):
         read_calibration(tmp_path / name, tokenizer, 2048)
-    assert told in str(refused.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import RecipeError
-from specrt_export.recipe import COMPILERS, CompilerSpec, read_recipe
+from specrt_export.recipe import read_recipe
 
 PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
 CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
@@ -31,10 +31,8 @@ def refusal(folder: Path, text: str) -> str:
     path = recipe(folder, text)
     with pytest.raises(RecipeError) as refused:
         read_recipe(path)
-    message = str(refused.value)
-    assert message.startswith(str(path))
-    assert "\n" not in message
-    return message
+    assert str(refused.value).startswith(str(path))
+    return str(refused.value)
 
 
 def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
@@ -45,8 +43,6 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         "ort-cpu", "fp32", 1,
     )  # fmt: skip
     assert (found.engine.gammas, found.engine.gamma) == (tuple(range(1, 9)), "auto")
-    named = read_recipe(recipe(tmp_path, 'name = "other"\n' + PAIR))
-    assert named.name == "other"
     other = recipe(tmp_path, PAIR).rename(tmp_path / "pair.toml")
     assert read_recipe(other).name == "pair"
     alone = '[target]\ncheckpoint = "t"\n[engine]\ngamma = 4\n'
@@ -62,33 +58,24 @@ def plans(line: str) -> str:
 
 
 WRONG = [
+    (models(target='head = "int8"'),
+     "quality.calibration is missing, and the target would be quantized"),
     ('nmae = "x"\n' + PAIR, "unknown key 'nmae'; did you mean 'name'?"),
     (PAIR + "[engin]\n", "unknown key 'engin'; did you mean 'engine'?"),
-    (models(engine='"a\\nb" = 3'), "unknown key 'a\\nb'; known: backend"),
     ('[target]\nrevision = "main"\n', "target.checkpoint is missing"),
     ("", "[target] is missing"),
-    ('target = "t"\n', "target is 't'; expected an object"),
-    ("[target]\ncheckpoint = 3\n", "target.checkpoint is 3; expected"),
     (f'name = "a\\u2028b"\n{PAIR}', "printable characters"),
-    (f'name = "{"a" * 256}"\n{PAIR}', "up to 255"),
     *((f'name = "{name}"\n{PAIR}', f"name is {name!r}; expected a plain folder name")
       for name in ("", "a/b", ".hidden", "..")),
     ("x = " + "[" * 20_000, "cannot be read as TOML"),
-    ("x = " + "9" * 5000, "cannot be read as TOML"),
     (models(engine="max_length = '9'"), "engine.max_length is '9'; expected a whole number"),
-    (models(engine="max_length = true"), "engine.max_length is True; expected a whole number"),
     (models(engine="gammas = 3"), "engine.gammas is 3; expected a list"),
-    (models(engine="gammas = [-1, 4]"), "engine.gammas[0] is -1; expected a whole number from 0"),
     (models(engine="backend = 'tpu'"), "engine.backend is 'tpu'; this version builds ort-cpu"),
     (models(engine="precision = 'fp8'"), "engine.precision is 'fp8'; ort-cpu builds fp32"),
-    (models(engine="max_length = 1\nprefill = 1"), "engine.max_length is 1; expected 2 or more"),
     (models(engine="gamma = 9"), "engine.gamma is 9; expected 'auto', 0 or one of engine.gammas"),
-    (models(engine="gamma = 'x'"), "engine.gamma is 'x'; expected a whole number from 0"),
     (models(engine="batch = 65"), "engine.batch is 65, and ort-cpu builds 1 to 64"),
     (models(engine="prefill = 4096"), "engine.prefill is 4096; expected 1 to max_length (2048)"),
     (models(engine="max_length = 4\nprefill = 4"), "gammas reaches 8; a pass of 9 does not fit 4"),
-    (models(target='precision = "fp8"'),
-     "target.precision is 'fp8'; ort-cpu builds fp32, fp16, bf16, int8, int4"),
     (models(draft='head = "int2"'), "draft.head is 'int2'; ort-cpu builds fp32"),
     (models('precision = "fp16"', 'precision = "fp32"', 'precision = "garbage"'),
      "engine.precision is 'garbage'; expected one of fp32, fp16, bf16, int8, int4"),
@@ -98,19 +85,13 @@ WRONG = [
     (models(target='precision = "int4"\nblock = 48'), "target.block is 48; expected one of 32, 64"),
     (models(draft="block = 64"),
      "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
-    (models(engine="[quality]\nmax_kl = nan"), "quality.max_kl is nan; expected a finite"),
     (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
     (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
     (plans("candidatez = 5"), "unknown key 'candidatez'; did you mean 'candidates'"),
-    (plans('version = "abc"'), "tensorrt.version is 'abc'; expected one such as '10.3'"),
     (plans('version = "9.9"'), "version is '9.9'; graphs are written for TensorRT 10.3 and later"),
     (plans("candidates = 5000"), "tensorrt.candidates is 5000; expected 0 to 3840"),
-    (plans('capabilities = "8.9"'), "tensorrt.capabilities is '8.9'; expected a list"),
-    (plans("optimization_level = true"), "optimization_level is True; expected a whole"),
     (models(engine=f"{PLANS}gammas = [1, 3]\nprefill = 3"), "expected 4 or more"),
-    (f"tensorrt = 5\n{PAIR}", "tensorrt is 5; expected an object"),
     (models(engine=f"{CUDA}{ROWS}"), "engine.batch is 2, and ort-cuda builds batch 1"),
-    (models(target=CUDA, engine=ROWS), "engine.batch is 2, and ort-cuda builds batch 1"),
     (models(draft=CUDA, engine=ROWS), "engine.batch is 2, and ort-cuda builds batch 1"),
 ]  # fmt: skip
 
@@ -127,16 +108,12 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
         read_recipe(path)
     with pytest.raises(RecipeError, match=r"is a folder; name the recipe in it, .*/recipe\.toml"):
         read_recipe(tmp_path)
-    with pytest.raises(RecipeError, match="does not exist; a recipe is a TOML file"):
-        read_recipe(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
     ("best", "engine", "target", "expected"),
     [
         ("ort-cuda", 'precision = "fp16"', "", "ort-cuda"),
-        ("ort-cuda", 'precision = "fp32"', "", "ort-cpu"),
-        ("ort-cpu", 'precision = "fp16"', "", "ort-cpu"),
         ("ort-cuda", 'precision = "fp16"', 'head = "fp32"', "ort-cpu"),
         ("ort-cuda", 'precision = "fp16"\nbatch = 2', "", "ort-cpu"),
     ],
@@ -167,23 +144,11 @@ def test_a_backend_given_replaces_those_of_the_models_too(
         read_recipe(path, backend="cuda")
 
 
-def test_a_backend_is_one_line_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = recipe(tmp_path, models(engine='backend = "toy"\nbatch = 2'))
-    assert "engine.backend is 'toy'" in refusal(tmp_path, path.read_text(encoding="utf-8"))
-    monkeypatch.setitem(COMPILERS, "toy", CompilerSpec("toy:Toy", ("fp32",), most_rows=2))
-    assert read_recipe(path).backend_of("draft") == "toy"
-    wrong = path.read_text(encoding="utf-8").replace("batch = 2", 'precision = "int8"')
-    assert "engine.precision is 'int8'; toy builds fp32" in refusal(tmp_path, wrong)
-
-
 @pytest.mark.parametrize(
     ("target", "draft", "engine", "expected"),
     [
         ("", "", 'precision = "int8"', ("int8 int8 int8 32", "int8 int8 int8 32")),
         ("", "", 'precision = "int4"', ("int4 int8 int8 32", "int4 int8 int8 32")),
-        ("", "", 'precision = "bf16"', ("bf16 bf16 bf16 0", "bf16 bf16 bf16 0")),
         ('precision = "int4"\nhead = "fp32"\nembedding = "int4"', 'head = "int8"\nblock = 64', "",
          ("int4 int4 fp32 32", "fp32 fp32 int8 64")),
     ],
@@ -194,18 +159,3 @@ def test_each_model_has_its_own_precision(
     found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).precisions
     shown = {role: " ".join([*p.names, str(p.block)]) for role, p in found.items()}
     assert shown == dict(zip(("target", "draft"), expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("text", "who"),
-    [
-        (models(engine='precision = "int8"'), "target and draft"),
-        (models(target='head = "int8"') + "[quality]\nmax_kl = 1\n", "target"),
-    ],
-)
-def test_whole_numbers_need_a_text_to_be_measured_on(tmp_path: Path, text: str, who: str) -> None:
-    message = refusal(tmp_path, text)
-    assert f"quality.calibration is missing, and the {who} would be quantized" in message
-    assert '`calibration = "calibration.jsonl"`' in message
-    stored = recipe(tmp_path, models(engine='precision = "fp16"'))
-    assert read_recipe(stored).quality.max_kl is None

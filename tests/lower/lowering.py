@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from specrt_export.check.equivalence import check_engine, max_width
+from specrt_export.check.equivalence import TOLERANCES, check_engine, max_width
 from specrt_export.compile import Compiler, GraphSource, LoweredModel
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import GraphRun
@@ -60,6 +60,20 @@ class Lowering:
         given = [library or object()] if name == "TensorRtCompiler" else []
         compiler: Compiler = kind(self.recipe(**options), self.backend, *given)
         return compiler
+
+
+LOWERINGS = {
+    "cpu": Lowering("ort-cpu"),
+    "cpu-int8": Lowering("ort-cpu", "int8"),
+    "cpu-int4": Lowering("ort-cpu", "int4"),
+    "cpu-rows": Lowering("ort-cpu", batch=3),
+    "cuda-fp16": Lowering("ort-cuda", "fp16", error=TOLERANCES["fp16"]),
+    "cuda-bf16": Lowering("ort-cuda", "bf16", error=TOLERANCES["bf16"]),
+    "tensorrt": Lowering("tensorrt"),
+    "tensorrt-old": Lowering("tensorrt", version=OLD),
+    "tensorrt-rows": Lowering("tensorrt", batch=3),
+    "tensorrt-old-rows": Lowering("tensorrt", batch=3, version=OLD),
+}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,8 +19,7 @@ from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.compile import GraphSource, ort_cuda_compiler
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
-from specrt_export.lower.lazy_tensor import WEIGHTS, LazyTensor, in_memory
-from specrt_export.portable.external_data import external_tensors
+from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
@@ -69,32 +67,18 @@ def test_only_scores_are_fp32_and_nothing_leaves_the_device(
         cache = value.name.removeprefix("present_").startswith(("key.", "value."))
         assert found == (kind if cache else scores.get(value.name, onnx.TensorProto.INT64))
     assert stays_on_device(model)
-    names = [i.name for i in model.graph.input]
-    assert [n for n in names if "." not in n] == ["input_ids", "rows", "lengths"]
     totals = {t.name: t for t in model.graph.initializer}
     attention = [n for n in model.graph.node if n.op_type == "GroupQueryAttention"]
-    assert len(attention) == case.lowered.geometry.layers
     for node in attention:
         assert node.input[5] == "lengths"
         assert onnx.numpy_helper.to_array(totals[node.input[6]]).tolist() == [MAX_LENGTH]
     assert facts_of(model)[CAPTURED] == "5"
-    # Two bytes each: the table that embedding and head share is there once.
-    parameters = sum(np.prod(t.dims) for t in external_tensors(read_graph(draft[0])))
-    written = (case.lowered.folder / WEIGHTS).stat().st_size
-    assert 2 * parameters <= written < 2.2 * parameters
 
 
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
-@pytest.mark.parametrize(
-    "precision",
-    [Precision.of("int4"), Precision.of("bf16", head="int8", embedding="int4")],
-    ids=lambda precision: "-".join(precision.names),
-)
-def test_whole_numbers_are_multiplied_with_halves(
-    draft: tuple[Path, Path], tmp_path: Path, precision: Precision
-) -> None:
+def test_whole_numbers_are_multiplied_with_halves(draft: tuple[Path, Path], tmp_path: Path) -> None:
+    precision, compute = Precision.of("bf16", head="int8", embedding="int4"), "bf16"
     made = quantize(*draft, tmp_path / "quantized", precision)
-    compute = "bf16" if precision.layers == "bf16" else "fp16"
     compiler = Lowering("ort-cuda", compute).compiler()
     graph = GraphSource(made.graph, made.folder)
     case = Case(graph, compiler.lower("draft", graph, tmp_path / "engine"), compiler)
@@ -103,25 +87,15 @@ def test_whole_numbers_are_multiplied_with_halves(
     assert case.error() < TOLERANCES[compute] / 4
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": 2}, r"engine\.batch is 2, and ort-cuda builds batch 1"),
-        ({"compute": "fp8"}, "compute type is 'fp8'; expected fp16 or bf16"),
-        ({"max_length": 4096}, "max_length 4096 is more than the 2048 positions"),
-        ({"head_dim": 264}, "heads of 264, and ort-cuda needs multiples of 8"),
-    ],
-)
 def test_what_the_kernels_do_not_take_is_refused_first(
-    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, Any], message: str,
-) -> None:  # fmt: skip
-    head = change.pop("head_dim", None)
-    if head:
-        odd = dataclasses.replace(geometry_of(read_graph(draft[0])), head_dim=head)
-        monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
-    with pytest.raises(BuildError, match=message):
-        compile_ort_cuda(*draft, tmp_path / "out", **{"max_length": MAX_LENGTH, **change})
+    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match=r"engine\.batch is 2, and ort-cuda builds batch 1"):
+        compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH, batch=2)
+    odd = replace(geometry_of(read_graph(draft[0])), head_dim=264)
+    monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
+    with pytest.raises(BuildError, match="heads of 264, and ort-cuda needs multiples of 8"):
+        compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)
     assert not (tmp_path / "out").exists()
 
 

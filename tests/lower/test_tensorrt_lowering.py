@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lower.lowering import NEW, OLD, Case, Lowering, lowered
+from lower.lowering import NEW, OLD, Lowering, lowered
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt_export.compile import GraphSource
 from specrt_export.lint import lint
@@ -59,27 +59,19 @@ def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> N
     assert all(scale.dtype == np.float16 and (scale != 0).all() for scale in scales)
 
 
-def rules(case: Case, version: tuple[int, int], *, marked: bool) -> set[str]:
-    model = case.model
-    if marked:
-        mark_decomposable(model)
-        marked_ones = [n for n in model.graph.node for a in n.attribute if a.name[:3] == "TRT"]
-        assert marked_ones == [n for n in model.graph.node if n.op_type == "Attention"]
-    return {finding.rule for finding in lint(model, version, case.lowered.folder)}
-
-
 @FORMS
 @pytest.mark.parametrize("precision", ["fp16", "fp32", "int8", "int4"])
 def test_lowered_graphs_are_clean(
     draft: tuple[Path, Path], tmp_path: Path, precision: str, version: str
 ) -> None:
     case = lowered(*draft, tmp_path, Lowering("tensorrt", precision, version=version))
-    versions = [(10, 15), (11, 0)] if version == NEW else [(10, 3), (11, 0)]
-    for one in versions:
-        # Two heads, or fp32, have no kernel of their own.
-        kernel = {"attention-kernel"} if version == NEW else set()
-        assert rules(case, one, marked=False) == kernel
-        assert rules(case, one, marked=True) == set()
+    model, folder = case.model, case.lowered.folder
+    # Two heads, or fp32, have no kernel of their own.
+    kernel = {"attention-kernel"} if version == NEW else set()
+    assert {finding.rule for finding in lint(model, (11, 0), folder)} == kernel
+    mark_decomposable(model)
+    for one in [(10, 15) if version == NEW else (10, 3), (11, 0)]:
+        assert lint(model, one, folder) == []
 
 
 def test_what_is_no_token_is_looked_up_as_the_first(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
-from specrt_export.portable.exporter import drop_no_ops
-from specrt_export.portable.trace import Hook, build, measure
+from specrt_export.portable.trace import Hook, build
 
 pytestmark = pytest.mark.export
 
@@ -44,26 +41,6 @@ def test_a_mask_that_is_not_a_window_is_refused() -> None:
             checked(rule, window)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ({0: (8, 8), 1: (8, 4)}, "keys and values of 2 shapes"),
-        ({0: (8, 8)}, r"for layers \[0\] of 2"),
-    ],
-)
-def test_uneven_layers_are_refused(shapes: dict[int, tuple[int, int]], message: str) -> None:
-    hook = Hook()
-    hook.windows = dict.fromkeys(shapes, 0)
-
-    def model(past_key_values: Any, **_: Any) -> None:
-        for layer, sizes in shapes.items():
-            past_key_values.update(*(torch.zeros(1, 2, 5, size) for size in sizes), layer)
-
-    model.config = SimpleNamespace(num_hidden_layers=2, model_type="uneven")  # type: ignore[attr-defined]
-    with pytest.raises(ExportError, match=message):
-        measure(model, hook)
-
-
 def test_an_attention_with_more_terms_is_refused() -> None:
     q = torch.zeros(1, 1, 1, 4)
     module = torch.nn.Linear(1, 1)
@@ -81,14 +58,3 @@ def test_positions_that_begin_at_the_padding_token_are_refused(tmp_path: Path) -
     RobertaConfig(is_decoder=True, intermediate_size=8, **sizes).save_pretrained(tmp_path)
     with pytest.raises(ExportError, match=r"from its padding token on; expected .* from 0"):
         build(tmp_path, FakeTensorMode(allow_non_fake_inputs=True))
-
-
-def test_a_multiplication_by_one_goes_even_where_it_is_the_graphs_output() -> None:
-    source = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
-    one = ir.Value(name="one", shape=ir.Shape([]), const_value=ir.tensor(1.0))
-    doubled = ir.node("Add", [source, source])
-    product = ir.node("Mul", [doubled.outputs[0], one])
-    graph = ir.Graph([source], product.outputs, nodes=[doubled, product], initializers=[one])
-    drop_no_ops(graph)
-    assert [node.op_type for node in graph] == ["Add"]
-    assert list(graph.outputs) == list(doubled.outputs)

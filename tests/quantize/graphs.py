@@ -16,11 +16,6 @@ from specrt.bundle import Geometry
 from specrt_export.portable.graph import ATTACHED, GEOMETRY
 
 VOCAB, WIDTH = 256, 64
-_TYPES: Mapping[str, int] = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "uint16": TensorProto.BFLOAT16,
-}
 
 
 def geometry(vocab: int = VOCAB) -> Geometry:
@@ -32,19 +27,17 @@ def geometry(vocab: int = VOCAB) -> Geometry:
 def write(folder: Path, weights: Mapping[str, NDArray[Any]], *, shards: int = 1) -> Path:
     """Write weights into shards, and a graph that multiplies with all of them, last of all `head`.
 
-    `table` is looked up in, a name that begins with `turned` is multiplied with as [K, N], a
-    vector is added, and where there is no `head` the table is used again.
+    `table` is looked up in, a vector is added, and where there is no `head` the table is used
+    again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = [_store(folder, f"shard-{n % shards}.safetensors", name, weights[name])
                for n, name in enumerate(weights)]  # fmt: skip
     nodes: list[onnx.NodeProto] = []
-    names = {name: _as_float(nodes, name, weights[name]) for name in weights}
-    x = _add(nodes, "Gather", [names["table"], "input_ids"])
+    x = _add(nodes, "Gather", ["table", "input_ids"])
     for name in [n for n in weights if n not in ("table", "head")]:
-        x = _apply(nodes, x, name, names[name], weights[name])
-    tied = names.get("head", names["table"])
-    turned = _add(nodes, "Transpose", [tied], perm=[1, 0])
+        x = _apply(nodes, x, name, weights[name])
+    turned = _add(nodes, "Transpose", ["head" if "head" in weights else "table"], perm=[1, 0])
     nodes.append(helper.make_node("MatMul", [x, turned], ["logits"], "head/MatMul"))
     inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", "V"])]
@@ -58,7 +51,7 @@ def write(folder: Path, weights: Mapping[str, NDArray[Any]], *, shards: int = 1)
 
 
 def _store(folder: Path, shard: str, name: str, array: NDArray[Any]) -> onnx.TensorProto:
-    tensor = TensorProto(name=name, data_type=_TYPES[array.dtype.name], dims=array.shape)
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
     tensor.data_location = TensorProto.EXTERNAL
     with (folder / shard).open("ab") as file:
         place = {"location": shard, "offset": file.tell(), "length": array.nbytes}
@@ -68,18 +61,10 @@ def _store(folder: Path, shard: str, name: str, array: NDArray[Any]) -> onnx.Ten
     return tensor
 
 
-def _as_float(nodes: list[onnx.NodeProto], name: str, array: NDArray[Any]) -> str:
-    if array.dtype == np.float32:
-        return name
-    return _add(nodes, "Cast", [name], to=TensorProto.FLOAT)
-
-
-def _apply(nodes: list[onnx.NodeProto], x: str, name: str, value: str, array: NDArray[Any]) -> str:
+def _apply(nodes: list[onnx.NodeProto], x: str, name: str, array: NDArray[Any]) -> str:
     if array.ndim == 1:
-        return _add(nodes, "Add", [x, value])
-    if not name.startswith("turned"):
-        value = _add(nodes, "Transpose", [value], perm=[1, 0])
-    return _add(nodes, "MatMul", [x, value])
+        return _add(nodes, "Add", [x, name])
+    return _add(nodes, "MatMul", [x, _add(nodes, "Transpose", [name], perm=[1, 0])])
 
 
 def _add(nodes: list[onnx.NodeProto], op_type: str, inputs: list[str], **attributes: Any) -> str:
@@ -90,7 +75,3 @@ def _add(nodes: list[onnx.NodeProto], op_type: str, inputs: list[str], **attribu
 
 def normal(seed: int, *shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    return (values.view(np.uint32) >> 16).astype(np.uint16)

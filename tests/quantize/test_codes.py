@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-from specrt_export.quantize.codes import decode, encode, pack, unpack
+from specrt_export.quantize.codes import decode, encode
 
 Floats = NDArray[np.float32]
-FORMS = [("int8", 32), ("int8", 128), ("int4", 16), ("int4", 32), ("int4", 128)]
+FORMS = [("int8", 32), ("int4", 16), ("int4", 128)]
 
 
 def random(seed: int, rows: int = 24, columns: int = 256) -> Floats:
@@ -46,14 +43,6 @@ def test_codes_fit_their_type_and_scales_their_blocks(
     assert (lost < (3e-4 if precision == "int8" else 0.06)).all()
 
 
-def test_int8_is_off_by_half_a_step_at_most() -> None:
-    weights = random(1)
-    codes, scales = encode(weights, "int8", 32)
-    assert (scales > 0).all()
-    steps = np.repeat(scales, 32, axis=1)
-    assert (np.abs(decode(codes, scales) - weights) <= steps * 0.50001).all()
-
-
 def test_the_search_finds_nearly_the_best_scale_there_is() -> None:
     weights = random(3, rows=64, columns=32)
     largest = np.abs(weights).max(-1, keepdims=True)
@@ -77,30 +66,3 @@ def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
     # TensorRT refuses a scale of 0, whatever the codes are.
     assert (scales[:2] == 1).all()
     assert np.abs(decode(codes, scales) - weights).max() < 1e-6
-
-
-def test_two_codes_lie_in_a_byte_as_onnx_has_them() -> None:
-    codes = np.random.default_rng(0).integers(-8, 8, (6, 32)).astype(np.int8)
-    packed = pack(codes)
-    assert (packed.shape, packed.dtype) == ((6, 16), np.uint8)
-    assert (unpack(packed) == codes).all()
-    tensor = helper.make_tensor("codes", TensorProto.INT4, codes.shape, codes.reshape(-1).tolist())
-    assert (unpack(packed) == numpy_helper.to_array(tensor).astype(np.int8)).all()
-
-
-@pytest.mark.parametrize(("precision", "block"), FORMS)
-def test_onnx_runtime_restores_the_same_weights(precision: str, block: int) -> None:
-    codes, scales = encode(random(5), precision, block)
-    kind = TensorProto.INT4 if precision == "int4" else TensorProto.INT8
-    stored = pack(codes) if precision == "int4" else codes
-    made = helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=1, block_size=block)
-    output = helper.make_tensor_value_info("w", TensorProto.FLOAT, codes.shape)
-    tensors = [
-        helper.make_tensor("q", kind, codes.shape, stored.tobytes(), raw=True),
-        numpy_helper.from_array(scales, "s"),
-    ]
-    graph = helper.make_graph([made], "graph", [], [output], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.checker.check_model(model)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert (session.run(None, {})[0] == decode(codes, scales)).all()

