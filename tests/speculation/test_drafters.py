@@ -386,7 +386,7 @@ def test_one_way_takes_few_rounds_and_no_draft(
     done = one.generate(prompt, params, gamma=2, drafter=name)
     assert (done.text, done.token_ids[-1], done.finish_reason) == (fact, end, "stop")
     assert done.token_ids == one.generate(prompt, params, gamma=0).token_ids
-    if DRAFTERS[name].sources:
+    if DRAFTERS[name].policies:
         drafted, accepted = done.speculation.sources["forced"]
         assert drafted == accepted
         assert done.speculation.rounds <= -(-len(spelled) // 9) + 1

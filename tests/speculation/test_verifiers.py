@@ -204,14 +204,14 @@ def in_turn(source: str) -> GammaPolicy:
 def test_a_sample_is_distributed_as_the_targets_own(verifier: str, drafter: str) -> None:
     chance, counts = likelihood(verifier, drafter, in_turn)
     assert chance > ALPHA
-    assert len(counts) == len(DRAFTERS[drafter].sources)
+    assert len(counts) == len(DRAFTERS[drafter].policies)
     assert all(min(both) > 30 for both in counts.values()), "both outcomes, often"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("gamma", [1, 4, in_turn, lambda _: Whim(5)])
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("drafter", [name for name, spec in DRAFTERS.items() if spec.sources])
+@pytest.mark.parametrize("drafter", [name for name, spec in DRAFTERS.items() if spec.policies])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_long_samples_of_all_options_are_too(
     verifier: str, drafter: str, setting: str, gamma: Any
