@@ -352,7 +352,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"choice": ["a", ""]}, "choice holds an empty string"),
     ({"choice": ["x" * 300_000, "y" * 300_000]}, "choice has 600000 characters"),
     ({"regex": "a", "choice": ["b"]}, "regex and choice were given; expected one of them"),
-    ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given, and a structure"),
+    ({"regex": "a", "ignore_eos": True}, "regex and ignore_eos were given"),
     ({"guided_regex": "a", "regex": "b"}, "regex was given twice"),
     ({"guided_jsn": "a"}, "unknown option 'guided_jsn'"),
 ]  # fmt: skip

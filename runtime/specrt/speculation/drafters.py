@@ -87,7 +87,7 @@ class ModelDrafter:
         self._cache = cache
         self._vocabulary = vocabulary or cache.engine.geometry.vocab_size
         self._params = params
-        self._choose = self._likeliest if params.greedy else self._draw
+        self._greedy = params.greedy
         self._noise = noise
         self._gamma = gamma
         verifier = VERIFIERS[params.verifier]
@@ -110,6 +110,7 @@ class ModelDrafter:
             if fused is not None:
                 return fused
         behind = len(pending) > PENDING
+        choose = self._likeliest if self._greedy else self._draw
         if self._processors is not None:
             self._processors.learn(tokens)
         decide = self._gamma.decide
@@ -118,7 +119,7 @@ class ModelDrafter:
         distributions: list[Distribution] = []
         while True:
             output = yield from self._cache.feed(pending, 1)
-            chosen = self._choose(output, len(tokens) + len(drafted), distributions)
+            chosen = choose(output, len(tokens) + len(drafted), distributions)
             if chosen is None:
                 break
             token, confidence = chosen
