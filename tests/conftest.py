@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import specrt
 from portable import zoo
@@ -20,6 +21,9 @@ from support.toy import byte_level
 
 FIRST = ("cpp", "portable", "lower", "compile", "check", "export")
 """Folders whose tests take longest, so that no worker begins one of them last."""
+
+settings.register_profile("specrt", deadline=None)  # no test fails by the clock
+settings.load_profile("specrt")
 
 # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

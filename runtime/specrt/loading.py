@@ -187,9 +187,6 @@ def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
         )
 
 
-"""Text or token ids; or a mapping with `prompt` or `prompt_token_ids`."""
-
-
 @dataclass(frozen=True)
 class CompletionOutput:
     """One completion of a prompt."""

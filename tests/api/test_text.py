@@ -187,6 +187,11 @@ def test_templates_render_as_in_transformers() -> None:
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
 
 
+def test_blocks_of_a_template_leave_no_lines() -> None:
+    source = "{% if true %}\nX\n  {% endif %}\nY"
+    assert ChatTemplate(source, {}).render([]) == "X\nY"
+
+
 def test_whatever_a_template_raises_is_one_short_line() -> None:
     for source, told in (
         ("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", "refused the messages"),

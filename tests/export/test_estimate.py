@@ -63,6 +63,20 @@ def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
     assert PUBLISHED.get(name, shape.parameters) == shape.parameters
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
+    import torch
+    import transformers
+
+    shape = ModelShape.from_config(SHAPES[name], Path("shape.json"))
+    config: Any = transformers.AutoConfig.for_model(**SHAPES[name])
+    factory: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = factory.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+
+
 def test_every_ready_recipe_is_estimated_without_weights(tmp_path: Path) -> None:
     recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
     assert len(recipes) == 18

@@ -242,3 +242,12 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
     with pytest.raises(RequestError, match=r"a stream is one completion; use generate_many"):
         made.stream([1], SamplingParams(n=2))
     assert target.passes == []
+
+
+def test_rows_that_read_together_share_one_chunk(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 4, tokenizer)
+    made.generate_many([[i] * 100 for i in range(6)], SamplingParams(max_tokens=5))
+    for engine in (made.models.target, made.models.draft):
+        for feeds in engine.passes:
+            widths = [len(feed.tokens) for feed in feeds]
+            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is no prompt

@@ -12,15 +12,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, process, residual
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
-from specrt.speculation.round import Proposal, Round, Verdict
-from specrt.speculation.target import VERIFIERS, rejection
+from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.round import NOTHING, Proposal, Round, Verdict, run_alone
+from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
 from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
-from support.toy import TableEngine, near
+from support.toy import TableEngine, near, plain
 
 Floats = NDArray[np.float64]
 Target = Callable[[int], Distribution]
@@ -309,3 +311,19 @@ def test_a_draft_equal_to_the_target_is_always_accepted(params: SamplingParams) 
     drafter = drafter_named("model", near(target, 9, 1.0), 4, params)
     done = loop(target, drafter, PROMPT, 41, params)
     assert [r.accepted for r in done.rounds] == [0] + [4] * 8
+
+
+def test_no_number_behind_an_accepted_token_is_refused() -> None:
+    class Broken(TableEngine):
+        def forward(self, *args: Any) -> Any:
+            output = super().forward(*args)
+            if output.argmax.shape[1] > 1:
+                output.argmax[0, 1:] = -1
+            return output
+
+    engine = Broken(3, memory=1)
+    first, second = plain(engine, PROMPT, 2)
+    target = EngineTarget(KVCache(engine), GREEDY, Noise(0))
+    run_alone(target.verify(PROMPT, NOTHING))
+    with pytest.raises(EngineError, match="are not numbers"):
+        run_alone(target.verify([*PROMPT, first], Proposal([second, 1])))

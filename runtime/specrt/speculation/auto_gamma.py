@@ -180,7 +180,7 @@ class AutoGamma:
     @property
     def fallback(self) -> str | None:
         """Why nothing is drafted but for probes; None as long as drafting pays."""
-        if self._tokens_since_draft < FALLBACK_AFTER:
+        if self._tokens_since_draft < FALLBACK_AFTER or not self._most:
             return None
         ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
         return (

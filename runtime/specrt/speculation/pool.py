@@ -104,7 +104,8 @@ class GammaPolicies:
         self._models = models
         self._costs = costs
         self._load = load
-        self._adaptive: dict[tuple[str, DecodingMode], AutoGamma] = {}
+        self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AutoGamma] = {}
+        """By the names of a policy and of its rivals, whether its drafts are free, and the mode."""
 
     def policy(self, drafter: str, source: str, gamma: Gamma, mode: DecodingMode) -> GammaPolicy:
         """Return the policy of one source of a drafter."""
@@ -119,24 +120,36 @@ class GammaPolicies:
 
         The rival of a source is the one that the same drafter falls back to.
         """
-        key = (source, mode)
+        key = chain, free, _ = self._key(drafter, source, mode)
         if key not in self._adaptive:
             costs, most = self._costs.costs(), max(self._models.gammas)
-            if source in DRAFTERS[drafter].free:
+            fused = mode.fused and self._models.rounds is not None
+            if free:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
-            elif mode.fused and self._models.rounds is not None:
+            elif fused and source == ModelDrafter.SOURCE:
                 costs = as_one_launch(costs)
-            sources = DRAFTERS[drafter].policies
-            following = sources[sources.index(source) + 1 :]
-            rival = self.adaptive(drafter, following[0], mode) if following else None
+            rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
             self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
         return self._adaptive[key]
+
+    @staticmethod
+    def _key(
+        drafter: str, source: str, mode: DecodingMode
+    ) -> tuple[tuple[str, ...], bool, DecodingMode]:
+        spec = DRAFTERS[drafter]
+        if source not in spec.policies:
+            raise RequestError(
+                f"drafter {drafter!r} asked for the gamma policy {source!r}; its entry of DRAFTERS "
+                f"names {', '.join(map(repr, spec.policies))}"
+            )
+        return spec.policies[spec.policies.index(source) :], source in spec.free, mode
 
     def fallback(self, drafter: str, gamma: Gamma, mode: DecodingMode) -> str | None:
         """Return why `auto` stopped drafting, None where it drafts."""
         if gamma != AUTO:
             return None
-        policies = [self._adaptive.get((source, mode)) for source in DRAFTERS[drafter].policies]
+        names = DRAFTERS[drafter].policies
+        policies = [self._adaptive.get(self._key(drafter, name, mode)) for name in names]
         reasons = [policy.fallback if policy is not None else None for policy in policies]
         return "; ".join(r for r in reasons if r) if reasons and all(reasons) else None
 

@@ -206,7 +206,7 @@ void AutoGamma::plan() {
 }
 
 std::optional<std::string> AutoGamma::fallback() const {
-  if (tokens_since_draft_ < kFallbackAfter) return std::nullopt;
+  if (tokens_since_draft_ < kFallbackAfter || most_ == 0) return std::nullopt;
   char text[160];
   std::snprintf(text, sizeof text,
                 "a round that drafts one token takes %.2f times as long as a token without it, "
