@@ -35,8 +35,7 @@ class Acceptance {
   double odds(const Features& features) const;
   double chance(std::size_t place, double odds) const;
 
-  Belief odds_;  // of a drafted token, by level: log odds from -4 to 4
-  Belief belief_, usual_;
+  Belief odds_, belief_, usual_;  // odds of a drafted token, by level: e^-4 to e^4
   Features weights_, seen_;
   std::vector<Features> tokens_;
   // Log odds at each place, given that the tokens before it are kept.
