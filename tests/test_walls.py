@@ -185,9 +185,11 @@ def test_a_token_passes_few_files(generator: Generator) -> None:
     next(stream)
     passed = set()
     sys.setprofile(lambda frame, event, _: passed.add(frame.f_code.co_filename))
-    for _ in range(6):
-        next(stream)
-    sys.setprofile(None)
+    try:
+        for _ in range(6):
+            next(stream)
+    finally:
+        sys.setprofile(None)
     stream.close()
     ours = sorted(str(path) for path in MODULES.values() if str(path) in passed)
     assert 9 < len(ours) <= 13, ours

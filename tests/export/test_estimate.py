@@ -63,6 +63,15 @@ def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
     assert PUBLISHED.get(name, shape.parameters) == shape.parameters
 
 
+def test_biases_of_attention_are_counted() -> None:
+    config = SHAPES["llama3.1-8b draft"]  # 16 layers of 32 heads of 64, 8 of keys and of values
+    plain, biased = (
+        ModelShape.from_config({**config, "attention_bias": bias}, Path("shape.json")).parameters
+        for bias in (False, True)
+    )
+    assert biased - plain == 16 * (64 * (32 + 8 + 8) + 2048)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:

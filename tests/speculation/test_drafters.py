@@ -217,6 +217,19 @@ def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
     assert len({id(one) for one in (first, *others)}) == 4
 
 
+def test_only_drafts_that_run_passes_pay_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a drafter from outside, whose policy has the name of another's, learns by itself."""
+    monkeypatch.setitem(DRAFTERS, "paid", DrafterSpec(DRAFTERS["none"].make, ("ngram", "mine")))
+    costs = Costs((100.0, 101.0, 102.0, 103.0, 104.0), (0.0, 900.0, 1800.0, 2700.0, 3600.0))
+    policies = DrafterPool(models(), costs).borrow()
+    mode = DecodingMode(greedy=False, processed=False)
+    sources = [("model", "model"), ("ngram", "ngram"), ("cascade", "lookup"), ("paid", "ngram")]
+    gammas = [policies.policy(*source, "auto", mode).choose() for source in sources]
+    assert gammas == [0, max(GAMMAS), max(GAMMAS), 0]
+    with pytest.raises(RequestError, match=r"'other'.* 'ngram', 'mine'"):
+        policies.policy("paid", "other", "auto", mode)
+
+
 def test_statistics_say_that_drafting_does_not_pay_and_why(tokenizer: Tokenizer) -> None:
     dear = Costs(tuple(1e6 * (1 + g) for g in GAMMAS), tuple(1e6 * g for g in GAMMAS))
     made = Generator(replace(models(), measure=lambda _: dear), tokenizer)

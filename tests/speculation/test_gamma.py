@@ -16,6 +16,7 @@ from gamma_traces import (
     all_traces,
     best_fixed,
     draft,
+    fixed_rate,
     ride,
     steady,
 )
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import BuiltGamma, DraftDecision, GammaPolicy
+from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Round
 from speculation.support import Script
 
@@ -196,3 +197,35 @@ def test_a_policy_is_kept_to_the_gammas_that_were_built(end: DraftDecision) -> N
         _, kept, _ = draft(policy, Drafts([9], [[0.5] * 9]), 0)
         assert kept in built
         assert kept >= stop - (end is DraftDecision.DISCARD)
+
+
+def test_a_probe_that_hits_lets_the_policy_draft_again() -> None:
+    """Costs at which drafting pays from a chance of a half on; nothing drafted was right so far."""
+    policy = AutoGamma(Costs((100.0, 130.0), (0.0, 20.0)), 1)
+    for _ in range(2000):
+        if drafted := policy.choose():
+            policy.decide(1, 1.0)
+        policy.observe(Round([0], drafted, 0, 20 * drafted, 100 + 30 * drafted))
+    while not policy.choose():
+        policy.observe(Round([0], 0, 0, 0, 100))
+    policy.decide(1, 1.0)
+    assert policy.rate <= 1 / 100
+    policy.observe(Round([0, 0], 1, 1, 20, 130))
+    assert policy.choose() == 1
+    assert policy.rate > 1 / 100
+
+
+def test_without_drafts_there_is_nothing_to_fall_back_from() -> None:
+    policy = AutoGamma(INT8, 0)
+    for _ in range(300):
+        assert policy.choose() == 0
+        policy.observe(Round([0], 0, 0, 0, 1000))
+    assert policy.fallback is None
+
+
+@pytest.mark.parametrize("family", ["recorded", "steady", "changing load"])
+def test_the_best_fixed_gamma_is_counted_as_it_rides(family: str) -> None:
+    for trace in (one_of(family), traces()[family][-1]):
+        second = 2 if trace.second is not None else 0
+        found = fixed_rate(trace, 4, second, 100, trace.length)
+        assert found == pytest.approx(ride(FixedGamma(4), trace, FixedGamma(second)).rate(100))
