@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from specrt.aio import AsyncStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import Engine
-from specrt.errors import CapacityError, RequestError, SpecrtError
+from specrt.errors import CapacityError, RequestError, reason_of
 from specrt.params import Gamma, GenerateOptions, SamplingParams
 from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
@@ -223,9 +223,7 @@ def _finish_one(scheduler: Scheduler, running: list[Request]) -> None:
     request = scheduler.finish_one(running)
     running.remove(request)
     if request.error is not None:
-        if not isinstance(request.error, SpecrtError):
-            raise request.error
-        request.completion.error = str(request.error)
+        request.completion.error = reason_of(request.error)
         request.completion.finish_reason = "error"
 
 

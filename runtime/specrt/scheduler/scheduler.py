@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import TypeVar
 
+import numpy as np
+
 from specrt.completion import Chunk
 from specrt.engine.protocol import PackedEngine
 from specrt.errors import RequestError
@@ -218,7 +220,14 @@ class Scheduler:
         self.drafters.clear()
 
     def _step(self) -> None:
-        """Run a round of every slot whose request is not paused."""
+        """Run a round of every slot whose request is not paused.
+
+        A chance that is too small for a number is 0 here, however the application has set NumPy.
+        """
+        with np.errstate(all="ignore"):
+            self._run_step()
+
+    def _run_step(self) -> None:
         self._sweep()
         if self._waiting:
             self._admit()
