@@ -9,11 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import LONG, WIDTH, Build, alone, few_rows, rows, shared_prompt
+from scheduler.support import (
+    LONG,
+    WIDTH,
+    Build,
+    alone,
+    few_rows,
+    models_of,
+    rows,
+    shared_prompt,
+    target_of,
+)
 from specrt.completion import Stream
 from specrt.errors import RequestError
-from specrt.generator import Generator
+from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
+from specrt.scheduler.scheduler import Scheduler
+from specrt.scheduler.slots import READ_AGAIN
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
@@ -220,6 +232,66 @@ def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokeniz
     assert made.generate(text, params).cached_tokens > 0
     without = rows(build, 2, tokenizer, prompt_cache=False)
     assert [without.generate(text, params).cached_tokens for _ in range(2)] == [0, 0]
+
+
+# Waiting
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Counted.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("alike", [0, 60, 100], ids=lambda n: f"{n} alike")
+def test_requests_that_wait_are_not_read_each_step(tokenizer: Tokenizer, alike: int) -> None:
+    """Neither where all rows are taken, nor where the prompt of one that runs is waited for."""
+    models = models_of(packed, 3, tokenizer)
+    scheduler = Scheduler(models)
+    factory = RequestFactory(models, tokenizer, (), scheduler)
+    prompt, params = shared_prompt(100), SamplingParams(max_tokens=20, ignore_eos=True)
+    running = [factory.one(prompt, params) for _ in range(3)]
+    waiting = [factory.one([*prompt[:alike], *range(200, 220)], params) for _ in range(4)]
+    for request in waiting:
+        request.tokens = Counted(request.tokens)
+    Counted.read, steps = 0, 0
+    for request in (*running[:2], *waiting, running[2]):
+        scheduler.submit(request)
+    while not all(request.over for request in running):
+        scheduler.advance(running)
+        steps += 1
+        for request in running:
+            request.chunks.clear()
+    assert steps > 20
+    # Twice as far as they are alike, once for the text of each row, and where they part.
+    assert Counted.read <= 4 * 3 * (3 * alike + 64)
+
+
+def test_streams_read_in_turn_on_one_row_read_their_texts_again_rarely(
+    tokenizer: Tokenizer,
+) -> None:
+    made, one = rows(padded, 1, tokenizer), alone(tokenizer)
+    prompts, params = ([1, 2, 3, 4], [5, 6, 7]), SamplingParams(max_tokens=120, ignore_eos=True)
+    expected = [one.generate(prompt, params, gamma=0).token_ids for prompt in prompts]
+    target = target_of(made)
+    streams = [made.stream(prompt, params, gamma=0) for prompt in prompts]
+    order, again, last = [], 0, 0
+    while True:
+        live = [stream for stream in streams if next(stream, None)]
+        if not live:
+            break
+        order.append(len(live))
+        again += sum(call.width - 1 for call in target.calls[last:])
+        last = len(target.calls)
+    assert [stream.completion.token_ids for stream in streams] == expected
+    made_tokens = sum(map(len, expected))
+    assert 0 < again <= READ_AGAIN * made_tokens + sum(map(len, prompts))
+    assert order.count(2) > 60, "both go on"
 
 
 # Refusals
