@@ -122,6 +122,11 @@ class Timings:
     """
 
     began_ns: int
+    """When it was asked for."""
+    queued_ns: int = 0
+    """When it was ready to run, its prompt read as tokens."""
+    taken_ns: int | None = None
+    """When a row took it first."""
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """(time, tokens delivered) per round, the prefill first."""
     _known: tuple[int, list[float]] = field(default=(0, []), init=False, repr=False, compare=False)
@@ -129,9 +134,16 @@ class Timings:
     threads may read."""
 
     @property
+    def queue_ms(self) -> float:
+        """How long it waited for a row; 0 until one took it."""
+        return 0.0 if self.taken_ns is None else (self.taken_ns - self.queued_ns) / 1e6
+
+    @property
     def ttft_ms(self) -> float:
-        """Time to first token: from the request to the first delivery."""
-        return (self.arrivals[0][0] - self.began_ns) / 1e6 if self.arrivals else 0.0
+        """Time to first token: from the request to the first delivery, less the wait for a row."""
+        if not self.arrivals:
+            return 0.0
+        return (self.arrivals[0][0] - self.began_ns) / 1e6 - self.queue_ms
 
     @property
     def itl_ms(self) -> float:
@@ -201,13 +213,17 @@ class Completion:
     index: int = 0
     """Which of the n completions of its prompt it is."""
     error: str | None = None
-    """What ended it before its time, where others went on."""
+    """What ended it before its time, or let it not begin, where others went on."""
     stop_reason: int | str | None = None
     """The token or string that ended the text, when it was not the model's own end."""
     logprobs: list[Entry] | None = None
     """Of each token and of the likeliest, by the target; None without `logprobs`."""
     prompt_logprobs: list[Entry | None] | None = None
     """The same of the prompt's tokens, None for the first; None without `prompt_logprobs`."""
+
+    def fail(self, reason: str) -> None:
+        """End with an error, where others go on."""
+        self.finish_reason, self.error = "error", reason
 
     def to_json(self) -> dict[str, Any]:
         """Return the public JSON object; it has log-probabilities where the request has them."""
@@ -219,6 +235,7 @@ class Completion:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "seed": self.seed,
+            "queue_ms": round(self.timings.queue_ms, 3),
             "ttft_ms": round(self.timings.ttft_ms, 3),
             "itl_ms": round(self.timings.itl_ms, 3),
             "tokens_per_second": round(self.timings.tokens_per_second, 2),

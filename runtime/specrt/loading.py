@@ -251,21 +251,27 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or several, on all rows of the bundle.
 
-        Parameters are shared, or one for each prompt. A completion that fails on the way has the
-        finish reason `error` and harms no other.
-        Raises: RequestError, CapacityError before any work, also when the numbers of prompts and
-            parameters differ.
+        Parameters are shared, or one for each prompt. A completion that fails, also one whose
+        prompt is too long, has the finish reason `error` and harms no other.
+        Raises: RequestError before any work for options that no prompt could have, also when the
+            numbers of prompts and parameters differ.
         """
         many = _as_prompts(prompts)
-        encode = self._generator.tokenizer.encode
-        ids = [encode(p) if isinstance(p, str) else list(p) for p in many]
-        results = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
+        encoded = [self._encoded(prompt) for prompt in many]
+        results = self._generator.generate_many(encoded, sampling_params, gamma=self._gamma)
         return [
-            _output(number, prompt, tokens, completions)
-            for number, (prompt, tokens, completions) in enumerate(
-                zip(many, ids, results, strict=True)
+            _output(number, prompt, ids if isinstance(ids, list) else [], completions)
+            for number, (prompt, ids, completions) in enumerate(
+                zip(many, encoded, results, strict=True)
             )
         ]
+
+    def _encoded(self, prompt: Prompt) -> Prompt:
+        """Return the ids of a prompt, the prompt itself where it has none."""
+        try:
+            return self._generator.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        except RequestError:
+            return prompt
 
     def close(self) -> None:
         """Close the engines."""

@@ -60,6 +60,9 @@ _LISTS: tuple[tuple[str, type], ...] = (
     ("choice", str),
 )
 
+MOST_COMPLETIONS = 1024
+"""Of one prompt in one call: all of them are kept until the last one ends."""
+
 _MOST_PENALTY = 100
 
 _MOST_BIAS = 10_000
@@ -73,7 +76,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Completions of the same prompt, each with noise of its own."""
+    """Completions of the same prompt, each with noise of its own; those that find no row wait."""
     max_tokens: int = 128
     """Most tokens to emit."""
     temperature: float = 0.0
@@ -265,8 +268,10 @@ def _is_real(value: Any) -> bool:
     return bool(abs(number) <= sys.float_info.max)  # false for NaN and infinity, too large an int
 
 
+_OF_COMPLETIONS = f"a whole number from 1 to {MOST_COMPLETIONS}"
+
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("n", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
+    ("n", lambda v: _is_int(v) and 1 <= v <= MOST_COMPLETIONS, _OF_COMPLETIONS),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
     ("temperature", lambda v: _is_real(v) and v >= 0, "a number of 0 or more"),
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),

@@ -11,7 +11,7 @@ import pytest
 
 import specrt
 from scheduler.support import rows
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import LLM
 from specrt.params import SamplingParams
@@ -68,9 +68,8 @@ def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) ->
     few = SamplingParams(max_tokens=3)
     both = {"prompt": "a", "prompt_token_ids": [1]}
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
-        (["a", "b"], [few, SamplingParams(n=4)], RequestError, "n is 4"),
+        (["a", "b"], [few, replace(few, verifier="x")], RequestError, "verifier is 'x'"),
         (["a", "b"], [few], RequestError, "2 prompts and 1 sampling params"),
-        (["a", [1] * 300], few, CapacityError, "300 tokens"),
         (both, few, RequestError, "a prompt has the keys .* expected 'prompt'"),
     ]
     for prompts, params, error, told in wrong:
@@ -78,6 +77,10 @@ def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) ->
             llm.generate(prompts, params)
     target: Any = opened.models.target
     assert target.passes == []
+    outputs = llm.generate(["a", [1] * 300, "\udcff"], few)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "error"]
+    assert "prompts[1]: the prompt has 300 tokens" in str(outputs[1].outputs[0].error)
+    assert outputs[2].prompt_token_ids == []
 
 
 def test_threads_out_of_range_are_refused(codelet: Path) -> None:

@@ -71,7 +71,7 @@ WORDS: tuple[Options, ...] = (
     {"gamma": 2, "bad_words": ["def", "\n    "], "drafter": "ngram"},
 )
 """What takes a tokenizer."""
-TIMES = ("ttft_ms", "itl_ms", "tokens_per_second")
+TIMES = ("queue_ms", "ttft_ms", "itl_ms", "tokens_per_second")
 
 
 def requests(gammas: Sequence[int]) -> Iterator[Options]:

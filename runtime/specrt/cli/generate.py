@@ -204,7 +204,11 @@ def complete_several(
     generator: Generator, prompt: str | list[int], params: SamplingParams, gamma: Gamma | None,
     drafter: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Print n completions of a prompt, each under its number; return 1 where one failed."""
+    """Print n completions of a prompt, each under its number; return 1 where one failed.
+
+    Raises: RequestError, CapacityError for a prompt that cannot be completed.
+    """
+    generator.stream(prompt, replace(params, n=1), gamma=gamma, drafter=drafter)  # runs nothing
     (completions,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
     if as_json:
         _print_json({"completions": [_entry(completion) for completion in completions]})

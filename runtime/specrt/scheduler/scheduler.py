@@ -280,6 +280,7 @@ class Scheduler:
             self._slots.take(slot, request)
             if request.rounds is None:
                 request.completion.cached_tokens = slot.caches[0].length
+                request.completion.timings.taken_ns = self.lock.now_ns()
                 request.rounds = rounds
             self._running[ActiveSlot(slot.index, rounds)] = slot
         except BaseException:
