@@ -8,11 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from reprlib import Repr
 from typing import Any, NamedTuple, Protocol
 
 from specrt.params import Gamma
 from specrt.sampling.distribution import Entry
 from specrt.speculation.round import Round
+
+
+class _Shortening(Repr):
+    """Cuts long texts and lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxlist, self.maxother = 80, 4, 1000
+
+    def repr_float(self, number: float, level: int) -> str:
+        return f"{number:.4g}"
+
+
+def shown(record: object, *names: str) -> str:
+    """Return a short representation of a record: some of its attributes, those that are not None.
+
+    The others are there all the same; a notebook and a debugger print this.
+    """
+    values = ((name, getattr(record, name)) for name in names)
+    told = [f"{name}={_SHORT.repr(value)}" for name, value in values if value is not None]
+    return f"{type(record).__name__}({', '.join(told)})"
+
+
+_SHORT = _Shortening()
 
 
 @dataclass
@@ -33,6 +58,12 @@ class SpeculationStats:
     """Drafted tokens that the target accepted."""
     emitted: int = field(default=0, init=False)
     """Tokens delivered: those of the rounds, less what was cut off at an end."""
+
+    def __repr__(self) -> str:
+        return shown(
+            self, "gamma", "drafter", "fallback", "rounds", "drafted", "evaluated", "accepted",
+            "emitted", "acceptance_rate", "tokens_per_round",
+        )  # fmt: skip
 
     def add(self, round_: Round, emitted: int) -> None:
         """Count one round, of whose tokens `emitted` were delivered."""
@@ -133,6 +164,9 @@ class Timings:
     """How many arrivals were read, and their gaps in order; replaced as a whole, so that several
     threads may read."""
 
+    def __repr__(self) -> str:
+        return shown(self, "queue_ms", "ttft_ms", "itl_ms", "tokens_per_second")
+
     @property
     def queue_ms(self) -> float:
         """How long it waited for a row; 0 until one took it."""
@@ -220,6 +254,12 @@ class Completion:
     """Of each token and of the likeliest, by the target; None without `logprobs`."""
     prompt_logprobs: list[Entry | None] | None = None
     """The same of the prompt's tokens, None for the first; None without `prompt_logprobs`."""
+
+    def __repr__(self) -> str:
+        return shown(
+            self, "index", "text", "token_ids", "finish_reason", "stop_reason", "error",
+            "prompt_tokens", "cached_tokens", "seed", "timings", "speculation",
+        )  # fmt: skip
 
     def fail(self, reason: str) -> None:
         """End with an error, where others go on."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, SupportsIndex
 
 from specrt.bundle import Bundle, Manifest, ModelRecord
-from specrt.completion import Completion
+from specrt.completion import Completion, shown
 from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
@@ -200,6 +200,10 @@ class CompletionOutput:
     logprobs: list[Entry] | None = None
     error: str | None = None
 
+    def __repr__(self) -> str:
+        names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error")
+        return shown(self, *names, "cumulative_logprob")
+
     @property
     def cumulative_logprob(self) -> float | None:
         """The log-probability of all tokens together; None without `logprobs`."""
@@ -220,6 +224,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     completions: list[Completion]
     """The same as specrt's own records: counts of the rounds, times, seed."""
+
+    def __repr__(self) -> str:
+        return shown(self, "request_id", "prompt", "prompt_token_ids", "outputs")
 
     @property
     def completion(self) -> Completion:

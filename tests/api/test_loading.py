@@ -64,6 +64,20 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
         assert (output.prompt_token_ids, output.outputs[0].token_ids) == (ids, expected)
 
 
+def test_what_is_printed_is_short_and_nothing_is_lost(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=90, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    (output,) = llm.generate([[1, 2, 3] * 12], params)
+    done = output.completion
+    for record in (output, output.outputs[0], done, done.speculation, done.timings):
+        told = repr(record)
+        assert len(told) < 700
+        assert told.startswith(f"{type(record).__name__}(")
+        assert "\n" not in told
+    told = repr(done)
+    assert all(word in told for word in ("length", f"seed={done.seed}", "acceptance_rate="))
+    assert (len(done.token_ids), len(done.speculation.log)) == (90, len(done.timings.arrivals) - 1)
+
+
 def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) -> None:
     few = SamplingParams(max_tokens=3)
     both = {"prompt": "a", "prompt_token_ids": [1]}
