@@ -72,6 +72,8 @@ _MOST_BIAS = 10_000
 class SamplingParams:
     """Options of one completion; the names are those people know from vLLM.
 
+    None in place of a list or a mapping is an empty one.
+
     Raises: RequestError for a value out of range, with the range.
     """
 
@@ -141,6 +143,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalise sequences and check every range."""
+        self._fill()
         given: Any = self.stop
         stop = (given,) if isinstance(given, str) else given
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
@@ -171,6 +174,12 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
+
+    def _fill(self) -> None:
+        """Put empty collections in place of None, which vLLM has for them."""
+        for name, kind in _COLLECTIONS:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, kind())
 
     def _check_constraint(self) -> None:
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
@@ -267,6 +276,11 @@ def _is_real(value: Any) -> bool:
         return False
     return bool(abs(number) <= sys.float_info.max)  # false for NaN and infinity, too large an int
 
+
+_COLLECTIONS: tuple[tuple[str, type], ...] = (
+    ("stop", tuple), ("stop_token_ids", tuple), ("bad_words", tuple), ("logits_processors", tuple),
+    ("logit_bias", dict), ("extra_args", dict),
+)  # fmt: skip
 
 _OF_COMPLETIONS = f"a whole number from 1 to {MOST_COMPLETIONS}"
 
