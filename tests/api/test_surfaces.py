@@ -102,6 +102,7 @@ def by_host(made: Generator, prompt: str, options: Options, gamma: int) -> Optio
     assert [stats[0], *stats[2:7]] == [found["prompt_tokens"], *numbers]
     assert stats[10:13] == (found["seed"], counts["gamma"], counts["drafter"].encode())
     assert stats[13] == found["finish_reason"].encode()
+    assert [round(ms, 3) for ms in (stats[7], stats[15])] == [found["ttft_ms"], found["queue_ms"]]
     return found
 
 
