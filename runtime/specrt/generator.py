@@ -158,6 +158,7 @@ class RequestFactory:
         for number in range(params.n):
             counts = SpeculationStats(gamma, drafter)
             counts.fallback = self._models.absent if default else None
+            counts.tuned = self._models.costs is not None
             completion = Completion(len(tokens), seed, counts, Timings(0), index=number)
             requests.append(self._request(list(tokens), params, completion))
         began_ns = scheduler.lock.now_ns() - (perf_counter_ns() - called_ns)

@@ -67,8 +67,7 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     place.write_text(json.dumps(plain_is_best))
     with specrt.load(bundle, threads=1) as generator:
         assert generator.notices == ()
-        assert generator.models.measure is not None
-        assert generator.models.measure(generator.models) == again.costs
+        assert generator.models.costs == again.costs
         params = SamplingParams(max_tokens=8)
         for gamma, used in ((None, 0), (4, 4)):
             counts = generator.generate("import os\n", params, gamma=gamma).speculation

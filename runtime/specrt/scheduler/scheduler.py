@@ -250,7 +250,7 @@ class Scheduler:
                 try:
                     if not self._start(request):
                         return
-                except Exception as error:  # of engines that are measured or copied
+                except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
             self._waiting.remove(request)
@@ -258,9 +258,7 @@ class Scheduler:
     def _start(self, request: Request) -> bool:
         """Give a request a slot; return whether there was one."""
         slot = self._free_slot(request)
-        counts = request.completion.speculation
-        lacks_costs = self.drafters.lacks_costs(counts.drafter, counts.gamma)
-        if slot is None or (lacks_costs and not self._measure()):
+        if slot is None:
             return False
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
@@ -303,7 +301,8 @@ class Scheduler:
         if policies is not None:
             counts = request.completion.speculation
             mode = DecodingMode.of(request.params, request.processors)
-            reason = policies.fallback(counts.drafter, counts.gamma, mode)
+            drafted = counts.drafted > 0
+            reason = policies.fallback(counts.drafter, counts.gamma, mode, drafted=drafted)
             counts.fallback = reason or counts.fallback
             self.drafters.give_back(policies)
         request.rounds = request.processors = None
@@ -354,15 +353,6 @@ class Scheduler:
         self._waiting.append(_request(slot))
         slot.release()
         return slot
-
-    def _measure(self) -> bool:
-        """Measure what passes cost, which overwrites all buffers; not while a pass is pending."""
-        if any(active.pending for active in self._running):
-            return False
-        for slot in self._slots:
-            slot.invalidate()
-        self.drafters.measure()
-        return True
 
 
 def _request(slot: Slot) -> Request:
