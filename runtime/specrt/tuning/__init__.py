@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice, pairwise
+from itertools import combinations, count, islice, pairwise
 from statistics import median
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
@@ -237,13 +237,15 @@ def measure_costs(
     for gamma in order:
         timer.burst(gamma, 1)  # the first pass of a width binds its buffers
     timed: list[Timed] = []
-    for lap in range(_PATIENCE * _MOST_LAPS):
+    for lap in count():
         for gamma in turned(order, lap):
             timed += timer.burst(gamma, plan.rounds)
-        spent = max((clock() - began) / budget_ns, (lap + 1) / _MOST_LAPS)
+        laps = lap + 1
+        spent = max((clock() - began) / budget_ns, laps / _MOST_LAPS)
+        spent = min(spent, laps / _FEWEST_LAPS)
         progress(min(1.0, spent))
         disturbance = _disturbance(timed)
-        if spent >= _PATIENCE or (spent >= 1 and lap + 1 >= _FEWEST_LAPS and not disturbance):
+        if spent >= (_PATIENCE if disturbance else 1):
             break
     if disturbance:
         raise EngineError(
