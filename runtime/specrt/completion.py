@@ -11,8 +11,9 @@ from itertools import pairwise
 from reprlib import Repr
 from typing import Any, NamedTuple, Protocol
 
-from specrt.params import Gamma
+from specrt.params import AUTO, Gamma
 from specrt.sampling.distribution import Entry
+from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.round import Round
 
 
@@ -47,7 +48,9 @@ class SpeculationStats:
     gamma: Gamma
     drafter: str = ""
     fallback: str | None = None
-    """Why speculation went off, where a limit was crossed."""
+    """Why nothing is drafted, or no longer; None where something is, and where gamma is 0."""
+    tuned: bool = True
+    """Whether gamma `auto` began with costs that were measured on this machine."""
     log: list[Round] = field(default_factory=list, init=False)
     """Every round; `add` records it and the counts."""
     drafted: int = field(default=0, init=False)
@@ -111,6 +114,22 @@ class SpeculationStats:
     def tokens_per_round(self) -> float:
         """τ = emitted / rounds; 0 where no round ran."""
         return self.emitted / self.rounds if self.rounds else 0.0
+
+    def __str__(self) -> str:
+        """Return in one phrase what came of drafting, nothing before the first round."""
+        if not self.log:
+            return ""
+        if not self.drafted:
+            asked = self.gamma != 0 and self.drafter != NO_DRAFTER
+            why = f"{self.drafter} proposed nothing" if asked else "drafting is off"
+            return f"nothing drafted: {self.fallback or why}"
+        untuned = " (not tuned)" if self.gamma == AUTO and not self.tuned else ""
+        rates = (
+            f"{self.drafter}, gamma {self.gamma}{untuned}: {self.rounds} rounds, "
+            f"{self.tokens_per_round:.2f} tokens per round, "
+            f"acceptance rate {self.acceptance_rate:.2f}"
+        )
+        return rates + (f"; drafting stopped: {self.fallback}" if self.fallback else "")
 
     @property
     def sources(self) -> dict[str, tuple[int, int]]:

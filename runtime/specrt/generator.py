@@ -177,6 +177,7 @@ class RequestFactory:
         for number in range(params.n):
             counts = SpeculationStats(gamma, drafter)
             counts.fallback = self._models.absent if default else None
+            counts.tuned = self._models.costs is not None
             completions.append(Completion(0, seed, counts, Timings(0), index=number))
         return completions
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +17,10 @@ from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.distribution import Entry
-from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.system import available_bytes
 from specrt.text import Tokenizer
-from specrt.tuning import measure_costs
 from specrt.tuning.tuning_record import Tuning, read_tuning
 
 
@@ -66,7 +64,7 @@ def load(
         manifest.gammas,
         gamma=_default_gamma(manifest, tuning),
         drafter=_default_drafter(draft, tuning),
-        measure=_costs(tuning, tokenizer),
+        costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
     )
@@ -83,14 +81,6 @@ def _share_threads(manifest: Manifest, cores: int) -> None:
     """Let target and draft share threads, if one library runs both."""
     if len({manifest.backend_of(model) for model in manifest.models}) == 1:
         backend_of(manifest, manifest.target).share_threads(cores)
-
-
-def _costs(tuning: Tuning | None, tokenizer: Tokenizer) -> Callable[[Models], Costs]:
-    """Return where costs come from: what was tuned here, else measured when first needed."""
-    if tuning is not None:
-        known = tuning.costs
-        return lambda models: known
-    return lambda models: measure_costs(models, tokenizer)
 
 
 def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:

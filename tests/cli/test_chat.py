@@ -60,7 +60,8 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
     assert [json.loads(line) for line in lines] == session.messages
     figures = (
         r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, \d+ of \d+ prompt tokens cached \| "
-        r"model: \d+ rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
+        r"model, gamma (?:auto|\d+).*: \d+ rounds, \d\.\d\d tokens per round, "
+        r"acceptance rate [01]\.\d\d\n"
     )
     assert re.findall(f"(this answer|the session){figures}", ran.err) == [
         ("this answer", "12"), ("the session", "24"),

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from scheduler.support import (
-    COSTS,
     LONG,
     SOME,
     Build,
     alone,
-    models_of,
     request_of,
     rows,
     shared_prompt,
@@ -28,8 +26,6 @@ from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
-from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Models
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import ByteDetokenizer, Tokenizer
 from support.rows import packed, padded
@@ -176,30 +172,6 @@ def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
     assert good.finish().token_ids == one.generate([5, 6], SOME).token_ids
     with pytest.raises(RequestError):
         bad.finish()
-
-
-@pytest.mark.parametrize("failure", [None, EngineError("it did not draft"), KeyboardInterrupt()])
-def test_measuring_costs_leaves_nothing_trusted_that_it_overwrites(
-    tokenizer: Tokenizer, failure: BaseException | None
-) -> None:
-    def measure(models: Models) -> Costs:
-        for engine in (models.target, models.draft):
-            for row in engine.rows:
-                row.buffer[:] = 255
-        if failure is not None:
-            raise failure
-        return COSTS
-
-    made = Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer)
-    one, (first, second) = alone(tokenizer), (shared_prompt(40), [1, 2, 3])
-    expected = made.generate(first, SOME, gamma=2).token_ids
-    running = made.stream(second, SOME, gamma=2)
-    next(running)
-    with nullcontext() if failure is None else pytest.raises(type(failure)):
-        found = made.generate([4, 5], SOME, gamma="auto")
-        assert found.token_ids == one.generate([4, 5], SOME).token_ids
-    assert running.finish().token_ids == one.generate(second, SOME).token_ids
-    assert made.generate(first, SOME, gamma=2).token_ids == expected
 
 
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:

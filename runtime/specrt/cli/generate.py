@@ -181,15 +181,8 @@ def summary(completion: Completion) -> str:
     tokens = len(completion.token_ids)
     speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
     line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
-    if counts.drafted:
-        line += (
-            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
-            f"{counts.tokens_per_round:.2f} tokens per round, "
-            f"acceptance rate {counts.acceptance_rate:.2f}"
-        )
-    if counts.fallback:
-        line += f" | speculation is off: {counts.fallback}"
-    return f"[{line} | {completion.finish_reason or 'interrupted'}]"
+    parts = (line, str(counts), completion.finish_reason or "interrupted")
+    return f"[{' | '.join(part for part in parts if part)}]"
 
 
 def report(completion: Completion, as_json: bool) -> None:

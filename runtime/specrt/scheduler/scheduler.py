@@ -261,20 +261,16 @@ class Scheduler:
                 continue
             else:
                 try:
-                    if not self._start(request):
-                        return True
-                except Exception as error:  # of engines that are measured or copied
+                    self._start(request)
+                except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
             self._waiting.remove(request)
         return False
 
-    def _start(self, request: Request) -> bool:
-        """Give a request a slot; return whether it may begin."""
+    def _start(self, request: Request) -> None:
+        """Give a request a slot; there is one."""
         slot = self._free_slot(request)
-        counts = request.completion.speculation
-        if self.drafters.lacks_costs(counts.drafter, counts.gamma) and not self._measure():
-            return False
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
             self._slots.take(slot, request)
@@ -287,7 +283,6 @@ class Scheduler:
             slot.invalidate()
             slot.release()
             raise
-        return True
 
     def _rounds(self, request: Request) -> Rounds:
         """Return the rounds of a request, drafted with what the policies of others learned."""
@@ -317,7 +312,8 @@ class Scheduler:
         if policies is not None:
             counts = request.completion.speculation
             mode = DecodingMode.of(request.params, request.processors)
-            reason = policies.fallback(counts.drafter, counts.gamma, mode)
+            drafted = counts.drafted > 0
+            reason = policies.fallback(counts.drafter, counts.gamma, mode, drafted=drafted)
             counts.fallback = reason or counts.fallback
             self.drafters.give_back(policies)
         request.rounds = request.processors = None
@@ -374,15 +370,6 @@ class Scheduler:
         self._waiting.append(_request(slot))
         slot.release()
         return slot
-
-    def _measure(self) -> bool:
-        """Measure what passes cost, which overwrites all buffers; not while a pass is pending."""
-        if any(active.pending for active in self._running):
-            return False
-        for slot in self._slots:
-            slot.invalidate()
-        self.drafters.measure()
-        return True
 
 
 def _request(slot: Slot) -> Request:

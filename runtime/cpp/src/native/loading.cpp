@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "native/measure.hpp"
-
 namespace specrt::native {
 
 namespace {
@@ -46,9 +44,6 @@ LoadedBundle::LoadedBundle(const std::string& path, const OpenOptions& options)
       tokenizer(path, tokenizer_library(options), bundle.manifest.bos_token_id,
                 static_cast<std::size_t>(bundle.manifest.target.geometry.vocab_size)) {
   check_vocabulary();
-  if (bundle.tuning) {
-    costs_ = bundle.tuning->costs;
-  }
 }
 
 void LoadedBundle::check_vocabulary() const {
@@ -112,13 +107,8 @@ std::string LoadedBundle::drafter_of(const Params& params) const {
   return params.drafter;
 }
 
-Costs LoadedBundle::costs(Engine& target, Engine* draft, const std::function<void()>& begin) {
-  const std::lock_guard<std::mutex> lock(pricing_);
-  if (!costs_) {
-    begin();
-    costs_ = measure_costs(target, draft, bundle.manifest);
-  }
-  return *costs_;
+Costs LoadedBundle::costs() const {
+  return bundle.tuning ? bundle.tuning->costs : Costs::assume(bundle.manifest.gammas.back());
 }
 
 Info LoadedBundle::info() const {
