@@ -35,7 +35,6 @@ from specrt.engine.tensorrt.passes import (
     WidePass,
     WideProfile,
     check_plan,
-    scratch_bytes,
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import EngineError
@@ -61,8 +60,8 @@ class TensorRtEngine:
 
     Passes that have a profile of their own are captured as CUDA graphs on their first run; others
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
-    engine from here on, the device does not. Working memory is as much as the largest profile
-    needs, for all of them.
+    engine from here on, the device does not. Working memory is what the library asks
+    for the whole plan, and all contexts share it.
     A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
@@ -103,7 +102,7 @@ class TensorRtEngine:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
-        needed = scratch_bytes(plan, record)
+        needed = plan.scratch_bytes
         scratch = memory.take(needed, "working memory") if needed else 0
         return Model(
             plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch

@@ -183,11 +183,6 @@ class Model:
                 context.set_shape(name, shape)
 
 
-def scratch_bytes(plan: TrtPlan, record: EngineRecord) -> int:
-    """Return the working memory that is enough for every profile of a plan."""
-    return max((plan.scratch_bytes(i) for i in range(len(record.profiles))), default=0)
-
-
 class TopCandidates(NamedTuple):
     """The best scores of each row, falling, and whose they are.
 
