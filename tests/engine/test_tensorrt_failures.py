@@ -212,6 +212,26 @@ def test_results_outlive_the_device() -> None:
     assert double.host == {}
 
 
+@pytest.mark.parametrize("integrated", [False, True])
+def test_what_a_pass_left_outlives_its_engine(integrated: bool) -> None:
+    """Also the pass of a whole round; what was not copied yet cannot be had any more."""
+    pair = ready(device=DoubleDevice(integrated=integrated))
+    drafted = pair.rounds.run([5], 4, 5, 4, 2)
+    kept = [pair.target.forward(FIRST, 0), pair.target.forward([[5, *drafted.tokens]], 4)]
+    before = [(out.argmax.copy(), [part.copy() for part in out.candidates]) for out in kept]
+    read = kept[0].logits.copy()
+    pair.close()
+    pair.device.close()
+    for out, (argmax, candidates) in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(out.argmax, argmax)
+        for found, wanted in zip(out.candidates, candidates, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(kept[0].logits, read)
+    with pytest.raises(EngineError, match="was closed"):
+        _ = kept[1].logits
+    assert pair.device.cuda.memory == {}
+
+
 def test_each_thread_sets_the_device() -> None:
     double = CudaDouble()
     one = CudaDevice(1, runtime=double, devices=MACHINE)
