@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
+from specrt.engine.protocol import (
+    CLOSED,
+    CudaGraphs,
+    Engine,
+    Tokens,
+    check_bounds,
+    pass_size,
+)
 from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
@@ -19,6 +26,7 @@ from specrt.engine.tensorrt.engine_record import (
     Profile,
     choose,
     difference,
+    fixed,
     is_fixed,
     read_engine_record,
     this_device,
@@ -114,15 +122,24 @@ class TensorRtEngine:
         return dict(self._memory.bytes)
 
     @property
-    def notices(self) -> list[str]:
-        """Sentences on passes that ran without a captured graph, and why."""
-        refusals = {key: getattr(one, "refusal", "") for key, one in self._passes.items()}
-        rounds = [notice for one in self._dependents for notice in getattr(one, "notices", ())]
-        return [
-            f"passes of width {width} with {rows} scored rows run kernel by kernel: {refusal}"
-            for (width, rows), refusal in refusals.items()
-            if refusal
-        ] + rounds
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The passes that were captured, and why others are not; None where none is to be."""
+        if not self._captures:
+            return None
+        fixed = {key: one for key, one in self._passes.items() if isinstance(one, FixedPass)}
+        return CudaGraphs(
+            sum(one.captured for one in fixed.values()),
+            tuple(
+                f"passes of width {width} with {rows} scored rows run kernel by kernel: "
+                f"{one.refusal}"
+                for (width, rows), one in fixed.items()
+                if one.refusal
+            ),
+        )
+
+    def captures(self, width: int, rows: int) -> bool:
+        """Tell whether passes of one size are to be captured on their first run."""
+        return self._captures and fixed(self.model.record, width, rows) is not None
 
     def graph(self, width: int, rows: int) -> CudaGraph | None:
         """Return the captured graph of passes of one size; None where none was captured yet."""

@@ -394,6 +394,11 @@ class FixedPass:
         return self._launchers[0].graph
 
     @property
+    def captured(self) -> int:
+        """How many graphs there are: one, or one for each set of KV buffers."""
+        return sum(launcher.graph is not None for launcher in self._launchers)
+
+    @property
     def refusal(self) -> str:
         """Why the pass is not captured; empty where it is, or was not run yet."""
         return next(filter(None, (launcher.refusal for launcher in self._launchers)), "")
