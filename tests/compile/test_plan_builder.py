@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import resource
 from collections.abc import Callable
 from functools import partial
@@ -79,6 +80,21 @@ def test_a_plan_is_what_the_record_and_the_options_say(
     assert BuildSetting("capabilities", "8.9, 12.0, 8.9") in few.settings
     assert ("weight_streaming", "True") in summary(few)
     assert few.capabilities == ("8.9", "12.0")
+
+
+SWITCHES = re.compile(rb"(?:\n\x80\x01\0[\0\1]){5}\n\x80\x01\0([\0\1])\x18\x80")
+"""Six switches before the name of the network in plans of 1.7; the last: whether all memory of a
+pass is the user's, which its capture as a CUDA graph wants. Seen by building plans both ways."""
+
+
+def test_a_plan_takes_no_memory_of_its_own(draft: Case, library: Library, tmp_path: Path) -> None:
+    """But for one that streams its weights, where the library refuses both together."""
+    if library.number[:2] != (1, 7):
+        pytest.skip("where the switch lies in a plan is known of 1.7")
+    for streams in (False, True):
+        one_profile(draft, library, tmp_path / "plan", weight_streaming=streams)
+        (switch,) = SWITCHES.findall((tmp_path / "plan").read_bytes())
+        assert switch == (b"\0" if streams else b"\1")
 
 
 def one_profile(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport:

@@ -313,6 +313,9 @@ class _Job:
                 f"{self.graph} cuts out {offered.candidates} candidates a row; the recipe says "
                 f"{self.options.candidates}: lower it again"
             )
+        if offered.reads_prefix != any(profile.kv_length for profile in self.profiles):
+            reads = "the KV length of each pass" if offered.reads_prefix else "whole KV buffers"
+            raise BuildError(f"{self.graph} takes {reads}, and the profiles do not: lower it again")
         return offered
 
     def _record(self, offered: Contract, messages: list[Message], written: Written) -> EngineRecord:
