@@ -176,8 +176,21 @@ def test_passes_that_read_a_part_of_the_kv_buffers(
         assert words in said
     assert not is_fresh(read_pair("[tensorrt]", "kv_lengths = [32]", gammas="[1]"), out)
     old = replace(asked.tensorrt, version="10.3")
-    with pytest.raises(BuildError, match="kv_lengths is .* write whole KV buffers"):
+    with pytest.raises(BuildError, match=r"kv_lengths is .* write whole KV buffers"):
         build(replace(asked, tensorrt=old), out)
+
+
+def test_a_build_that_may_lack_memory_warns_and_goes_on(
+    read_pair: Callable[..., Recipe], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "available_bytes", lambda: 1 << 10)
+    stages: list[str] = []
+    recipe = replace(read_pair(gammas="[1]"), draft=None)
+    build(recipe, out, lambda stage, done: stages.append(stage))
+    (warning,) = (stage for stage in stages if stage.startswith("warning: "))
+    assert "KV buffers of 128 positions" in warning
+    assert "lower max_length" in warning
+    assert Bundle.open(out)
 
 
 def test_the_gate_measures_the_graph_that_the_plan_is_made_of(

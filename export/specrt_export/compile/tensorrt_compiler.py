@@ -119,7 +119,6 @@ class TensorRtCompiler:
         geometry = geometry_of(portable)
         compute = compute_type(self.recipe.precisions[role].layers)
         check_length(geometry, options.max_length, source.weights)
-        self._check_room(geometry, compute)
         target = TensorRtTarget(
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
             candidates=self._candidates(geometry),
@@ -131,25 +130,29 @@ class TensorRtCompiler:
         folder.mkdir(parents=True)
         write_engine(lowered.model, lowered.weights, folder)
         kind = facts_of(portable).get(MODEL_TYPE, "unknown")
-        return LoweredModel(role, folder, geometry, compute, kind, lowered.fused)
+        return LoweredModel(
+            role, folder, geometry, compute, kind, lowered.fused,
+            warning=self._memory_warning(geometry, compute),
+        )  # fmt: skip
 
     def _candidates(self, geometry: Geometry) -> int:
         return min(self.recipe.tensorrt.candidates, geometry.vocab_size)
 
-    def _check_room(self, geometry: Geometry, compute: str) -> None:
-        """Refuse KV buffers that the check of the lowered graph has no memory for.
+    def _memory_warning(self, geometry: Geometry, compute: str) -> str:
+        """Say that the check of the lowered graph may lack memory; empty where it has enough.
 
-        It holds them twice: those a pass reads, and those it makes.
+        It holds KV buffers twice: those a pass reads, and those it makes.
         """
         options = self.recipe.engine
         needed = 2 * geometry.kv_bytes(options.batch, options.max_length, KV_BYTES[compute])
         free = available_bytes()
-        if runs_here() and free is not None and needed > free:
-            raise BuildError(
-                f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
-                f"{options.max_length} positions, and {free >> 20} MiB are free; lower max_length, "
-                "or build on a machine with more memory"
-            )
+        if not runs_here() or free is None or needed <= free:
+            return ""
+        return (
+            f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
+            f"{options.max_length} positions, and {free >> 20} MiB are free; if it fails, lower "
+            "max_length, or build on a machine with more memory"
+        )
 
     @contextmanager
     def score(
