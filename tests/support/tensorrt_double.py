@@ -98,7 +98,8 @@ class ContextDouble:
     def _run(self, addresses: Mapping[str, int], width: int, rows: int, length: int) -> None:
         scratch = self._engine.cuda.at(*self._scratch) if self._scratch[1] else np.zeros(0)
         scratch[:] = POISON
-        self._engine.run(addresses, width, rows, length)
+        self._engine.read.append(length)
+        self._engine.run(addresses, width, rows)
         scratch[:] = POISON
 
 
@@ -117,7 +118,7 @@ class EngineDouble:
         self.profiles = record.profiles
         self.broken_at: Collection[int] = ()
         self.read: list[int] = []
-        """The KV length of each pass."""
+        """The KV length of each pass; 0 for all."""
         self.capturable = True
         self.weight_streaming_budget_v2 = -1
 
@@ -182,16 +183,15 @@ class EngineDouble:
         self.how = how
         return ContextDouble(self) if self.answer("create_execution_context") else None
 
-    def run(self, addresses: Mapping[str, int], width: int, rows: int, length: int) -> None:
-        """Do one pass on the bytes at the addresses, reading a KV length; all where it is 0."""
-        self.read.append(length)
+    def run(self, addresses: Mapping[str, int], width: int, rows: int) -> None:
+        """Do one pass on the bytes at the addresses."""
         fed = self.array(addresses["input_ids"], np.int64, (self.batch, width)).copy()
         start = self.array(addresses["start"], np.int64, (self.batch,)).copy()
         wanted = self.array(addresses["rows"], np.int64, (rows,)).copy()
         vocab = self.geometry.vocab_size
         assert set(wanted.tolist()) <= set(range(width))
         assert set(fed.ravel().tolist()) <= set(range(-1, vocab))
-        seen = self.update(addresses, fed % vocab, start)[:, : length or None]
+        seen = self.update(addresses, fed % vocab, start)[:, : self.read[-1] or None]
         logits = self.array(addresses["logits"], np.float32, (self.batch, rows, vocab))
         for b in range(self.batch):
             for r, row in enumerate(wanted):
