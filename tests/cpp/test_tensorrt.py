@@ -147,7 +147,7 @@ def site(tmp_path: Path, native: Library) -> Site:
      {"profiles": target_profiles(GAMMAS, PREFILL, (20, 64, SHAPE["max_length"]))},
      {"compute": "bf16", "candidates": 0},
      {"compute": "fp32", "confidence": False}],
-    ids=lambda change: " ".join(change),
+    ids=" ".join,
 )  # fmt: skip
 def test_passes_of_every_width_return_what_the_model_returns(
     site: Site, change: dict[str, Any], integrated: bool
