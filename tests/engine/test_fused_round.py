@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrt.engine.protocol import Drafted
+from specrt.engine.protocol import CudaGraphs, Drafted, cuda_graphs
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
@@ -105,9 +105,12 @@ def test_what_was_captured_is_one_launch_and_one_wait(form: str) -> None:
     ]  # fmt: skip
     if form == "native":
         runs += [partial(pair.rounds.run, PROMPT[-n:], 5 - n, 5, 4, 3) for n in (1, 2)]
-    for run in runs:
+    parities = 1 if form == "native" else 2
+    for number, run in enumerate(runs, 1):
         for _ in range(2):  # both parities of the decomposed form
             run()
+        graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
+        assert graphs == CudaGraphs(captured=parities * number, refusals=())
         before = pair.device.calls.copy()
         run()
         assert pair.device.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}

@@ -59,7 +59,7 @@ class ContextDouble:
         return self._engine.answer("set_optimization_profile_async")
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        assert size == self._engine.get_device_memory_size_for_profile_v2(self._profile)
+        assert size >= self._engine.device_memory_size_v2, "less than the library asks for"
         self._engine.cuda.at(memory, size)
         self._scratch = memory, size
 
@@ -152,6 +152,11 @@ class EngineDouble:
         sizes = sized.width if name == "input_ids" else sized.rows
         head = (self.batch,) if name == "input_ids" else ()
         return [(*head, size) for size in (sizes.least, sizes.best, sizes.most)]
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        """Return what suits every profile, which is more than any of them needs."""
+        return 500 * len(self.profiles) + 100
 
     def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
         """Return something else for every profile."""

@@ -15,8 +15,7 @@ from gpucheck.inventory import TENSORRT
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
-from specrt.engine.protocol import Engine
-from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.protocol import Engine, cuda_graphs
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.generator import Generator
@@ -38,7 +37,6 @@ TIE = 0.1
 """Logits; what fp16 may move them by on codelet, whose scores spread over 28."""
 MEMORY_SLACK = 32 << 20
 REOPENINGS = 3
-UNKNOWN = "unknown"
 
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
@@ -180,27 +178,20 @@ def check_replays(open_engine: Open, evidence: Evidence) -> None:
     check_equal(evidence, *runs, "replayed and launched passes")
 
 
-def check_captures(engine: Engine, evidence: Evidence) -> None:
+def check_captures(engine: Any, evidence: Evidence) -> None:
     """Count the CUDA graphs that passes of several sizes were captured into.
 
-    ONNX Runtime does not tell; for it the number is a fact that is not known.
-    Raises: CheckError where a pass that has a profile of its own has no graph.
+    Raises: CheckError where a pass that is to have a graph has none.
     """
     run_shapes(engine)
     run_shapes(engine)  # the first run of a size may be what is captured
-    if not isinstance(engine, TensorRtEngine):
-        evidence.add(captured=UNKNOWN, expected=UNKNOWN)
-        return
-    profiles = engine.model.record.profiles
-    sizes = set(shapes_for(engine)) & {
-        (p.width.most, p.rows.most) for p in profiles if p.width.fixed and p.rows.fixed
-    }
-    captured = sum(engine.graph(*size) is not None for size in sizes)
+    graphs = cuda_graphs(engine)
+    sizes = {size for size in shapes_for(engine) if engine.captures(*size)}
+    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
     evidence.add(captured=captured, expected=len(sizes))
     if captured < len(sizes):
         raise CheckError(
-            f"{captured} CUDA graphs were captured and {len(sizes)} expected: "
-            f"{'; '.join(engine.notices)}"
+            f"{captured} CUDA graphs were captured and {len(sizes)} expected: {'; '.join(refusals)}"
         )
 
 

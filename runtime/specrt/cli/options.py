@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from specrt.engine.protocol import CudaGraphs
 from specrt.errors import RequestError
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
@@ -275,6 +276,12 @@ def print_notices(notices: Sequence[str]) -> None:
     """Print what a user should know of an opened bundle to standard error."""
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
+
+
+def graphs_text(graphs: CudaGraphs) -> str:
+    """Return in words how many CUDA graphs there are, and what is none and why."""
+    text = f"CUDA graphs: {graphs.captured}"
+    return f"{text}; {'; '.join(graphs.refusals)}" if graphs.refusals else text
 
 
 def table(

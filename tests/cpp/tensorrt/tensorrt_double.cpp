@@ -80,8 +80,9 @@ struct Plan {
     for (const auto& [name, other] : json.at("aliases").fields()) aliases[name] = other.text();
   }
 
-  std::size_t needs(int profile) const {
-    return static_cast<std::size_t>(scratch * (profile + 1) / 2);  // for some profiles nothing
+  // Of the whole engine, which is more than any profile needs.
+  std::size_t needs() const {
+    return static_cast<std::size_t>(scratch) * (profiles.size() + 1) / 2;
   }
 
   std::map<std::string, Tensor> tensors;
@@ -216,7 +217,7 @@ class Context final : public IExecutionContext {
     if (fails("enqueueV3")) return refuse(machine.said);
     if (at_.size() != plan_->tensors.size()) broken("not every tensor has an address");
     if (width_ == 0 || rows_ == 0) broken("a pass without shapes");
-    if (scratch_bytes_ < plan_->needs(profile_)) broken("too little working memory");
+    if (scratch_bytes_ < plan_->needs()) broken("too little working memory");
     last_profile() = profile_;
     enqueue(stream, [plan = plan_, at = at_, width = width_, rows = rows_, scratch = scratch_,
                      bytes = scratch_bytes_] {
@@ -301,8 +302,8 @@ class Engine final : public ICudaEngine {
   int32_t getNbOptimizationProfiles() const noexcept override {
     return static_cast<int>(plan_->profiles.size());
   }
-  int64_t getDeviceMemorySizeForProfileV2(int32_t profileIndex) const noexcept override {
-    return static_cast<std::int64_t>(plan_->needs(profileIndex));
+  int64_t getDeviceMemorySizeV2() const noexcept override {
+    return static_cast<std::int64_t>(plan_->needs());
   }
   bool setWeightStreamingBudgetV2(int64_t gpuMemoryBudget) noexcept override {
     if (fails("setWeightStreamingBudgetV2")) return refuse(machine.said);

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
+from specrt.engine.protocol import (
+    CLOSED,
+    CudaGraphs,
+    Engine,
+    Tokens,
+    check_bounds,
+    pass_size,
+)
 from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
@@ -19,6 +26,7 @@ from specrt.engine.tensorrt.engine_record import (
     Profile,
     choose,
     difference,
+    fixed,
     is_fixed,
     read_engine_record,
     this_device,
@@ -35,7 +43,6 @@ from specrt.engine.tensorrt.passes import (
     WidePass,
     WideProfile,
     check_plan,
-    scratch_bytes,
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import EngineError
@@ -61,8 +68,8 @@ class TensorRtEngine:
 
     Passes that have a profile of their own are captured as CUDA graphs on their first run; others
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
-    engine from here on, the device does not. Working memory is as much as the largest profile
-    needs, for all of them.
+    engine from here on, the device does not. Working memory is what the library asks
+    for the whole plan, and all contexts share it.
     A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
@@ -103,7 +110,7 @@ class TensorRtEngine:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
-        needed = scratch_bytes(plan, record)
+        needed = plan.scratch_bytes
         scratch = memory.take(needed, "working memory") if needed else 0
         return Model(
             plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch
@@ -115,15 +122,24 @@ class TensorRtEngine:
         return dict(self._memory.bytes)
 
     @property
-    def notices(self) -> list[str]:
-        """Sentences on passes that ran without a captured graph, and why."""
-        refusals = {key: getattr(one, "refusal", "") for key, one in self._passes.items()}
-        rounds = [notice for one in self._dependents for notice in getattr(one, "notices", ())]
-        return [
-            f"passes of width {width} with {rows} scored rows run kernel by kernel: {refusal}"
-            for (width, rows), refusal in refusals.items()
-            if refusal
-        ] + rounds
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The passes that were captured, and why others are not; None where none is to be."""
+        if not self._captures:
+            return None
+        fixed = {key: one for key, one in self._passes.items() if isinstance(one, FixedPass)}
+        return CudaGraphs(
+            sum(one.captured for one in fixed.values()),
+            tuple(
+                f"passes of width {width} with {rows} scored rows run kernel by kernel: "
+                f"{one.refusal}"
+                for (width, rows), one in fixed.items()
+                if one.refusal
+            ),
+        )
+
+    def captures(self, width: int, rows: int) -> bool:
+        """Tell whether passes of one size are to be captured on their first run."""
+        return self._captures and fixed(self.model.record, width, rows) is not None
 
     def graph(self, width: int, rows: int) -> CudaGraph | None:
         """Return the captured graph of passes of one size; None where none was captured yet."""

@@ -323,6 +323,9 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
     compiled = {one.profile: one for one in record.compiled}
     for profile in record.profiles:
         yield f"profile {profile.name}", _profile(profile, compiled.get(profile.name))
+    sizes = sum(map(is_fixed, record.profiles))
+    streamed = ", as far as streamed weights allow" if record.wants.streaming else ""
+    yield "CUDA graphs", f"for {sizes} sizes of pass, captured on their first run{streamed}"
     for message in record.messages:
         yield "warning", message
 

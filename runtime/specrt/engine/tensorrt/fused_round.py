@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from specrt.engine.protocol import Confidence, Drafted, Engine, Tokens
+from specrt.engine.protocol import Confidence, CudaGraphs, Drafted, Engine, Tokens
 from specrt.engine.tensorrt.device import ALIGNMENT, CudaGraph, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import (
@@ -180,13 +180,20 @@ class CapturedRounds:
         return dict(self._buffers.memory.bytes) if self._buffers else {}
 
     @property
-    def notices(self) -> list[str]:
-        """Sentences on rounds that ran without a captured graph, and why."""
-        return [
-            f"rounds of gamma {gamma} run kernel by kernel: {round_.launcher.refusal}"
-            for (gamma, _), round_ in self._rounds.items()
-            if round_.launcher.refusal
-        ]
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The rounds that were captured, and why others are not; None where none is to be."""
+        if not self._captures:
+            return None
+        launchers = {key: one.launcher for key, one in self._rounds.items()}
+        return CudaGraphs(
+            sum(launcher.graph is not None for launcher in launchers.values()),
+            tuple(
+                f"rounds of gamma {gamma} with {pending} pending tokens run kernel by kernel: "
+                f"{launcher.refusal}"
+                for (gamma, pending), launcher in launchers.items()
+                if launcher.refusal
+            ),
+        )
 
     def graph(self, gamma: int, pending: int) -> CudaGraph | None:
         """Return the captured graph of rounds of one size; None where none was captured yet."""

@@ -183,11 +183,6 @@ class Model:
                 context.set_shape(name, shape)
 
 
-def scratch_bytes(plan: TrtPlan, record: EngineRecord) -> int:
-    """Return the working memory that is enough for every profile of a plan."""
-    return max((plan.scratch_bytes(i) for i in range(len(record.profiles))), default=0)
-
-
 class TopCandidates(NamedTuple):
     """The best scores of each row, falling, and whose they are.
 
@@ -397,6 +392,11 @@ class FixedPass:
     def graph(self) -> CudaGraph | None:
         """What was captured, of the first set of KV buffers."""
         return self._launchers[0].graph
+
+    @property
+    def captured(self) -> int:
+        """How many graphs there are: one, or one for each set of KV buffers."""
+        return sum(launcher.graph is not None for launcher in self._launchers)
 
     @property
     def refusal(self) -> str:
