@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpucheck.evidence import CheckError, Evidence
+from gpucheck.evidence import CheckError, Evidence, NotRunError
 from gpucheck.inventory import TENSORRT
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
 from specrt.engine.protocol import Engine, cuda_graphs
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.errors import EngineError
+from specrt.errors import EngineError, SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
 from specrt.text import read_prompts
@@ -353,9 +353,21 @@ def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evide
 # The steps.
 
 
+def opens(bench: Workbench, backend: str, evidence: Evidence, way: str) -> None:
+    """Build codelet's draft in one way, open it, and hold its numbers to fp32 on the CPU."""
+    evidence.add(bench.library(backend))
+    if lacks := evidence.facts.get("lacks"):
+        raise NotRunError(lacks)
+    try:
+        built = bench.build_probe(backend, way, evidence.part("build"))
+        with bench.engines(built) as (engine,):
+            check_logits(engine, bench.reference("draft"), TOLERANCES["fp16"], evidence)
+    except SpecrtError as error:  # one way of several
+        raise NotRunError(str(error)) from error
+
+
 def logits(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare the logits of codelet's two models with fp32 on the CPU."""
-    bench.require(backend)
     for role in ("draft", "target"):
         built = bench.codelet(backend, role)
         with bench.engines(built) as (engine,):
@@ -367,14 +379,12 @@ def grown_logits(
     bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str
 ) -> None:
     """Compare a grown target with codelet itself, whose outputs it has."""
-    bench.require(backend)
     with bench.engines(bench.target(size, precision, backend)) as (engine,):
         check_logits(engine, bench.reference("target"), GROWN[precision], evidence)
 
 
 def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Run every check of codelet's target."""
-    bench.require(backend)
     built = bench.codelet(backend, "target")
     tolerance = TOLERANCES[built.precision]
     with bench.device(backend) as device:
@@ -406,7 +416,6 @@ def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
 def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare whole rounds of codelet with single passes."""
-    bench.require(backend)
     models = [bench.codelet(backend, role) for role in ("target", "draft")]
     with bench.engines(*models) as (target, draft):
         check_rounds(target, draft, bench.settings.gammas, evidence)
@@ -414,7 +423,6 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
 def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:
     """Compare greedy text at every gamma with plain decoding, and plain decoding with the CPU's."""
-    bench.require(backend)
     settings = bench.settings
     prompts = [prompt.text for prompt in read_prompts(PROMPTS)[: settings.prompts]]
     with bench.bundle(pair, backend) as generator:
