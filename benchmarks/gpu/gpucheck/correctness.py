@@ -181,15 +181,15 @@ def check_replays(open_engine: Open, evidence: Evidence) -> None:
 def check_captures(engine: Any, evidence: Evidence) -> None:
     """Count the CUDA graphs that passes of several sizes were captured into.
 
-    Raises: CheckError where a pass that is to have a graph has none.
+    Raises: CheckError where a pass that is to have a graph has none, or none is to have any.
     """
     run_shapes(engine)
     run_shapes(engine)  # the first run of a size may be what is captured
     graphs = cuda_graphs(engine)
     sizes = {size for size in shapes_for(engine) if engine.captures(*size)}
     captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
-    evidence.add(captured=captured, expected=len(sizes))
-    if captured < len(sizes):
+    evidence.add(captured=captured, expected=len(sizes), refusals=refusals)
+    if refusals or not sizes or captured < len(sizes):
         raise CheckError(
             f"{captured} CUDA graphs were captured and {len(sizes)} expected: {'; '.join(refusals)}"
         )
@@ -282,6 +282,8 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
     Raises: CheckError where tokens, confidences or scores differ, or a round does not fit.
     """
     rounds = CapturedRounds(target, draft)
+    if not rounds.gammas:
+        raise NotRunError("plans of this form have no whole rounds")
     tokens, start = random_text(draft, 24), min(20, target.max_width, draft.max_width)
     for engine in (target, draft):
         feed(engine, tokens[:, :start], 0, 1)
@@ -310,6 +312,13 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
                 )  # fmt: skip
                 compared += 1
         evidence.add(rounds=compared, confidence_apart=apart)
+    graphs = cuda_graphs(rounds)
+    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
+    evidence.add(captured=captured, expected=2 * len(gammas), refusals=refusals)
+    if refusals or captured < 2 * len(gammas):
+        raise CheckError(
+            f"{captured} rounds were captured and {2 * len(gammas)} expected: {'; '.join(refusals)}"
+        )
     if apart:
         raise CheckError(f"confidences differ by up to {apart:.1e}")
 

@@ -30,6 +30,8 @@ SHORT, LONG = 10.0, 30.0
 """Minutes of the two orders: the one ends with tokens per second at 1 B, the other at 8 B too."""
 LEAST_LIMIT, LIMIT_FACTOR = 2.0, 4.0
 """Minutes that any step may take, and how many times what it is expected to take."""
+RESERVE = 1.25
+"""How many times what goals are expected to take is kept for them."""
 
 Run = Callable[["Workbench", str, Evidence], None]
 """Called with the workbench, the backend and the evidence; the inventory needs no workbench."""
@@ -61,9 +63,9 @@ class Step:
         return self.subject.removeprefix("open.") if self.subject.startswith("open.") else ""
 
     @property
-    def makes(self) -> bool:
-        """Whether it leaves files for later steps; where they are fresh it takes no time."""
-        return self.subject.endswith((".build", ".export", ".grow"))
+    def again(self) -> bool:
+        """Whether it is run although it ended well: others need what it finds, or fresh files."""
+        return self.subject.endswith((INVENTORY, ".build", ".export", ".grow"))
 
     @property
     def limit_minutes(self) -> float:
@@ -193,7 +195,7 @@ def run_order(
         known: Known = results.read()["steps"]
         left = minutes - (clock() - began) / 60
         free = left - _reserved(chosen[number + 1 :], known)
-        if resume and not step.makes and known.get(step.key, {}).get("status") == OK:
+        if resume and not step.again and known.get(step.key, {}).get("status") == OK:
             outcome = Outcome(step.key, **known[step.key])
         elif reason := blocked(step, known):
             outcome = results.put(Outcome(step.key, NOT_RUN, reason))
@@ -213,7 +215,7 @@ def _reserved(later: Sequence[Step], known: Known) -> float:
     goals: dict[str, float] = {}
     for step in later:
         if step.goal and step.subject not in goals and not blocked(step, known):
-            goals[step.subject] = step.minutes
+            goals[step.subject] = RESERVE * step.minutes
     return sum(goals.values())
 
 
