@@ -163,8 +163,9 @@ def passes(bench: Workbench, backend: str, evidence: Evidence, size: str, precis
         finally:
             engine.close()
         if device is not None:
-            size = min(bench.settings.copied_bytes, int(device.available()[0]) // 4)
-            rate = copy_rate(device, size)
+            rate = copy_rate(
+                device, min(bench.settings.copied_bytes, int(device.available()[0]) // 4)
+            )
             evidence.add(bound_facts(float(rate["bytes_per_second"]), evidence.facts, built))
 
 

@@ -29,8 +29,9 @@ from gpucheck.evidence import (
 
 LAST_LINES, LAST_BYTES = 6, 1 << 14
 LONGEST_REASON = 600
-LOOK_S, CLEANUP_S = 2.0, 5.0
-"""How often a child is looked at, and how long it may take to end once its outcome is written."""
+LOOK_S, ENDING_S, KILLING_S = 2.0, 30.0, 5.0
+"""How often a child is looked at, how long it may take to end once its outcome is written, and once
+it is sent a signal."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -109,10 +110,12 @@ def _run(start: Start, seconds: float, told: Callable[[], bool], clock: Clock) -
         except KeyboardInterrupt:  # the child is in a session of its own, and gets no Ctrl-C
             with suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 os.killpg(child.pid, signal.SIGINT)
-                child.wait(timeout=CLEANUP_S)
+                child.wait(timeout=KILLING_S)
             raise
         finally:
             kept = _kill(child)
+        if code is None and told():
+            return f"the process did not end{kept}"
         return "" if code == 0 else _reason(code, seconds, _last_lines(log)) + kept
 
 
@@ -127,7 +130,7 @@ def _wait(child: Process, seconds: float, told: Callable[[], bool], clock: Clock
             return child.wait(timeout=min(left, LOOK_S))
         except subprocess.TimeoutExpired:
             if not ending and told():
-                ending, end = True, min(end, clock() + CLEANUP_S)
+                ending, end = True, min(end, clock() + ENDING_S)
     return None
 
 
@@ -138,7 +141,7 @@ def _kill(child: Process) -> str:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
-        child.wait(timeout=CLEANUP_S)
+        child.wait(timeout=KILLING_S)
     except subprocess.TimeoutExpired:
         return "; it cannot be killed"
     return ""
