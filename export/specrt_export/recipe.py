@@ -131,7 +131,8 @@ class PlanOptions:
     """`ampere+` or `same-capability`: which other GPUs the plan shall run on. Not of
     tensorrt-rtx."""
     capabilities: tuple[str, ...] = ()
-    """Compute capabilities to build for, such as `8.9`. Only of tensorrt-rtx."""
+    """Compute capabilities to build for, such as `8.9`; `current` is this GPU's. Only of
+    tensorrt-rtx."""
     version_compatible: bool = False
     """Whether later versions of the library shall read the plan. Not of tensorrt-rtx."""
     weight_streaming: bool = False

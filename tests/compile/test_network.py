@@ -90,6 +90,7 @@ def test_every_option_reaches_the_builder() -> None:
     assert plain.set_flag.mock_calls == [call(flags.REQUIRE_USER_ALLOCATION)]
     assert plain.set_compute_capability.mock_calls == [call(4, 0), call(3, 1)]
     assert (plain.set_memory_pool_limit.called, plain.max_aux_streams) == (False, 9)
+    assert set_by(capabilities=("current",)).set_compute_capability.mock_calls == [call(1, 0)]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -98,6 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RTX, {"version_compatible": True}, "cannot make version_compatible plans"),
     (RTX, {"stripped": True}, "stripped plans on a machine without a GPU"),
     (RTX, {"capabilities": ("9.0",)}, r"capability '9.0'; it knows 7.5, 8.9, 12.0; .*tensorrt"),
+    (RTX, {"capabilities": ("current",)}, "current is that of this machine's GPU"),
     (ENTERPRISE, {"capabilities": ("8.9",)}, "tensorrt builds for the GPU it runs on"),
     (ENTERPRISE, {"optimization_level": 6}, "optimization_level is 6; expected 0 to 5"),
     (ENTERPRISE, {"hardware_compatible": "all"}, r"'all'; expected ampere\+ or same-capability"),
@@ -112,7 +114,7 @@ def test_what_a_library_does_not_offer_is_refused_by_name(
     library = SimpleNamespace(backend=backend, module=module, flavour=FLAVOURS[backend])
     with pytest.raises(BuildError, match=words):
         check_options(PlanOptions(**settings), library, gpu=False)
-    if "stripped" in settings:
+    if "GPU" in words and backend == RTX:
         check_options(PlanOptions(**settings), library, gpu=True)
 
 

@@ -261,6 +261,9 @@ def _layers(network: Any, kind: str) -> Iterator[Any]:
             yield layer
 
 
+CURRENT = "current"
+"""Among `capabilities`: that of the GPU that builds."""
+
 COMPATIBILITY = {
     "ampere+": "AMPERE_PLUS",
     "same-capability": "SAME_COMPUTE_CAPABILITY",
@@ -322,6 +325,11 @@ def _check_rtx(options: PlanOptions, gpu: bool) -> None:
             "tensorrt-rtx cannot make version_compatible plans (its package lacks the lean "
             "runtime they carry); build again with the version the device has"
         )
+    if CURRENT in options.capabilities and not gpu:
+        raise BuildError(
+            f"capability {CURRENT} is that of this machine's GPU, and it has none; name the "
+            'device\'s, as in capabilities = ["8.9"]'
+        )
     if options.stripped and not gpu:
         raise BuildError(
             "tensorrt-rtx cannot make stripped plans on a machine without a GPU; build on one "
@@ -339,9 +347,10 @@ def capability_names(capabilities: tuple[str, ...], module: Any) -> list[str]:
         for name in dir(getattr(module, "ComputeCapability", None))
         if name.startswith("SM") and name[2:].isdigit()
     }
+    listed = ", ".join(sorted(known, key=float))
+    known[CURRENT] = "CURRENT"
     for capability in capabilities:
         if capability not in known:
-            listed = ", ".join(sorted(known, key=float))
             raise BuildError(
                 f"tensorrt-rtx builds no plans for compute capability {capability!r}; it knows "
                 f"{listed}; for other GPUs use the backend tensorrt"

@@ -62,6 +62,7 @@ from specrt_export.compile.monitor import (
     weight_bytes,
 )
 from specrt_export.compile.network import (
+    CURRENT,
     Contract,
     add_profiles,
     check_graph,
@@ -323,8 +324,9 @@ class _Job:
     def _record(self, offered: Contract, messages: list[Message], written: Written) -> EngineRecord:
         settings = self.options.settings().items()
         gpus = survey()
-        # What tensorrt-rtx builds is not for the GPU of the machine that builds it.
-        used = gpus.gpus[:1] if not self.library.flavour.rtx else ()
+        # What tensorrt-rtx builds is for the GPU of the machine that builds it only where asked to.
+        own = not self.library.flavour.rtx or CURRENT in self.options.capabilities
+        used = gpus.gpus[:1] if own else ()
         return EngineRecord(
             format=FORMAT,
             backend=self.library.backend,

@@ -22,7 +22,7 @@ from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_
 from specrt.errors import BuildError
 from specrt.system import available_bytes, survey
 from specrt_export.compile import KV_BYTES, CompiledModel, GraphSource, LoweredModel, Progress
-from specrt_export.compile.network import check_options, profiles
+from specrt_export.compile.network import CURRENT, check_options, profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
 from specrt_export.lint import lint
 from specrt_export.lower.half import widened_folder
@@ -100,7 +100,8 @@ class TensorRtCompiler:
         self, capabilities: tuple[str, ...], precisions: tuple[str, ...]
     ) -> None:
         for name, least in CAPABLE.items():
-            lacking = [c for c in capabilities if parse_version(c)[:2] < least]
+            named = [c for c in capabilities if c != CURRENT]
+            lacking = [c for c in named if parse_version(c)[:2] < least]
             if name in precisions and lacking:
                 first = ".".join(map(str, least))
                 raise BuildError(
