@@ -168,6 +168,7 @@ def test_passes_that_read_a_part_of_the_kv_buffers(
     length = asked.engine.max_length
     for role in ("target", "draft"):
         assert record(out, role).kv_lengths == (32, length)
+        assert record(out, role).messages == ()
         # A single key head: as one group its queries would have no attention kernel.
         assert {one.attention for one in record(out, role).compiled} == {"gemm"}
     assert run(["inspect", str(out)]) == 0
