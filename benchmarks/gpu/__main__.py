@@ -1,7 +1,8 @@
 """Everything that has to be verified on a GPU, in one script that needs no network.
 
-    python benchmarks/gpu                    # all that can be done on this machine
-    python benchmarks/gpu --minutes 10       # begins no step that is not done by then
+    python benchmarks/gpu --minutes 10       # ends with tokens per second of a 1 B target
+    python benchmarks/gpu                    # 30 minutes: of an 8 B target too
+    python benchmarks/gpu --minutes 240      # all that can be done on this machine
     python benchmarks/gpu --only 'codelet.*@tensorrt-rtx' bandwidth
     python benchmarks/gpu --list
 
@@ -15,28 +16,26 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import platform
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from gpucheck.conclusion import figures, progress, summary
 from gpucheck.evidence import FAILED, Evidence, Outcome, Results, slug
-from gpucheck.orders import INVENTORY, Step, run_order, steps
-from gpucheck.settings import (
-    GAMMAS,
-    PRECISIONS,
-    RESULTS,
-    SCRIPT,
-    SIZES,
-    WORK,
-    RunSettings,
-    add_source,
-)
+from gpucheck.orders import INVENTORY, LONG, Step, run_order, steps, working_way
+from gpucheck.settings import PRECISIONS, SCRIPT, SIZES, WORK, RunSettings, environment
 from gpucheck.supervisor import command, report, supervise
 
 INTERRUPTED = 130
 NAME = "gpu-check"
+RTX = "tensorrt-rtx"
+MODELS = ("driver/nvidia/gpus/*/information", "device-tree/model")
+"""Where Linux tells what the GPU or the board is called, below /proc; no driver is asked."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,41 +57,33 @@ def _minutes(text: str) -> float:
     return minutes
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
-    return int(text)
-
-
 def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add, default = made.add_argument, RunSettings
+    add = made.add_argument
     add("--only", nargs="+", default=[], metavar="STEP", help="Steps, * for any part of a name.")
     add("--list", action="store_true", help="Print the steps, and run none.")
-    add("--minutes", type=_minutes, help="Begin no step that is not done by then.")
-    add("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="Grown targets.")
+    add("--minutes", type=_minutes, default=LONG, help="End by then.  [default: %(default)g]")
+    add("--sizes", nargs="*", choices=SIZES,
+        help=f"Grown targets.  [default: 1B, and 8B too from {LONG:g} minutes on]")  # fmt: skip
     add("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
-    add("--gammas", nargs="+", type=_count, default=list(GAMMAS), help="Verify passes to build.")
-    add("--prompts", type=_count, default=default.prompts, help="Completed in each measurement.")
-    add("--tokens", type=_count, default=default.tokens, help="Of each completion.")
-    add("--laps", type=_count, default=default.laps, help="Of interleaved measurements.")
-    add("--work", type=Path, default=WORK, help="Folder of bundles and plans.")
+    add("--resume", action="store_true", help="Leave out what ended well in an earlier run.")
+    add("--work", type=Path, default=WORK, help="Folder of bundles, plans and unpacked parts.")
     add("--scratch", type=Path, help="Folder of weights while a plan is built.  [default: --work]")
-    add("--out", type=Path, help="JSON file, merged with what it holds.")
+    add("--out", type=Path, help="JSON file, merged with what it holds.  [default: in --work]")
     add("--step", help=argparse.SUPPRESS)
     return made
 
 
 def settings_of(options: argparse.Namespace) -> RunSettings:
     """Return the settings that the options ask for."""
+    sizes = SIZES if options.minutes >= LONG else SIZES[:1]
     return RunSettings(
         work=options.work.resolve(), scratch=options.scratch and options.scratch.resolve(),
-        sizes=tuple(options.sizes), precisions=tuple(options.precisions),
-        gammas=tuple(sorted(set(options.gammas))), prompts=options.prompts,
-        tokens=options.tokens, laps=options.laps,
+        sizes=sizes if options.sizes is None else tuple(options.sizes),
+        precisions=tuple(options.precisions),
     )  # fmt: skip
 
 
@@ -106,6 +97,9 @@ def main(given: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1  # the reader went away; nothing is left to say
+    except OSError as error:
+        print(f"{NAME}: results cannot be written ({error})", file=sys.stderr, flush=True)
+        return 1
 
 
 def _interrupted() -> int:
@@ -116,7 +110,6 @@ def _interrupted() -> int:
 def _main(given: list[str]) -> int:
     reader = parser()
     options = reader.parse_args(given)
-    add_source()
     settings = settings_of(options)
     known = steps(settings)
     if options.step:
@@ -130,62 +123,67 @@ def _main(given: list[str]) -> int:
         return 0
     if chosen[0].key != INVENTORY:  # the others depend on what it finds
         chosen.insert(0, known[0])
-    return _run(chosen, _results(reader, options, settings), given)
+    return _run(chosen, _results(reader, options, settings), options, given)
 
 
 def _child(step: Step, settings: RunSettings, options: argparse.Namespace) -> int:
     """Run a step in this process."""
+    results = Results(options.out)
 
     def work(evidence: Evidence) -> None:
         if step.key == INVENTORY:  # it is known even where engine libraries cannot be imported
             from gpucheck.inventory import Machine
 
-            return step.run(Machine(), "", evidence)
+            return step.run(Machine(), "", evidence)  # type: ignore[arg-type]
         from gpucheck.workbench import Workbench
 
-        return step.run(Workbench(settings), step.backend, evidence)
+        way = working_way(RTX, results.read()["steps"])
+        return step.run(Workbench(settings.opened(way)), step.backend, evidence)
 
-    report(Results(options.out), step.key, work)
+    report(results, step.key, work)
     return 0
 
 
-def _run(chosen: list[Step], results: Results, given: list[str]) -> int:
-    from gpucheck.conclusion import figures, progress, summary
-
+def _run(
+    chosen: list[Step], results: Results, options: argparse.Namespace, given: list[str]
+) -> int:
     results.note(command=shlex.join([NAME, *given]))
     outcomes: list[Outcome] = []
+    begun: set[str] = set()
+    surroundings = environment(options.work.resolve())
 
     def launch(step: Step, seconds: float) -> Outcome:
         hidden = ["--step", step.key, "--out", str(results.path)]
         arguments = [sys.executable, str(SCRIPT), *given, *hidden]
-        return supervise(results, step.key, command(arguments), seconds)
+        return supervise(results, step.key, command(arguments, surroundings), seconds)
 
     def started(step: Step) -> None:
+        begun.add(step.key)
         print(f"{step.key}: ", end="", flush=True)
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        if outcome.when:
+        if outcome.key in begun:
+            results.note(figures=[one.to_json() for one in figures(results.read()["steps"])])
             print(progress(outcome), flush=True)
 
-    status, minutes = 0, parser().parse_args(given).minutes
+    status = 0
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # `timeout` sends it
     try:
-        run_order(chosen, results, launch, minutes=minutes, started=started, ended=ended)
+        run_order(
+            chosen, results, launch, minutes=options.minutes, resume=options.resume,
+            started=started, ended=ended,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print(flush=True)
         status = _interrupted()
-    results.note(figures=[figure.to_json() for figure in figures(results.read()["steps"])])
     print(f"\n{summary(outcomes, results.read(), results.path)}", flush=True)
     return status or int(any(outcome.status == FAILED for outcome in outcomes))
 
 
 def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings) -> Results:
     """Return the file for results, which can be written and holds nothing else."""
-    from specrt.system import survey
-
-    gpus = survey().gpus
-    folder = RESULTS if gpus else settings.work
-    out = options.out or folder / f"gpu-{slug(gpus[0].name if gpus else '')}.json"
+    out = options.out or settings.work / f"gpu-{slug(_model())}.json"
     try:
         if options.out is None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -196,6 +194,16 @@ def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings)
     except ValueError as error:
         reader.error(str(error))
     return Results(out.resolve())
+
+
+def _model(proc: Path = Path("/proc")) -> str:
+    """Return what the GPU or the board is called, else this machine's name."""
+    with suppress(OSError):
+        for path in (path for pattern in MODELS for path in sorted(proc.glob(pattern))):
+            lines = path.read_text("utf-8", "replace").strip("\0\n ").splitlines()
+            named = [line.partition(":")[2] for line in lines if line.startswith("Model:")]
+            return (named or lines)[0].strip()
+    return platform.node()
 
 
 if __name__ == "__main__":

@@ -276,11 +276,19 @@ class Generator:
     ) -> None:
         self.tokenizer = tokenizer
         self.models = models
-        self.notices = tuple(notices)
-        """Remarks for the user who opened the bundle, a line each."""
+        self._notices = tuple(notices)
         self._scheduler = Scheduler(models, prompt_cache=prompt_cache)
         self._requests = RequestFactory(models, tokenizer, eos_token_ids, self._scheduler)
         self._worker = Worker(self._scheduler)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks for the user who opened the bundle, a line each.
+
+        Passes that cannot be CUDA graphs join them once they were run.
+        """
+        graphs = self.models.cuda_graphs
+        return self._notices + (graphs.refusals if graphs else ())
 
     def stream(
         self,

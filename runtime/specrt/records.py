@@ -27,7 +27,7 @@ Count = Annotated[int, Interval(1, 10**9)]
 
 _PLAIN = Interval(0, 2**63 - 1)
 
-_LONGEST = 255
+LONGEST_TEXT = 255
 
 
 def read(kind: type[T], value: Any, name: str = "") -> T:
@@ -112,9 +112,11 @@ def _number(value: Any, name: str) -> float:
 
 
 def _text(value: Any, name: str) -> str:
-    if isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST:
+    if isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_TEXT:
         return value
-    raise ValueError(f"{name} is {short(value)}; expected up to {_LONGEST} printable characters")
+    raise ValueError(
+        f"{name} is {short(value)}; expected up to {LONGEST_TEXT} printable characters"
+    )
 
 
 def _held(value: Any, kind: type[T], name: str, words: str) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -111,21 +110,3 @@ def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()
-
-
-def test_what_a_build_warns_of_is_said_when_it_is_done(
-    cli: Run, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stage of the bar would be overwritten."""
-
-    def build(recipe: object, out: Path, progress: Callable[[str, float], None]) -> None:
-        out.mkdir()
-        progress("warning: memory may be short", 0.5)
-        progress("compile target", 0.6)
-
-    monkeypatch.setattr("specrt_export.builder.build", build)
-    recipe = engines / "codelet" / "recipe.toml"
-    ran = cli("build", recipe, "--out", tmp_path / "out", "--no-tune")
-    assert ran.status == 0
-    assert ran.err.splitlines()[-1] == "note: memory may be short"
-    assert "compile target" in ran.err

@@ -42,6 +42,23 @@ def test_every_pass_has_a_profile_and_no_two_are_alike(
         assert len(fixed) == 1
 
 
+@given(st.sampled_from(["target", "draft"]), GAMMAS, st.sets(st.integers(1, 99), max_size=4))
+def test_each_kv_length_has_every_pass(role: str, gammas: list[int], shorter: set[int]) -> None:
+    """And prefill takes them all; of the same passes, and no others."""
+    lengths = (*sorted(shorter), 100)
+    whole, found = profiles(role, 32, gammas), profiles(role, 32, gammas, lengths)
+    fixed = [p for p in found if p.fixed]
+    assert len({p.name for p in found}) == len(found)
+    assert {(p.width, p.rows) for p in found} == {(p.width, p.rows) for p in whole}
+    assert len(fixed) == len(lengths) * sum(p.fixed for p in whole)
+    for profile in whole:
+        for length in lengths:
+            taking = [p for p in found if p.takes(profile.width.best, profile.rows.best, length)]
+            assert taking
+            assert any((p.width, p.rows) == (profile.width, profile.rows) for p in taking)
+    assert not any(p.takes(1, 1, 101) for p in found)
+
+
 def test_a_prefill_narrower_than_a_verify_pass_is_refused() -> None:
     with pytest.raises(BuildError, match=r"prefill width of the target is 4.* at least 5"):
         profiles("target", 4, (4,))
@@ -73,6 +90,7 @@ def test_every_option_reaches_the_builder() -> None:
     assert plain.set_flag.mock_calls == [call(flags.REQUIRE_USER_ALLOCATION)]
     assert plain.set_compute_capability.mock_calls == [call(4, 0), call(3, 1)]
     assert (plain.set_memory_pool_limit.called, plain.max_aux_streams) == (False, 9)
+    assert set_by(capabilities=("current",)).set_compute_capability.mock_calls == [call(1, 0)]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -81,6 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RTX, {"version_compatible": True}, "cannot make version_compatible plans"),
     (RTX, {"stripped": True}, "stripped plans on a machine without a GPU"),
     (RTX, {"capabilities": ("9.0",)}, r"capability '9.0'; it knows 7.5, 8.9, 12.0; .*tensorrt"),
+    (RTX, {"capabilities": ("current",)}, "current is that of this machine's GPU"),
     (ENTERPRISE, {"capabilities": ("8.9",)}, "tensorrt builds for the GPU it runs on"),
     (ENTERPRISE, {"optimization_level": 6}, "optimization_level is 6; expected 0 to 5"),
     (ENTERPRISE, {"hardware_compatible": "all"}, r"'all'; expected ampere\+ or same-capability"),
@@ -95,7 +114,7 @@ def test_what_a_library_does_not_offer_is_refused_by_name(
     library = SimpleNamespace(backend=backend, module=module, flavour=FLAVOURS[backend])
     with pytest.raises(BuildError, match=words):
         check_options(PlanOptions(**settings), library, gpu=False)
-    if "stripped" in settings:
+    if "GPU" in words and backend == RTX:
         check_options(PlanOptions(**settings), library, gpu=True)
 
 

@@ -169,6 +169,7 @@ def built(here: DeviceRecord, **settings: str) -> EngineRecord:
         (built(AHEAD), Wants(), AHEAD),
         (built(AHEAD, capabilities="8.9, 12.0"), Wants(),
          replace(AHEAD, capabilities=("8.9", "12.0"))),
+        (built(RTX, capabilities="current"), Wants(), RTX),
     ],
 )  # fmt: skip
 def test_what_was_asked_of_the_builder_decides_where_a_plan_runs_and_how_it_is_opened(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from engine.conftest import CAPTURES, MAX_LENGTH, MAX_WIDTH, Opener
+from engine.conftest import MAX_LENGTH, MAX_WIDTH, Opener
 from specrt.bundle import Geometry
 from specrt.engine import ort_cuda
 from specrt.engine.ort_cuda import PROVIDER, OrtCudaEngine
@@ -21,7 +22,6 @@ from specrt.system import Devices
 
 def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(opener: Opener) -> None:
     draft = opener("cuda")
-    draft._captured = CAPTURES  # as on a GPU; the CPU provider takes no notice
 
     def graph(width: int, rows: int) -> int:
         options = draft.forward(np.ones((1, width)), 0, rows).options
@@ -33,6 +33,79 @@ def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(opener: Opene
     assert len(set(graphs)) == len(pairs)
     assert [graph(*pair) for pair in pairs] == graphs
     assert graph(10, 1) == -1
+
+
+class Capturing:
+    """A session of the CPU provider that fails where it is told to capture, as the GPU's may."""
+
+    def __init__(self, session: Any, fails: Callable[[int], bool]) -> None:
+        self._session, self._fails = session, fails
+        self.tried: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        graph = int(options.get_run_config_entry("gpu_graph_id"))
+        self.tried.append(graph)
+        if self._fails(graph):
+            raise RuntimeError("CUDA failure 901: operation failed due to capture\nand more")
+        self._session.run_with_iobinding(binding, options)
+
+
+def test_a_capture_that_fails_leaves_the_pass_as_it_is(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs kernel by kernel, is tried once, and is told; a failure after that is an error."""
+    broken, real = set[int](), onnxruntime.InferenceSession
+    sessions: list[Capturing] = []
+
+    def opened(*given: Any, **named: Any) -> Capturing:
+        sessions.append(Capturing(real(*given, **named), broken.__contains__))
+        return sessions[-1]
+
+    text, plain = np.arange(40)[None] % 9, opener("cuda", capture=False)
+    assert plain.cuda_graphs is None
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    engine = opener("cuda")
+    broken.add(2)  # the second pass that is bound
+    for at, width in ((0, 20), (20, 3), (23, 5), (28, 3), (31, 5), (36, 1)):
+        piece = text[:, at : at + width]
+        found, wanted = engine.forward(piece, at), plain.forward(piece, at)
+        np.testing.assert_array_equal(found.logits, wanted.logits)
+    assert sessions[0].tried == [-1, 2, -1, 3, -1, 3, 4]
+    (refusal,) = engine.cuda_graphs.refusals
+    assert engine.cuda_graphs.captured == 2
+    assert "width 3 with 3 scored rows run kernel by kernel: CUDA failure 901" in refusal
+    assert "and more" not in refusal
+    assert engine.captures(3, 3)
+    assert not engine.captures(20, 1)
+    broken |= {-1, 3}
+    for width in (5, 3, 2):
+        if width == 2:
+            broken.add(5)
+        with pytest.raises(EngineError, match=f"failed in a pass of width {width} .*901"):
+            engine.forward(text[:, :width], 0)
+
+
+def test_a_graph_that_onnx_runtime_does_not_capture_is_opened_all_the_same(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = ort_cuda.open_session, list[bool]()
+
+    def refusing(path: Any, device: str, device_id: int, captures: bool) -> Any:
+        asked.append(captures)
+        if captures:
+            raise EngineError("This session cannot use the graph capture feature as requested")
+        return real(path, device, device_id, captures)
+
+    monkeypatch.setattr(ort_cuda, "open_session", refusing)
+    engine = opener("cuda")
+    engine.forward([[1, 2]], 0)
+    assert asked == [True, False]
+    assert engine.cuda_graphs.captured == 0
+    assert "all passes run kernel by kernel" in engine.cuda_graphs.refusals[0]
+    assert engine.captures(1, 1), "it was to be"
 
 
 def test_an_engine_of_another_shape_or_damaged_is_refused(

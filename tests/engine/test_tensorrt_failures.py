@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specrt.engine.protocol import cuda_graphs
 from specrt.engine.tensorrt.device import LOST as LOST_ERRORS
 from specrt.engine.tensorrt.device import CudaDevice, lost
 from specrt.engine.tensorrt.fused_round import CapturedRounds
@@ -46,7 +47,7 @@ def ready(**options: Any) -> Pair:
 
 
 def work(device: DoubleDevice) -> list[str]:
-    """Do a bit of everything, and return the engines' notices."""
+    """Do a bit of everything, and return why passes were not captured."""
     made: list[Any] = []
     try:
         made.append(target := opened(device, toy(), candidates=3))
@@ -60,7 +61,9 @@ def work(device: DoubleDevice) -> list[str]:
             target.forward([[1]], 5).logits.sum()
             draft.forward([[1]], 5, 1)
         target.forward([[1, 2, 3]], 6)
-        return target.notices + draft.notices
+        graphs = cuda_graphs(target, draft, rounds)
+        assert graphs is not None
+        return list(graphs.refusals)
     except EngineError:
         for engine in made[:2] if device.cuda.lost else ():  # nothing answers again
             for width in (1, 3, 5):
@@ -138,7 +141,12 @@ def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: boo
         tried.add(pair.device.calls["cudaStreamBeginCapture"])
     assert len(tried) == 1
     assert (tried == {0}) is refuses
-    assert any("rounds of gamma 2 run kernel by kernel" in said for said in pair.target.notices)
+    pair.target.forward([[1]], 5)
+    graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
+    assert graphs is not None
+    assert graphs.captured == 0
+    for kind in ("rounds of gamma 2 with", "passes of width 1 with 1 scored"):
+        assert any(kind in said and "kernel by kernel" in said for said in graphs.refusals)
 
 
 def test_a_pass_without_a_profile_names_those_there_are() -> None:
@@ -210,6 +218,26 @@ def test_results_outlive_the_device() -> None:
     assert (len(double.host), view.tolist()) == (1, [7])
     del view
     assert double.host == {}
+
+
+@pytest.mark.parametrize("integrated", [False, True])
+def test_what_a_pass_left_outlives_its_engine(integrated: bool) -> None:
+    """Also the pass of a whole round; what was not copied yet cannot be had any more."""
+    pair = ready(device=DoubleDevice(integrated=integrated))
+    drafted = pair.rounds.run([5], 4, 5, 4, 2)
+    kept = [pair.target.forward(FIRST, 0), pair.target.forward([[5, *drafted.tokens]], 4)]
+    before = [(out.argmax.copy(), [part.copy() for part in out.candidates]) for out in kept]
+    read = kept[0].logits.copy()
+    pair.close()
+    pair.device.close()
+    for out, (argmax, candidates) in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(out.argmax, argmax)
+        for found, wanted in zip(out.candidates, candidates, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(kept[0].logits, read)
+    with pytest.raises(EngineError, match="was closed"):
+        _ = kept[1].logits
+    assert pair.device.cuda.memory == {}
 
 
 def test_each_thread_sets_the_device() -> None:

@@ -19,7 +19,7 @@ from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.params import Gamma, SamplingParams
 from specrt.tuning.tuning_record import read_tuning
-from support.cuda_double import LOST
+from support.cuda_double import ALWAYS, LOST
 from support.toy import TableEngine, plain
 
 PROMPT = list(range(40, 75))  # more than two chunks of a prompt
@@ -75,6 +75,17 @@ def test_greedy_text_is_plain_decoding(
                 assert bool(ran) is (whole and gamma > 0)
                 assert not gamma or found.speculation.accepted > 0
     assert len(site.devices) == 1
+
+
+def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[int]) -> None:
+    target, draft = pair()
+    folder = site.bundle(target, draft, kv_lengths=(40, 64, 100, LENGTH))
+    with specrt.load(folder) as generator:
+        for gamma in (0, 3, 8):
+            params = replace(PARAMS, max_tokens=LENGTH)
+            found = generator.generate(PROMPT, params, gamma=gamma)
+            assert found.token_ids == plain(target, PROMPT, LENGTH)
+    assert {3, 8} <= set(ran)
 
 
 def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: list[int]) -> None:
@@ -172,6 +183,34 @@ def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) ->
             assert found == plain(target, PROMPT, len(found))
 
 
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_user_reads_what_was_captured(
+    site: Site, capsys: pytest.CaptureFixture[str], captures: bool
+) -> None:
+    """In the line of statistics, the JSON, the notices, and what `tune` leaves for `inspect`."""
+    folder = site.bundle(*pair(), gammas=(0, 2))
+    if not captures:
+        site.cuda.fail("cudaStreamEndCapture", ALWAYS)
+    ask = ["generate", str(folder), "--prompt", "the sea", "--max-tokens", "20", "--gamma", "2"]
+    assert run([*ask, "--json"]) == 0
+    graphs = json.loads(capsys.readouterr().out)["cuda_graphs"]
+    assert (graphs["captured"] > 0, graphs["refusals"] == []) == (captures, captures)
+    assert run(ask) == 0
+    assert f"CUDA graphs: {graphs['captured']}" in capsys.readouterr().err
+    prompts = folder.with_suffix(".jsonl")
+    prompts.write_text('{"prompt": "a b c"}\n')
+    assert run([*ask[:2], "--prompts", str(prompts), *ask[4:]]) == 0
+    assert ("kernel by kernel" in capsys.readouterr().err) is not captures
+    with specrt.load(folder) as generator:
+        assert generator.notices == ()
+        generator.generate(PROMPT, PARAMS, gamma=2)
+        assert any("kernel by kernel" in notice for notice in generator.notices) is not captures
+    assert run(["tune", str(folder), "--quick"]) == 0
+    assert ("note: rounds of gamma 2" in capsys.readouterr().err) is not captures
+    assert run(["inspect", str(folder)]) == 0
+    assert ("rounds of gamma 2" in capsys.readouterr().out) is not captures
+
+
 def test_the_commands_run_on_plans(
     site: Site, tmp_path: Path, ran: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +226,11 @@ def test_the_commands_run_on_plans(
     assert run(["tune", str(folder), "--quick"]) == 0
     kept, ignored = read_tuning(Bundle.open(folder), len(os.sched_getaffinity(0)))
     assert kept is not None, ignored
+    assert kept.cuda_graphs is not None
+    assert kept.cuda_graphs.captured > 3
+    capsys.readouterr()
+    assert run(["inspect", str(folder)]) == 0
+    assert f"CUDA graphs: {kept.cuda_graphs.captured}" in capsys.readouterr().out
     with specrt.load(folder) as generator:
         assert generator.notices == ()
         assert generator.models.costs == kept.costs

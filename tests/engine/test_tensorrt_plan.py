@@ -195,7 +195,7 @@ def test_kernels_are_kept_for_the_next_time(tmp_path: Path) -> None:
         opened = Opened(tmp_path)
         plan = opened.plan()
         for profile, kernels in (0, "none"), (1, "eager"):
-            plan.context(profile, opened.device.allocate(plan.scratch_bytes(profile), "x"))
+            plan.context(profile, opened.device.allocate(plan.scratch_bytes, "x"))
             assert opened.engine.how.dynamic_shapes_kernel_specialization_strategy == kernels
         cache = opened.engine.how.cache
         begun, cache.held = cache.held, made or cache.held

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 from gpucheck.correctness import Ids, Scores
-from gpucheck.evidence import Evidence
+from gpucheck.evidence import Evidence, Facts
 from gpucheck.inventory import TENSORRT
 from gpucheck.workbench import Built, Workbench
 
+from specrt.engine.protocol import CudaGraphs
 from specrt.generator import Generator
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
@@ -48,6 +49,24 @@ class TableReference:
         return np.array(output.logits), np.array(output.argmax)
 
 
+class OrtTable(TableEngine):
+    """A table that captures as the engine of ONNX Runtime does."""
+
+    @classmethod
+    def of(cls, table: TableEngine) -> OrtTable:
+        made = cls.__new__(cls)
+        made.__dict__.update(table.__dict__, buffer=table.buffer.copy(), calls=[], _outputs={})
+        return made
+
+    def captures(self, width: int, rows: int) -> bool:
+        return width < 10
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs:
+        sizes = {(call.width, call.rows) for call in self.calls if call.width < 10}
+        return CudaGraphs(len(sizes), ())
+
+
 @cache
 def tables() -> dict[str, TableEngine]:
     """Return the tables of every machine's models."""
@@ -65,8 +84,8 @@ class GpuDouble(Workbench):
     def survey(self) -> Survey:
         return Survey((Gpu(0, "Double", "8.9", 1 << 29),), "", (13, 0), "1.0")
 
-    def lacks(self, backend: str) -> str:
-        return ""
+    def library(self, backend: str) -> Facts:
+        return {"version": "1.0"}
 
     def new_device(self) -> DoubleDevice:
         self.devices.append(DoubleDevice(1 << 26))
@@ -91,8 +110,7 @@ class GpuDouble(Workbench):
                 backend=built.backend, compute="fp32",  # which holds every token
             )  # fmt: skip
         else:
-            engine = copy.copy(table)
-            engine.buffer, engine._outputs = table.buffer.copy(), {}
+            engine = OrtTable.of(table)
         self.damage(engine)
         return engine
 
@@ -113,6 +131,10 @@ class GpuDouble(Workbench):
         with self.bundle("codelet", "ort-cuda") as generator:
             yield generator
 
+    def build_probe(self, backend: str, way: str, evidence: Evidence) -> Built:
+        evidence.add(build_seconds=1.0)
+        return self.codelet(backend, "draft")
+
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         evidence.add(build_seconds=1.0)
 
@@ -124,6 +146,3 @@ class GpuDouble(Workbench):
 
     def grow(self, size: str, evidence: Evidence) -> None:
         evidence.add(parameters=1)
-
-    def run_tests(self, evidence: Evidence) -> None:
-        evidence.add(output=["1 passed"])

@@ -178,7 +178,7 @@ class CudaDouble:
         return ()
 
     def _freehost(self, pointer: int) -> tuple[()]:
-        del self.host[pointer]
+        self.host.pop(pointer)[:] = POISON
         return ()
 
     def _memsetasync(self, to: int, value: int, size: int, _: int) -> tuple[()]:

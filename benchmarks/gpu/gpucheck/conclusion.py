@@ -1,4 +1,4 @@
-"""What a run says at its end: tables of steps, of speed, and of the figures that are wanted."""
+"""What a run says at its end: what failed, the figures that are wanted, tokens per second."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gpucheck.evidence import FAILED, NOT_RUN, OK, Facts, Outcome
 from gpucheck.orders import BACKENDS
 
 MOST_NAMED = 3
-"""How many steps that were not run for one reason are listed by name."""
-WIDEST = 100
+"""How many steps that ended alike are listed by name."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,13 @@ def _speedup(speed: Facts) -> float | None:
 
 def progress(outcome: Outcome) -> str:
     """Return how a step ended, to stand behind its name."""
-    if outcome.status == NOT_RUN:
-        return NOT_RUN
     text = f"{outcome.status}, {outcome.seconds:.1f} s"
     return f"{text}: {outcome.reason}" if outcome.reason else text
 
 
 def summary(outcomes: Sequence[Outcome], data: dict[str, Any], out: Path) -> str:
-    """Return what ran, what did not and why, the figures, and how many there are of each."""
-    ran = [one for one in outcomes if one.status != NOT_RUN]
-    parts = [_steps_table(ran)] if ran else []
-    if len(ran) < len(outcomes):
-        parts.append("\n".join(not_run(outcomes)))
+    """Return what failed, what did not run and why, the figures, and tokens per second."""
+    parts = ["\n".join([*_alike(outcomes, FAILED), *_alike(outcomes, NOT_RUN)])]
     rows = [("figure", "backend", "wanted", "measured", "met")]
     for figure in figures(data["steps"]):
         value = "not measured" if figure.value is None else f"{figure.value:.3f}"
@@ -112,53 +106,39 @@ def summary(outcomes: Sequence[Outcome], data: dict[str, Any], out: Path) -> str
     parts.append(_aligned(rows))
     counts = [f"{sum(o.status == s for o in outcomes)} {s}" for s in (OK, FAILED, NOT_RUN)]
     parts.append(f"{', '.join(counts)}\nresults: {out}")
-    return "\n\n".join(parts)
+    parts.append(
+        _aligned([("tokens per second", "plain", "best", "gamma"), *_speeds(data["steps"])])
+    )
+    return "\n\n".join(filter(None, parts))
 
 
-def not_run(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return a line for each reason why steps were not run."""
+def _alike(outcomes: Sequence[Outcome], status: str) -> list[str]:
+    """Return a line for each reason why steps ended so."""
     reasons: dict[str, list[str]] = {}
     for one in outcomes:
-        if one.status == NOT_RUN:
+        if one.status == status:
             reasons.setdefault(one.reason, []).append(one.key)
     return [
-        f"{', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} steps'} not run: {reason}"
+        f"{', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} steps'} {status}: {reason}"
         for reason, keys in reasons.items()
     ]
 
 
-def _steps_table(outcomes: Sequence[Outcome]) -> str:
-    rows = [("step", "status", "seconds", "what")]
-    for one in outcomes:
-        text = one.reason if one.status != OK else _headline(one.facts)
-        text = text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
-        rows.append((one.key, one.status, f"{one.seconds:.1f}", text))
-    return _aligned(rows)
+def _speeds(steps: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield what was measured of each pair, also by steps that failed later."""
+    for key, entry in steps.items():
+        facts = entry.get("facts", {})
+        rates = {name: one["tokens_per_second"] for name, one in facts.items() if _is_rate(one)}
+        if ".speed@" in key and "0" in rates:
+            best = max(rates, key=lambda gamma: float(rates[gamma]))
+            yield key, f"{rates['0']:.0f}", f"{rates[best]:.0f}", best
+
+
+def _is_rate(fact: Any) -> bool:
+    return isinstance(fact, dict) and "tokens_per_second" in fact
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _headline(facts: Facts) -> str:
-    """Return what matters most of a step's facts."""
-    if "bytes_per_second" in facts:
-        return f"{facts['bytes_per_second'] / 1e9:.0f} GB/s"
-    if "decode_of_bound" in facts:
-        return f"decode at {facts['decode_of_bound']:.0%} of the bandwidth bound"
-    if "largest_relative_error" in facts:
-        return f"at most {facts['largest_relative_error']:.1e} of the spread off"
-    if "captures" in facts:
-        captures = facts["captures"]
-        return f"CUDA graphs captured: {captures['captured']} ({captures['expected']} expected)"
-    if "unexplained" in facts:
-        return f"{facts['tokens']} tokens, {len(facts['divergences'])} near-ties"
-    if "0" in facts:
-        speeds = {k: v for k, v in facts.items() if "tokens_per_second" in (v or ())}
-        best = max(speeds, key=lambda gamma: speeds[gamma]["tokens_per_second"])
-        rate, speedup = speeds[best]["tokens_per_second"], speeds[best]["speedup"]
-        plain = facts["0"]["tokens_per_second"]
-        return f"plain {plain:.0f} tokens/s, gamma {best} {rate:.0f} ({speedup:.2f}x)"
-    return ""

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpucheck.evidence import CheckError, Evidence
+from gpucheck.evidence import CheckError, Evidence, NotRunError
 from gpucheck.inventory import TENSORRT
 from gpucheck.settings import PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
-from specrt.engine.protocol import Engine
-from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.protocol import Engine, cuda_graphs
 from specrt.engine.tensorrt.fused_round import CapturedRounds
-from specrt.errors import EngineError
+from specrt.errors import EngineError, SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
 from specrt.text import read_prompts
@@ -38,7 +37,6 @@ TIE = 0.1
 """Logits; what fp16 may move them by on codelet, whose scores spread over 28."""
 MEMORY_SLACK = 32 << 20
 REOPENINGS = 3
-UNKNOWN = "unknown"
 
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
@@ -180,27 +178,20 @@ def check_replays(open_engine: Open, evidence: Evidence) -> None:
     check_equal(evidence, *runs, "replayed and launched passes")
 
 
-def check_captures(engine: Engine, evidence: Evidence) -> None:
+def check_captures(engine: Any, evidence: Evidence) -> None:
     """Count the CUDA graphs that passes of several sizes were captured into.
 
-    ONNX Runtime does not tell; for it the number is a fact that is not known.
-    Raises: CheckError where a pass that has a profile of its own has no graph.
+    Raises: CheckError where a pass that is to have a graph has none, or none is to have any.
     """
     run_shapes(engine)
     run_shapes(engine)  # the first run of a size may be what is captured
-    if not isinstance(engine, TensorRtEngine):
-        evidence.add(captured=UNKNOWN, expected=UNKNOWN)
-        return
-    profiles = engine.model.record.profiles
-    sizes = set(shapes_for(engine)) & {
-        (p.width.most, p.rows.most) for p in profiles if p.width.fixed and p.rows.fixed
-    }
-    captured = sum(engine.graph(*size) is not None for size in sizes)
-    evidence.add(captured=captured, expected=len(sizes))
-    if captured < len(sizes):
+    graphs = cuda_graphs(engine)
+    sizes = {size for size in shapes_for(engine) if engine.captures(*size)}
+    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
+    evidence.add(captured=captured, expected=len(sizes), refusals=refusals)
+    if refusals or not sizes or captured < len(sizes):
         raise CheckError(
-            f"{captured} CUDA graphs were captured and {len(sizes)} expected: "
-            f"{'; '.join(engine.notices)}"
+            f"{captured} CUDA graphs were captured and {len(sizes)} expected: {'; '.join(refusals)}"
         )
 
 
@@ -291,6 +282,8 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
     Raises: CheckError where tokens, confidences or scores differ, or a round does not fit.
     """
     rounds = CapturedRounds(target, draft)
+    if not rounds.gammas:
+        raise NotRunError("plans of this form have no whole rounds")
     tokens, start = random_text(draft, 24), min(20, target.max_width, draft.max_width)
     for engine in (target, draft):
         feed(engine, tokens[:, :start], 0, 1)
@@ -319,6 +312,13 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
                 )  # fmt: skip
                 compared += 1
         evidence.add(rounds=compared, confidence_apart=apart)
+    graphs = cuda_graphs(rounds)
+    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
+    evidence.add(captured=captured, expected=2 * len(gammas), refusals=refusals)
+    if refusals or captured < 2 * len(gammas):
+        raise CheckError(
+            f"{captured} rounds were captured and {2 * len(gammas)} expected: {'; '.join(refusals)}"
+        )
     if apart:
         raise CheckError(f"confidences differ by up to {apart:.1e}")
 
@@ -362,9 +362,21 @@ def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evide
 # The steps.
 
 
+def opens(bench: Workbench, backend: str, evidence: Evidence, way: str) -> None:
+    """Build codelet's draft in one way, open it, and hold its numbers to fp32 on the CPU."""
+    evidence.add(bench.library(backend))
+    if lacks := evidence.facts.get("lacks"):
+        raise NotRunError(lacks)
+    try:
+        built = bench.build_probe(backend, way, evidence.part("build"))
+        with bench.engines(built) as (engine,):
+            check_logits(engine, bench.reference("draft"), TOLERANCES["fp16"], evidence)
+    except SpecrtError as error:  # one way of several
+        raise NotRunError(str(error)) from error
+
+
 def logits(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare the logits of codelet's two models with fp32 on the CPU."""
-    bench.require(backend)
     for role in ("draft", "target"):
         built = bench.codelet(backend, role)
         with bench.engines(built) as (engine,):
@@ -376,14 +388,12 @@ def grown_logits(
     bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str
 ) -> None:
     """Compare a grown target with codelet itself, whose outputs it has."""
-    bench.require(backend)
     with bench.engines(bench.target(size, precision, backend)) as (engine,):
         check_logits(engine, bench.reference("target"), GROWN[precision], evidence)
 
 
 def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Run every check of codelet's target."""
-    bench.require(backend)
     built = bench.codelet(backend, "target")
     tolerance = TOLERANCES[built.precision]
     with bench.device(backend) as device:
@@ -415,7 +425,6 @@ def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
 def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare whole rounds of codelet with single passes."""
-    bench.require(backend)
     models = [bench.codelet(backend, role) for role in ("target", "draft")]
     with bench.engines(*models) as (target, draft):
         check_rounds(target, draft, bench.settings.gammas, evidence)
@@ -423,7 +432,6 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
 def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:
     """Compare greedy text at every gamma with plain decoding, and plain decoding with the CPU's."""
-    bench.require(backend)
     settings = bench.settings
     prompts = [prompt.text for prompt in read_prompts(PROMPTS)[: settings.prompts]]
     with bench.bundle(pair, backend) as generator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -122,16 +123,24 @@ class Results:
             yield data
             part = self.path.with_name(f".{self.path.name}.part")
             with part.open("w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1, default=_plain)
+                json.dump(plain(data), file, indent=1, allow_nan=False)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self.path)
 
 
-def _plain(value: Any) -> Any:
-    """Return what JSON has for a value that it does not know: no fact is lost for its type."""
-    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
+def plain(value: Any) -> Any:
+    """Return what JSON has for any value: no fact is lost for its type."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def slug(gpu: str) -> str:

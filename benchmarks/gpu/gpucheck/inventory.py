@@ -1,4 +1,4 @@
-"""What this machine is: GPU, driver, libraries, board, and which backends may run here."""
+"""What this machine is: GPU, driver, packages, board; and whether a backend's library is there."""
 
 from __future__ import annotations
 
@@ -9,58 +9,48 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from gpucheck.evidence import Evidence
+from gpucheck.evidence import Evidence, Facts
 from gpucheck.settings import ROOT
-from specrt.engine.tensorrt.engine_record import this_device
-from specrt.engine.tensorrt.library import (
-    FLAVOURS,
-    is_installed,
-    lacks_to_build,
-    lacks_to_run,
-    open_library,
-)
+from specrt.engine.tensorrt.library import FLAVOURS, lacks_to_build, lacks_to_run, open_library
 from specrt.errors import SpecrtError
 from specrt.system import Survey, read_jetson, survey
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",
-    "cuda-bindings", "tensorrt", "tensorrt-rtx",
+    "cuda-bindings", "tensorrt", "tensorrt-rtx-cu13",
 )  # fmt: skip
 TENSORRT = tuple(FLAVOURS)
-BACKENDS = ("ort-cuda", *TENSORRT)
 
 
 class Machine:
-    """What can be known without an engine library."""
+    """What can be known before anything is built."""
 
     def survey(self) -> Survey:
         """Return what the driver tells of this machine."""
         return survey()
 
-    def lacks(self, backend: str) -> str:
-        """Return why a backend cannot run here; empty where it may.
+    def library(self, backend: str) -> Facts:
+        """Return what is known of a backend's library, with what it `lacks` to run here.
 
-        A library's list of compute capabilities does not decide: plans are tried.
+        A list of compute capabilities does not decide: plans are tried.
         """
-        gpus = self.survey()
-        if gpus.problem:
-            return f"no GPU ({gpus.problem})"
+        if backend == "ort-cuda":
+            return _ort_cuda()
         try:
-            return _lacks(backend, gpus)
+            library = open_library(backend)
         except SpecrtError as error:
-            return str(error)
-        except Exception as error:  # a broken installation raises anything
-            return f"{type(error).__name__}: {error}"
+            return {"lacks": str(error)}
+        return {
+            "version": library.version,
+            "capabilities": list(library.capabilities),
+            "lacks_to_run": lacks_to_run(backend, self.survey()),
+            "lacks_to_build": lacks_to_build(backend, self.survey()),
+        }
 
 
 def collect(machine: Machine, backend: str, evidence: Evidence) -> None:
-    """Add all that can be known of the machine; what cannot is a fact with its reason."""
-    gpus = machine.survey()
+    """Add all that can be known of the machine, the driver last; what cannot says why."""
     evidence.add(
-        problem=gpus.problem,
-        gpus=[asdict(gpu) for gpu in gpus.gpus],
-        driver=gpus.driver,
-        driver_cuda=".".join(map(str, gpus.cuda)),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         versions={name: _version(name) for name in DISTRIBUTIONS if _version(name)},
@@ -68,49 +58,30 @@ def collect(machine: Machine, backend: str, evidence: Evidence) -> None:
     sources: dict[str, Callable[[], Any]] = {
         "commit": _commit,
         "jetson": lambda: asdict(board) if (board := read_jetson()) else None,
-        "onnxruntime_providers": _providers,
-        **{name: lambda name=name: _tensorrt(name, gpus) for name in TENSORRT},
     }
     for name, source in sources.items():
         try:
             fact = source()
-        except Exception as error:  # a broken installation raises anything
+        except Exception as error:  # one that is not known keeps no other from being so
             fact = f"unknown: {type(error).__name__}: {error}"
         evidence.add({name: fact})
-    backends = evidence.part("backends")
-    for name in BACKENDS:
-        backends.add({name: machine.lacks(name)})
+    found = machine.survey()
+    evidence.add(
+        problem=found.problem,
+        gpus=[asdict(gpu) for gpu in found.gpus],
+        driver=found.driver,
+        driver_cuda=".".join(map(str, found.cuda)),
+    )
 
 
-def _lacks(backend: str, gpus: Survey) -> str:
-    if backend == "ort-cuda":
-        from specrt.engine.ort_cuda import missing, unloadable
-
-        return missing() or unloadable() or ""
-    from specrt.engine.tensorrt.device import cuda_bindings
-
-    this_device(open_library(backend), devices=gpus)
-    cuda_bindings()
-    return ""
-
-
-def _tensorrt(backend: str, gpus: Survey) -> dict[str, Any]:
-    if not is_installed(backend):
-        return {"installed": False}
-    library = open_library(backend)
-    return {
-        "installed": True,
-        "version": library.version,
-        "capabilities": list(library.capabilities),
-        "lacks_to_run": lacks_to_run(backend, gpus),
-        "lacks_to_build": lacks_to_build(backend, gpus),
-    }
-
-
-def _providers() -> list[str]:
+def _ort_cuda() -> Facts:
     import onnxruntime
 
-    return list(onnxruntime.get_available_providers())
+    from specrt.engine.ort_cuda import missing, unloadable
+
+    providers = list(onnxruntime.get_available_providers())
+    lacks = missing() or unloadable()
+    return {"version": onnxruntime.__version__, "providers": providers, "lacks": lacks}
 
 
 def _version(name: str) -> str:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
-from gpucheck.evidence import NOT_RUN, Evidence, Outcome, Results
+from gpucheck.evidence import NOT_RUN, OK, Evidence, Outcome, Results
 from gpucheck.settings import RunSettings
 
 if TYPE_CHECKING:
     from gpucheck.workbench import Workbench
 
-BACKENDS = ("ort-cuda", "tensorrt", "tensorrt-rtx")
+WAYS = {
+    "ort-cuda": ("provider",),
+    "tensorrt": ("plan",),
+    "tensorrt-rtx": ("any", "current", "12.1", "12.0", "8.9", "8.6", "8.0", "7.5"),
+}
+"""How each backend may be opened, tried in this order until one works. For tensorrt-rtx the compute
+capabilities that plans are built for: all that it knows, the GPU's own, then one by one."""
+BACKENDS = tuple(WAYS)
 INVENTORY = "inventory"
 NO_TIME = "too little was left of --minutes"
-LEAST_LIMIT, LIMIT_FACTOR = 3.0, 4.0
+SHORT, LONG = 10.0, 30.0
+"""Minutes of the two orders: the one ends with tokens per second at 1 B, the other at 8 B too."""
+ATTENTION = ("grouped", "lengths")
+"""Recipes of this folder that differ from `codelet` in how attention reads: to be compared."""
+LEAST_LIMIT, LIMIT_FACTOR = 2.0, 4.0
 """Minutes that any step may take, and how many times what it is expected to take."""
+RESERVE = 1.25
+"""How many times what goals are expected to take is kept for them."""
 
 Run = Callable[["Workbench", str, Evidence], None]
 """Called with the workbench, the backend and the evidence; the inventory needs no workbench."""
@@ -38,11 +51,23 @@ class Step:
     needs_gpu: bool = True
     minutes: float = 1.0
     """About what it takes on a data-centre GPU; it is not begun with less time left."""
+    goal: bool = False
+    """Whether its order ends with it: other steps leave it its time, on one backend."""
 
     @property
     def key(self) -> str:
         """Its name in results and on the command line."""
         return f"{self.subject}@{self.backend}" if self.backend else self.subject
+
+    @property
+    def way(self) -> str:
+        """The way to open its backend that it tries; empty for other steps."""
+        return self.subject.removeprefix("open.") if self.subject.startswith("open.") else ""
+
+    @property
+    def again(self) -> bool:
+        """Whether it is run although it ended well: others need what it finds, or fresh files."""
+        return self.subject.endswith((INVENTORY, ".build", ".export", ".grow"))
 
     @property
     def limit_minutes(self) -> float:
@@ -56,33 +81,37 @@ class Step:
 
 
 def steps(settings: RunSettings) -> list[Step]:
-    """Return all steps: for each backend whether numbers are right, then speed; large ones last."""
+    """Return all steps: what opens, whether numbers are right, tokens per second, then the rest."""
     return list(_steps(settings))
 
 
 def _steps(settings: RunSettings) -> Iterator[Step]:
-    yield Step(INVENTORY, "", _call("inventory", "collect"), needs_gpu=False, minutes=0.2)
-    yield Step("bandwidth", "", _call("speed", "bandwidth"), minutes=0.2)
-    first = settings.precisions[0]
-    small, large = settings.sizes[:1], settings.sizes[1:]
-    for number, backend in enumerate(BACKENDS):
+    yield Step(INVENTORY, "", _call("inventory", "collect"), needs_gpu=False, minutes=0.1)
+    yield Step("bandwidth", "", _call("speed", "bandwidth"), minutes=0.1)
+    for backend, ways in WAYS.items():
+        for way in ways:
+            run = _call("correctness", "opens", way=way)
+            yield Step(f"open.{way}", backend, run, minutes=0.3)
+    for backend in BACKENDS:
         yield from _codelet(backend)
-        for size in small:
-            yield from _grown(size) if not number else ()
-            yield from _target(size, first, backend)
-    for size in large:
+    first, others = settings.precisions[0], settings.precisions[1:]
+    for size in settings.sizes:
         yield from _grown(size)
         for backend in BACKENDS:
-            yield from _target(size, first, backend)
-    for precision in settings.precisions[1:]:
-        for size in settings.sizes:
-            for backend in BACKENDS:
-                yield from _target(size, precision, backend)
+            yield from _target(size, first, backend, goal=True)
+    for size, backend in product(settings.sizes, BACKENDS):
+        yield from _passes(size, first, backend)
+    for backend, name in product(BACKENDS, ("passes", "speed")):
+        run = _call("speed", name, size="codelet", precision="fp16")
+        yield Step(f"codelet.{name}", backend, run, minutes=0.5)
+    for precision, size, backend in product(others, settings.sizes, BACKENDS):
+        yield from _target(size, precision, backend)
+        yield from _passes(size, precision, backend)
+    for pair in ATTENTION:
+        yield from _attention(pair, "tensorrt-rtx")
     yield _build("mixed", "ort-cuda")
-    yield Step(
-        "mixed.verify", "ort-cuda", _call("correctness", "verify", pair="mixed"), minutes=0.7
-    )
-    yield Step("tests", "", lambda bench, backend, evidence: bench.run_tests(evidence), minutes=2)
+    run = _call("correctness", "verify", pair="mixed")
+    yield Step("mixed.verify", "ort-cuda", run, minutes=0.5)
 
 
 def _call(module: str, function: str, **options: str) -> Run:
@@ -99,19 +128,23 @@ def _build(pair: str, backend: str) -> Step:
         bench.build_bundle(pair, backend, evidence)
 
     # TensorRT chooses kernels by timing them on the GPU; the others build anywhere.
-    return Step(f"{pair}.build", backend, run, needs_gpu=backend == "tensorrt", minutes=0.7)
+    return Step(f"{pair}.build", backend, run, needs_gpu=backend == "tensorrt", minutes=0.5)
 
 
 def _codelet(backend: str) -> Iterator[Step]:
     yield _build("codelet", backend)
-    minutes = {"logits": 0.3, "engine": 0.7, "rounds": 0.3, "verify": 0.7}
+    minutes = {"logits": 0.2, "engine": 0.4, "rounds": 0.2, "verify": 0.5}
     if backend == "ort-cuda":
         del minutes["rounds"]
     for name, expected in minutes.items():
         yield Step(f"codelet.{name}", backend, _call("correctness", name), minutes=expected)
-    for name in ("passes", "speed"):
-        run = _call("speed", name, size="codelet", precision="fp16")
-        yield Step(f"codelet.{name}", backend, run, minutes=0.5)
+
+
+def _attention(pair: str, backend: str) -> Iterator[Step]:
+    yield _build(pair, backend)
+    yield Step(f"{pair}.verify", backend, _call("correctness", "verify", pair=pair), minutes=0.5)
+    run = _call("speed", "passes", size=pair, precision="fp16")
+    yield Step(f"{pair}.passes", backend, run, minutes=0.5)
 
 
 def _grown(size: str) -> Iterator[Step]:
@@ -121,65 +154,120 @@ def _grown(size: str) -> Iterator[Step]:
     def grow(bench: Workbench, backend: str, evidence: Evidence) -> None:
         bench.grow(size, evidence)
 
+    minutes = 0.4 if size == "1B" else 4
     yield Step(f"{size}.export", "", export, needs_gpu=False, minutes=0.3)
-    yield Step(f"{size}.grow", "", grow, minutes=0.5 if size == "1B" else 4)
+    yield Step(f"{size}.grow", "", grow, minutes=minutes, goal=True)
 
 
-def _target(size: str, precision: str, backend: str) -> Iterator[Step]:
+def _target(size: str, precision: str, backend: str, goal: bool = False) -> Iterator[Step]:
     if precision == "fp8" and backend == "ort-cuda":
         return
-    part = {"size": size, "precision": precision}
-    name, factor = f"{size}-{precision}", 1 if size == "1B" else 3
+    name, factor = f"{size}-{precision}", 1 if size == "1B" else 4
 
     def build(bench: Workbench, backend: str, evidence: Evidence) -> None:
         bench.require_precision(precision)
         bench.build_target(size, precision, backend, evidence)
 
-    yield Step(f"{name}.build", backend, build, minutes=0.8 * factor)
-    run = _call("speed", "speed", **part)
-    yield Step(f"{name}.speed", backend, run, minutes=0.8 * factor)
-    run = _call("correctness", "grown_logits", **part)
-    yield Step(f"{name}.logits", backend, run, minutes=0.2 * factor)
-    run = _call("speed", "passes", **part)
-    yield Step(f"{name}.passes", backend, run, minutes=0.3 * factor)
+    yield Step(f"{name}.build", backend, build, minutes=0.8 * factor, goal=goal)
+    run = _call("speed", "speed", size=size, precision=precision)
+    yield Step(f"{name}.speed", backend, run, minutes=0.6 * factor, goal=goal)
+
+
+def _passes(size: str, precision: str, backend: str) -> Iterator[Step]:
+    if precision == "fp8" and backend == "ort-cuda":
+        return
+    for module, name in (("correctness", "logits"), ("speed", "passes")):
+        function = "grown_logits" if name == "logits" else name
+        run = _call(module, function, size=size, precision=precision)
+        yield Step(f"{size}-{precision}.{name}", backend, run, minutes=0.2 if size == "1B" else 0.6)
 
 
 Launch = Callable[[Step, float], Outcome]
 """Runs a step for at most so many seconds."""
+Known = Mapping[str, Mapping[str, Any]]
+"""What is known of steps, by their keys, as `Results` keeps it."""
 
 
 def run_order(
-    chosen: Sequence[Step], results: Results, launch: Launch, *, minutes: float | None = None,
+    chosen: Sequence[Step], results: Results, launch: Launch, *, minutes: float,
+    resume: bool = False,
     started: Callable[[Step], None] = lambda step: None,
     ended: Callable[[Outcome], None] = lambda outcome: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:  # fmt: skip
     """Run steps in their order within a number of minutes, and write each outcome at once.
 
-    A step that is expected to take longer than what is left is not begun.
+    A step that is expected to take longer than what is left is not begun, and what hangs leaves the
+    goals of the order their time. With `resume` what ended well before is not run again.
     """
     began = clock()
     outcomes: list[Outcome] = []
-    for step in chosen:
-        left = math.inf if minutes is None else minutes - (clock() - began) / 60
-        if reason := blocked(step, results):
+    for number, step in enumerate(chosen):
+        known: Known = results.read()["steps"]
+        left = minutes - (clock() - began) / 60
+        free = left - _reserved(chosen[number + 1 :], known)
+        if resume and not step.again and known.get(step.key, {}).get("status") == OK:
+            outcome = Outcome(step.key, **known[step.key])
+        elif reason := blocked(step, known):
             outcome = results.put(Outcome(step.key, NOT_RUN, reason))
-        elif left < step.minutes:
+        elif (left if step.goal else free) < step.minutes:
             facts = {"minutes_needed": step.minutes, "minutes_left": round(max(left, 0), 1)}
             outcome = results.put(Outcome(step.key, NOT_RUN, NO_TIME, facts=facts))
         else:
             started(step)
-            outcome = launch(step, 60 * min(left, step.limit_minutes))
+            outcome = launch(step, 60 * min(max(free, step.minutes), step.limit_minutes))
         outcomes.append(outcome)
         ended(outcome)
     return outcomes
 
 
-def blocked(step: Step, results: Results) -> str:
-    """Return why a step cannot be run here, as the inventory found."""
+def _reserved(later: Sequence[Step], known: Known) -> float:
+    """Return the minutes of the goals to come, each on the first backend that may run it."""
+    goals: dict[str, float] = {}
+    for step in later:
+        if step.goal and step.subject not in goals and not blocked(step, known):
+            goals[step.subject] = RESERVE * step.minutes
+    return sum(goals.values())
+
+
+def blocked(step: Step, known: Known) -> str:
+    """Return why a step cannot be run here, by what earlier ones found."""
     if not step.needs_gpu:
         return ""
-    machine = results.facts(INVENTORY)
+    machine = known.get(INVENTORY, {}).get("facts", {})
     if machine.get("problem"):
         return f"no GPU ({machine['problem']})"
-    return str(machine.get("backends", {}).get(step.backend, ""))
+    if not step.backend:
+        return ""
+    if step.way:
+        gpus = machine.get("gpus") or [{}]
+        return _needless(step, known, gpus[0].get("capability", ""))
+    tried = [known.get(f"open.{way}@{step.backend}") for way in WAYS[step.backend]]
+    if working_way(step.backend, known) or None in tried:
+        return ""
+    reasons = dict.fromkeys(one["reason"] for one in tried if one)
+    return f"{step.backend} opens in no way: {'; '.join(reasons)}"
+
+
+def working_way(backend: str, known: Known) -> str:
+    """Return the first way to open a backend that worked; empty where none did yet."""
+    keys = {way: f"open.{way}@{backend}" for way in WAYS[backend]}
+    return next((way for way, key in keys.items() if known.get(key, {}).get("status") == OK), "")
+
+
+def _needless(step: Step, known: Known, capability: str) -> str:
+    """Return why a way need not be tried: an earlier one works, or none can."""
+    earlier = WAYS[step.backend][: WAYS[step.backend].index(step.way)]
+    for way in earlier:
+        entry = known.get(f"open.{way}@{step.backend}", {})
+        if entry.get("status") == OK:
+            return f"{way} works"
+        if lacks := entry.get("facts", {}).get("lacks"):
+            return str(lacks)
+    if step.way[0].isdigit() and capability and _number(step.way) > _number(capability):
+        return f"this GPU has capability {capability}"
+    return ""
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))

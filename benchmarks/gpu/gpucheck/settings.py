@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "gpu"
 CODELET = ROOT / "engines" / "codelet"
 PROMPTS = ROOT / "benchmarks" / "prompts" / "code.jsonl"
-RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "engines" / "build" / "gpu-check"
-"""Ignored by git; bundles and plans stay there from run to run."""
+"""Ignored by git; bundles, plans and results stay there from run to run."""
+SITE = "site"
+"""Folder of packages below that one, as `pack.py` unpacks them."""
+SOURCES = ("runtime", "export", "tools")
 SIZES = ("1B", "8B")
 PRECISIONS = ("fp16", "int8", "fp8")
-GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
 MAX_LENGTH, PREFILL = 2048, 256
 
 
@@ -28,7 +30,9 @@ class RunSettings:
     """Where lowered weights lie while a plan is built; beside the plans when None."""
     sizes: tuple[str, ...] = SIZES
     precisions: tuple[str, ...] = PRECISIONS
-    gammas: tuple[int, ...] = GAMMAS
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    capabilities: tuple[str, ...] = ()
+    """What plans of tensorrt-rtx are built for; all that the library knows when empty."""
     prompts: int = 6
     """How many are completed in each verification and benchmark."""
     tokens: int = 96
@@ -38,15 +42,31 @@ class RunSettings:
     copied_bytes: int = 2 << 30
     """How much is copied to measure the bandwidth of the GPU's memory."""
 
+    def opened(self, way: str) -> RunSettings:
+        """Return these with the capability that plans of tensorrt-rtx were seen to open with."""
+        return replace(self, capabilities=() if way in ("", "any") else (way,))
+
     @property
     def weights_folder(self) -> Path:
         """Where weights lie that are needed only while a plan is built."""
         return self.scratch or self.work
 
 
-def add_source() -> None:
-    """Let specrt and its scripts be imported from this repository, installed or not."""
-    for folder in ("tools", "export", "runtime"):
-        path = str(ROOT / folder)
-        if path not in sys.path:
-            sys.path.insert(0, path)
+def environment(work: Path) -> dict[str, str]:
+    """Return the environment of a step: this repository, unpacked packages, NVIDIA's libraries.
+
+    ONNX Runtime looks for CUDA's libraries beside its own package only, and then where the loader
+    does.
+    """
+    packages = [*(str(ROOT / name) for name in SOURCES), str(work / SITE)]
+    places = [Path(path) for path in dict.fromkeys([*packages, *sys.path]) if path]
+    libraries = [str(found) for place in places for found in sorted(place.glob("nvidia/*/lib"))]
+    return {
+        **os.environ,
+        "PYTHONPATH": _joined(packages, "PYTHONPATH"),
+        "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
+    }
+
+
+def _joined(places: list[str], name: str) -> str:
+    return os.pathsep.join([*places, *filter(None, [os.environ.get(name)])])

@@ -155,7 +155,6 @@ def launch_times(device: Any, graphs: Mapping[Key, Any], laps: int) -> dict[Key,
 
 def passes(bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str) -> None:
     """Time a target's passes at widths 1 to gamma + 1."""
-    bench.require(backend)
     built = bench.target(size, precision, backend)
     with bench.device(backend) as device:
         engine = bench.open(built, device)
@@ -164,8 +163,9 @@ def passes(bench: Workbench, backend: str, evidence: Evidence, size: str, precis
         finally:
             engine.close()
         if device is not None:
-            size = min(bench.settings.copied_bytes, int(device.available()[0]) // 4)
-            rate = copy_rate(device, size)
+            rate = copy_rate(
+                device, min(bench.settings.copied_bytes, int(device.available()[0]) // 4)
+            )
             evidence.add(bound_facts(float(rate["bytes_per_second"]), evidence.facts, built))
 
 
@@ -201,7 +201,6 @@ def bound_facts(bytes_per_second: float, facts: Facts, built: Built) -> Facts:
 
 def speed(bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str) -> None:
     """Complete prompts plain, at every gamma and with auto, in turn."""
-    bench.require(backend)
     settings, built = bench.settings, bench.target(size, precision, backend)
     texts = [prompt.text for prompt in read_prompts(PROMPTS)[: settings.prompts]]
     with bench.pair(built, bench.codelet(backend, "draft")) as generator:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -27,9 +27,11 @@ from gpucheck.evidence import (
     Results,
 )
 
-LAST_LINES = 6
+LAST_LINES, LAST_BYTES = 6, 1 << 14
 LONGEST_REASON = 600
-CLEANUP_S = 5
+LOOK_S, ENDING_S, KILLING_S = 2.0, 30.0, 5.0
+"""How often a child is looked at, how long it may take to end once its outcome is written, and once
+it is sent a signal."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,74 +52,118 @@ class Process(Protocol):
 
 Start = Callable[[Path], Process]
 """Starts a child in a session of its own, whose output goes into a file."""
+Clock = Callable[[], float]
 
 
-def command(arguments: Sequence[str]) -> Start:
+def command(arguments: Sequence[str], environment: Mapping[str, str]) -> Start:
     """Return what starts a command."""
 
     def start(log: Path) -> Process:
         with log.open("w") as file:
-            return subprocess.Popen(arguments, stdout=file, stderr=file, start_new_session=True)
+            return subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True, env=environment,
+            )  # fmt: skip
 
     return start
 
 
-def supervise(results: Results, key: str, start: Start, seconds: float) -> Outcome:
+def supervise(
+    results: Results, key: str, start: Start, seconds: float, clock: Clock = time.monotonic
+) -> Outcome:
     """Run a child that writes its facts under `key`, and complete that entry when it has ended."""
-    began, when = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began, when = clock(), datetime.now(timezone.utc).isoformat(timespec="seconds")
     results.put(Outcome(key, RUNNING, when=when))
+
+    def complete(reason: str) -> Outcome:
+        entry = results.outcome(key)
+        assert entry is not None, "the entry was written before the child began"
+        if entry.status == RUNNING:
+            entry = replace(entry, status=FAILED, reason=reason or "the process wrote no outcome")
+        elif entry.status == OK and reason:
+            entry = replace(entry, status=FAILED, reason=f"after its checks passed, {reason}")
+        return results.put(replace(entry, seconds=round(clock() - began, 2)))
+
+    def told() -> bool:
+        entry = results.outcome(key)
+        return entry is not None and entry.status != RUNNING
+
     try:
-        reason = _run(start, seconds)
+        reason = _run(start, seconds, told, clock)
     except KeyboardInterrupt:
-        _complete(results, key, "interrupted", began)
+        complete("interrupted")
         raise
-    return _complete(results, key, reason, began)
+    return complete(reason)
 
 
-def _complete(results: Results, key: str, reason: str, began: float) -> Outcome:
-    entry = results.outcome(key)
-    assert entry is not None, "the entry was written before the child began"
-    if entry.status == RUNNING:
-        entry = replace(entry, status=FAILED, reason=reason or "the process wrote no outcome")
-    elif entry.status == OK and reason:
-        entry = replace(entry, status=FAILED, reason=f"after its checks passed, {reason}")
-    return results.put(replace(entry, seconds=round(time.monotonic() - began, 2)))
-
-
-def _run(start: Start, seconds: float) -> str:
+def _run(start: Start, seconds: float, told: Callable[[], bool], clock: Clock) -> str:
     """Wait for a child, and kill it and its children at the limit; return how it failed."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "output"
-        child = start(log)
+        try:
+            child = start(log)
+        except OSError as error:  # no memory or no processes left: the next step may have them
+            return f"its process could not be started: {error}"
         code: int | None = None
         try:
-            code = child.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            pass
+            code = _wait(child, seconds, told, clock)
         except KeyboardInterrupt:  # the child is in a session of its own, and gets no Ctrl-C
             with suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 os.killpg(child.pid, signal.SIGINT)
-                child.wait(timeout=CLEANUP_S)
+                child.wait(timeout=KILLING_S)
             raise
         finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        return "" if code == 0 else _reason(code, seconds, _last_lines(log))
+            kept = _kill(child)
+        if code is None and told():
+            return f"the process did not end{kept}"
+        return "" if code == 0 else _reason(code, seconds, _last_lines(log)) + kept
+
+
+def _wait(child: Process, seconds: float, told: Callable[[], bool], clock: Clock) -> int | None:
+    """Return a child's exit code; None where it does not end within the seconds.
+
+    One that has told its outcome, and hangs while it ends, is not waited for long.
+    """
+    end, ending = clock() + seconds, False
+    while (left := end - clock()) > 0:
+        try:
+            return child.wait(timeout=min(left, LOOK_S))
+        except subprocess.TimeoutExpired:
+            if not ending and told():
+                ending, end = True, min(end, clock() + ENDING_S)
+    return None
+
+
+def _kill(child: Process) -> str:
+    """Kill a child and its children; say so where it stays, as one that waits in a driver does."""
+    if child.poll() is not None:
+        return ""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(timeout=KILLING_S)
+    except subprocess.TimeoutExpired:
+        return "; it cannot be killed"
+    return ""
 
 
 def _reason(code: int | None, seconds: float, output: str) -> str:
     if code is None:
         how = f"the process was stopped at its limit of {seconds:.0f} s"
     elif code < 0:
-        how = f"the process was ended by {signal.Signals(-code).name}"
+        names = {number: number.name for number in signal.Signals}
+        how = f"the process was ended by {names.get(-code, f'signal {-code}')}"  # type: ignore[call-overload]
     else:
         how = f"the process ended with {code}"
     return f"{how}; {output}" if output else how
 
 
 def _last_lines(log: Path) -> str:
-    text = log.read_text("utf-8", "replace") if log.exists() else ""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_BYTES))
+        text = file.read().decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:])[-LONGEST_REASON:]
 
@@ -134,7 +180,9 @@ def report(results: Results, key: str, work: Callable[[Evidence], None]) -> None
         status, reason = NOT_RUN, str(error)
     except CheckError as error:
         status, reason = FAILED, str(error)
-    except (Exception, SystemExit) as error:  # whatever a library raises ends this step alone
+    except KeyboardInterrupt:
+        status, reason = FAILED, "interrupted"
+    except BaseException as error:  # whatever a library raises ends this step alone
         status, reason = FAILED, f"{type(error).__name__}: {error}"
     reason = " ".join(reason.split())[:LONGEST_REASON]
     results.update(key, facts=evidence.facts, status=status, reason=reason)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +20,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gpucheck.evidence import CheckError, Evidence, NotRunError
+from gpucheck.evidence import Evidence, NotRunError
 from gpucheck.inventory import TENSORRT, Machine
-from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, ROOT, SCRIPT, RunSettings
+from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
@@ -39,7 +37,7 @@ from specrt.engine.tensorrt.library import (
     open_library,
 )
 from specrt.engine.tensorrt.plan import open_plan
-from specrt.errors import BuildError, EngineError
+from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.speculation.costs import Costs
@@ -58,6 +56,7 @@ from specrt_export.precision import SCALED, Precision
 from specrt_export.quantize import quantize
 from specrt_export.recipe import PlanOptions, read_recipe
 
+RTX = "tensorrt-rtx"
 FACTS = "built.json"
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 CANDIDATES = 64
@@ -107,11 +106,6 @@ class Workbench(Machine):
     """Opens what a step needs; tests replace what needs a GPU."""
 
     settings: RunSettings = field(default_factory=RunSettings)
-
-    def require(self, backend: str) -> None:
-        """Raise NotRunError where a backend cannot run here."""
-        if reason := self.lacks(backend):
-            raise NotRunError(reason)
 
     def new_device(self) -> Any:
         """Open the GPU.
@@ -185,18 +179,6 @@ class Workbench(Machine):
         source = codelet_source(role)
         return GraphRun(source.graph, source.weights)
 
-    def run_tests(self, evidence: Evidence) -> None:
-        """Run the tests that are marked `gpu`."""
-        tests = str(ROOT / "tests" / "gpu" / "test_on_gpu.py")
-        arguments = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
-        lines = (done.stdout + done.stderr).strip().splitlines()[-20:]
-        evidence.add(output=lines)
-        if any("No module named pytest" in line for line in lines):
-            raise NotRunError("pytest is not installed")
-        if done.returncode:
-            raise CheckError(f"tests failed: {lines[-1] if lines else ''}")
-
     # What is built, and where it is.
 
     def bundle_folder(self, pair: str, backend: str) -> Path:
@@ -225,12 +207,12 @@ class Workbench(Machine):
         )  # fmt: skip
 
     def target(self, size: str, precision: str, backend: str) -> Built:
-        """Return the target of a size, `codelet` for itself.
+        """Return the target of a size, or of a recipe of this folder, as `codelet`.
 
         Raises: NotRunError where it was not built.
         """
-        if size == "codelet":
-            return self.codelet(backend, "target")
+        if (SCRIPT / f"{size}.toml").is_file():
+            return self.codelet(backend, "target", size)
         return self.built(self.engine_folder(size, precision, backend))
 
     def built(self, folder: Path) -> Built:
@@ -251,6 +233,9 @@ class Workbench(Machine):
         self._require_builder(backend)
         recipe = read_recipe(SCRIPT / f"{pair}.toml", backend=None if pair == "mixed" else backend)
         recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
+        if backend == RTX:
+            capabilities = self.settings.capabilities
+            recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, capabilities=capabilities))
         out, began = self.bundle_folder(pair, backend), time.monotonic()
         evidence.add(reused=is_fresh(recipe, out))
         if not evidence.facts["reused"]:
@@ -310,7 +295,7 @@ class Workbench(Machine):
 
         from growth.shape import PRESETS
         from inflate import inflate
-        from specrt_export.portable.exporter import attach
+        from specrt_export.portable.attachment import attach
 
         source, shape = self._grown(size), PRESETS[size]
         evidence.add(reused=source.graph.is_file())
@@ -347,7 +332,8 @@ class Workbench(Machine):
         if not source.graph.is_file():
             raise NotRunError(f"{size} was not grown: the step {size}.grow comes first")
         version = open_library(backend).version if backend in TENSORRT else ""
-        origin = f"{precision} {backend} {version} {self.settings.gammas}"
+        settings = self.settings
+        origin = f"{precision} {backend} {version} {settings.gammas} {settings.capabilities}"
         digest = hashlib.sha256(origin.encode() + source.graph.read_bytes()).hexdigest()
         if (out / FACTS).is_file() and self.built(out).source == digest:
             evidence.add(reused=True)
@@ -359,15 +345,23 @@ class Workbench(Machine):
                 method = Precision.of(precision, per_row=backend in TENSORRT)
                 quantized = quantize(source.graph, source.weights, scratch, method)
                 source = Source(quantized.graph, quantized.folder)
-            if backend in TENSORRT:
-                built = self.build_plan(source, out, backend, evidence)
-            else:
-                built = self._build_ort_cuda(source, out)
+            built = self._compile(source, out, backend, evidence)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         built = replace(built, precision=precision, source=digest)
         built.write()
         evidence.add(read_bytes=built.read_bytes)
+
+    def build_probe(self, backend: str, way: str, evidence: Evidence) -> Built:
+        """Build codelet's draft in one way to open a backend."""
+        out = self.settings.work / f"open-{way}-{backend}"
+        bench = replace(self, settings=self.settings.opened(way if backend == RTX else ""))
+        return bench._compile(codelet_source("draft"), out, backend, evidence)
+
+    def _compile(self, source: Source, out: Path, backend: str, evidence: Evidence) -> Built:
+        if backend in TENSORRT:
+            return self._build_plan(source, out, backend, evidence)
+        return self._build_ort_cuda(source, out)
 
     def _build_ort_cuda(self, source: Source, out: Path) -> Built:
         shutil.rmtree(out, ignore_errors=True)
@@ -375,29 +369,22 @@ class Workbench(Machine):
         model = compile_ort_cuda(source.graph, source.weights, out, MAX_LENGTH, captured=captured)
         return Built(out / ENGINE, "ort-cuda", model.geometry, (out / WEIGHTS).stat().st_size)
 
-    def build_plan(self, source: Source, out: Path, backend: str, evidence: Evidence) -> Built:
-        """Build a plan that the runtime opens; nothing is compared with a CPU here.
-
-        Raises: NotRunError where the machine has too little memory; BuildError.
-        """
+    def _build_plan(self, source: Source, out: Path, backend: str, evidence: Evidence) -> Built:
+        """Build a plan that the runtime opens; nothing is compared with a CPU here."""
         library = open_library(backend)
         form = NATIVE if library.native else DECOMPOSED
         lowered, began = self.settings.weights_folder / f"{out.name}.lowered", time.monotonic()
         target = lower(source, lowered, form)
         evidence.add(lower_seconds=round(time.monotonic() - began, 1))
-        options = PlanOptions(candidates=target.candidates)
+        capabilities = self.settings.capabilities if backend == RTX else ()
+        options = PlanOptions(candidates=target.candidates, capabilities=capabilities)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        try:
-            plan = build_plan(
-                lowered / ENGINE, out / PLAN, library,
-                profiles(source.role, PREFILL, self.settings.gammas), options,
-                lambda stage, done: None, form=form,
-            )  # fmt: skip
-        except BuildError as error:
-            if str(error).startswith("building this plan takes"):
-                raise NotRunError(str(error)) from error
-            raise
+        plan = build_plan(
+            lowered / ENGINE, out / PLAN, library,
+            profiles(source.role, PREFILL, self.settings.gammas), options,
+            lambda stage, done: None, form=form,
+        )  # fmt: skip
         (out / FILE_NAME).write_text(plan.record.to_json(), encoding="utf-8")
         built = Built(out / PLAN, backend, target.geometry, (lowered / WEIGHTS).stat().st_size)
         built.write()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from specrt.engine.tensorrt.engine_record import Compiled, Kernel, Profile
+from specrt.engine.tensorrt.engine_record import KV_LENGTH, Compiled, Kernel, Profile
 from specrt.engine.tensorrt.library import Message
 from specrt.errors import BuildError
 
@@ -267,12 +267,16 @@ def weight_bytes(messages: Iterable[Message]) -> int:
     return max((int(match[1]) for match in matches if match), default=0)
 
 
+_ALWAYS = ("has Int64 binding", f"Input Tensor {KV_LENGTH} is unused")
+"""Of warnings that say what is meant to be so."""
+
+
 def highlights(messages: Iterable[Message]) -> tuple[str, ...]:
     """Return the library's distinct warnings, but for those that say what is always so."""
     lines = dict.fromkeys(
         printable(message.text)
         for message in messages
-        if message.severity == "warning" and "has Int64 binding" not in message.text
+        if message.severity == "warning" and not any(part in message.text for part in _ALWAYS)
     )
     return tuple(lines)[:_MESSAGES_MOST]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE
 from specrt.cli.options import (
     completion_options,
+    graphs_text,
     logprob_options,
     print_notices,
     read_params,
     require_json,
 )
 from specrt.completion import Completion, Stream
+from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
@@ -91,7 +93,8 @@ def command(
             return complete_several(generator, rendered, params, gamma, drafter, as_json)
         stream = generator.stream(rendered, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
-    report(stream.completion, as_json)
+        graphs = generator.models.cuda_graphs
+    report(stream.completion, as_json, graphs)
     return 130 if interrupted else 0
 
 
@@ -175,22 +178,28 @@ def _end_line(stream: Stream, show: bool) -> None:
         sys.stdout.flush()
 
 
-def summary(completion: Completion) -> str:
-    """Return the line of statistics of a completion."""
+def summary(completion: Completion, graphs: CudaGraphs | None = None) -> str:
+    """Return the line of statistics of a completion, and of what was captured for it."""
     timings, counts = completion.timings, completion.speculation
     tokens = len(completion.token_ids)
     speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
     line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
-    parts = (line, str(counts), completion.finish_reason or "interrupted")
+    parts = [line, str(counts), "" if graphs is None else graphs_text(graphs)]
+    parts.append(completion.finish_reason or "interrupted")
     return f"[{' | '.join(part for part in parts if part)}]"
 
 
-def report(completion: Completion, as_json: bool) -> None:
+def report(completion: Completion, as_json: bool, graphs: CudaGraphs | None = None) -> None:
     """Print the JSON object to stdout, or the line of statistics to stderr."""
     if as_json:
-        print(json.dumps(completion.to_json(), ensure_ascii=False))
+        print(json.dumps({**completion.to_json(), **_graphs_json(graphs)}, ensure_ascii=False))
         return
-    print(summary(completion), file=sys.stderr)
+    print(summary(completion, graphs), file=sys.stderr)
+
+
+def _graphs_json(graphs: CudaGraphs | None) -> dict[str, Any]:
+    """Return what was captured, an empty object where nothing captures."""
+    return {} if graphs is None else {"cuda_graphs": asdict(graphs)}
 
 
 def complete_several(
@@ -204,10 +213,12 @@ def complete_several(
     generator.stream(prompt, replace(params, n=1), gamma=gamma, drafter=drafter)  # runs nothing
     (completions,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
     if as_json:
-        _print_json({"completions": [_entry(completion) for completion in completions]})
+        entries = [_entry(completion) for completion in completions]
+        _print_json({"completions": entries, **_graphs_json(generator.models.cuda_graphs)})
     else:
         for completion in completions:
             _print_numbered(completion)
+        _print_graphs(generator)
     return _status(completions)
 
 
@@ -246,6 +257,7 @@ def complete_file(
         result = entries[0] if params.n == 1 else {"completions": entries}
         _print_json({"prompt": prompt.text, **result})
         status |= _status(completions)
+    _print_graphs(generator)
     return status
 
 
@@ -264,6 +276,12 @@ def _print_numbered(completion: Completion) -> None:
         print(f"specrt: completion {completion.index + 1}: {completion.error}", file=sys.stderr)
     else:
         print(summary(completion), file=sys.stderr)
+
+
+def _print_graphs(generator: Generator) -> None:
+    graphs = generator.models.cuda_graphs
+    if graphs is not None:
+        print(f"[{graphs_text(graphs)}]", file=sys.stderr)
 
 
 def _status(completions: Sequence[Completion]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
-from specrt.cli.options import table
+from specrt.cli.options import graphs_text, table
 from specrt.engine.backends import backend_of
 from specrt.params import AUTO
 from specrt.system.doctor import abilities, libraries, machine
@@ -51,7 +51,10 @@ def _tuned(bundle: Bundle) -> str:
     if tuning is None:
         return ignored or f"no; `specrt tune {bundle.path}` measures what passes cost here"
     best = f"drafter {tuning.drafter}, gamma {tuning.gamma}" if tuning.drafter else "costs only"
-    return f"{tuning.date} on {tuning.machine.cpu}, {tuning.threads} threads: {best}"
+    how = f"{tuning.date} on {tuning.machine.cpu}, {tuning.threads} threads: {best}"
+    if tuning.cuda_graphs is not None:
+        how += f"; {graphs_text(tuning.cuda_graphs)}"
+    return how
 
 
 def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
@@ -68,8 +71,9 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
 
 
 def _print_facts(facts: list[tuple[str, str]]) -> None:
+    width = max(14, *(len(name) + 2 for name, _ in facts))
     for name, value in facts:
-        print(f"{name:14}{value}")
+        print(f"{name:{width}}{value}")
 
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:

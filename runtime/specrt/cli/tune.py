@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
-from specrt.cli.options import progress, table
+from specrt.cli.options import print_notices, progress, table
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO
+from specrt.records import LONGEST_TEXT
 from specrt.system import this_machine
 from specrt.text import read_prompts
 from specrt.tuning import check_prompts, measure_costs, plan_effort, spread, sweep
@@ -126,15 +125,15 @@ def _measure(
     costs = measure_costs(
         models, tokenizer, budget_s=budget_s, progress=lambda share: show(share, "costs")
     )
-    notices = [getattr(engine, "notices", ()) for engine in (models.target, models.draft)]
-    for notice in dict.fromkeys(chain(*notices)):
-        print(f"note: {notice}", file=sys.stderr)
+    graphs = models.cuda_graphs
+    print_notices(graphs.refusals if graphs else ())
     tuning = replace(
         tuning,
         verify_ns=tuple(map(round, costs.verify_ns)),
         draft_ns=tuple(map(round, costs.draft_ns)),
         outside_ns=round(costs.outside_ns),
         pad_to_even=pad_to_even,
+        cuda_graphs=graphs and replace(graphs, refusals=tuple(map(_recorded, graphs.refusals))),
     )
     if not prompts or len(models.gammas) < 2:
         return tuning
@@ -149,6 +148,11 @@ def _measure(
     best = result.best()
     gamma = None if best.gamma == AUTO else best.gamma
     return replace(tuning, fixed_gamma=gamma, drafter=best.drafter, settings=result.settings())
+
+
+def _recorded(text: str) -> str:
+    """Return a sentence as a record may hold it."""
+    return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_TEXT]
 
 
 def _needs_even_width(target: Engine) -> bool:

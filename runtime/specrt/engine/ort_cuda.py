@@ -21,6 +21,7 @@ from specrt.engine.protocol import (
     CLOSED,
     Candidates,
     Confidence,
+    CudaGraphs,
     Logits,
     Tokens,
     check_bounds,
@@ -158,6 +159,10 @@ _ALIGNMENT = 256
 
 _NO_CAPTURE = -1
 
+_GRAPH_FEATURE = "graph capture"
+"""What ONNX Runtime says where it opens no session that captures: `cannot use the graph capture
+feature as requested`."""
+
 
 @dataclass(frozen=True)
 class _Feed:
@@ -189,6 +194,11 @@ class _Pass:
     """Outputs by name, on the device."""
     constants: tuple[Any, ...]
     """Inputs that nothing else refers to."""
+    captured: bool
+    """Whether the first run captures the pass, and later ones replay it."""
+    has_run: bool = False
+    refusal: str = ""
+    """Why it is not captured, where it was to be."""
     _read: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
@@ -226,7 +236,8 @@ class OrtCudaEngine:
 
     Passes up to the width that the engine names are captured as CUDA graphs, one for each
     (width, rows) pair, on their first run; wider ones, which prefill uses, are launched kernel by
-    kernel. `device="cpu"` runs the same engine and bindings on the CPU provider, slowly.
+    kernel, and so is a pass whose capture fails. `device="cpu"` runs the same engine and bindings
+    on the CPU provider, slowly, which captures nothing but is told what to.
     Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
     Threads: forward passes of one engine must not overlap.
     """
@@ -240,14 +251,48 @@ class OrtCudaEngine:
         self.max_length = max_length
         self.max_width = max_width
         self._device = (device, device_id)
-        captures = capture and device == "cuda"
-        self._session = open_session(path, device, device_id, captures)
-        self._captured = _captured_width(self._session) if captures else 0
+        self._refusal = ""
+        """Why no pass is captured at all."""
+        self._session = self._open(path, capture)
+        self._most = _captured_width(self._session) if capture else 0
+        self._captured = 0 if self._refusal else self._most
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = {o.name for o in self._session.get_outputs()}
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate()
         self._passes: dict[tuple[int, int], _Pass] = {}
+
+    def _open(self, path: Path, capture: bool) -> Any:
+        """Open the session; one that ONNX Runtime refuses to capture is opened without."""
+        try:
+            return open_session(path, *self._device, capture)
+        except EngineError as error:
+            if not capture or _GRAPH_FEATURE not in str(error):
+                raise
+            self._refusal = str(error)
+            return open_session(path, *self._device, False)
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The passes that were captured, and why others are not; None where none is to be.
+
+        ONNX Runtime does not say what it captured: it fails where it could not.
+        """
+        if not self._most:
+            return None
+        refusals = [
+            f"passes of width {width} with {rows} scored rows run kernel by kernel: {bound.refusal}"
+            for (width, rows), bound in self._passes.items()
+            if bound.refusal
+        ]
+        if self._refusal:
+            refusals.insert(0, f"all passes run kernel by kernel: {self._refusal}")
+        captured = sum(bound.captured and bound.has_run for bound in self._passes.values())
+        return CudaGraphs(captured, tuple(refusals))
+
+    def captures(self, width: int, rows: int) -> bool:
+        """Tell whether passes of one size are to be captured on their first run."""
+        return rows <= width <= self._most
 
     def _allocate(self) -> dict[str, Any]:
         """Allocate the KV buffers, cleared: attention may read what it then multiplies by 0."""
@@ -285,14 +330,29 @@ class OrtCudaEngine:
         feed.lengths[:] = starts + (width - 1)
         bound.forget()
         try:
-            feed.send()
-            self._session.run_with_iobinding(bound.binding, bound.options)
+            self._run(bound)
         except Exception as error:  # the library raises its own pybind types
             reason = str(error).splitlines()[0]
             raise EngineError(
                 f"ONNX Runtime failed in a pass of width {width} on {self._device[0]}: {reason}"
             ) from error
         return bound
+
+    def _run(self, bound: _Pass) -> None:
+        """Run a pass; where its first run cannot be captured, run it kernel by kernel.
+
+        What a failed capture may have written are the same keys and values that are written again.
+        """
+        bound.feed.send()
+        try:
+            self._session.run_with_iobinding(bound.binding, bound.options)
+        except Exception as error:
+            if bound.has_run or not bound.captured:
+                raise
+            self._session.run_with_iobinding(bound.binding, _run_options(_NO_CAPTURE))
+            bound.captured, bound.options = False, _run_options(_NO_CAPTURE)
+            bound.refusal = str(error).splitlines()[0]
+        bound.has_run = True
 
     def _bind(self, width: int, rows: int) -> _Pass:
         """Bind inputs, outputs and caches for one width; done once, then reused."""
@@ -317,7 +377,10 @@ class OrtCudaEngine:
             binding.bind_ortvalue_output(name, value)
         for name, cache in self._caches.items():
             binding.bind_ortvalue_output(f"present_{name}", cache)
-        bound = _Pass(binding, self._options(width), feed, values, tuple(constants.values()))
+        captured = width <= self._captured
+        graph = len(self._passes) + 1 if captured else _NO_CAPTURE
+        options = _run_options(graph) if self._captured else None
+        bound = _Pass(binding, options, feed, values, tuple(constants.values()), captured)
         self._passes[width, rows] = bound
         return bound
 
@@ -357,20 +420,18 @@ class OrtCudaEngine:
             values["confidence"] = self._value(shape, np.float32)
         return values
 
-    def _options(self, width: int) -> Any:
-        """Name the CUDA graph of the next pair to be bound, where its passes are captured."""
-        if not self._captured:
-            return None
-        options = ort.RunOptions()
-        graph = len(self._passes) + 1 if width <= self._captured else _NO_CAPTURE
-        options.add_run_config_entry("gpu_graph_id", str(graph))
-        return options
-
     def close(self) -> None:
         """Drop the bindings, the KV buffers and the session."""
         self._passes.clear()
         self._caches.clear()
         self._session = None
+
+
+def _run_options(graph: int) -> Any:
+    """Name the CUDA graph of a pass."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options
 
 
 def _zeros(shape: tuple[int, ...], kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -144,6 +145,25 @@ def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
             f"a pass would write positions {first} to {last + width - 1} of a KV buffer that has "
             f"0 to {engine.max_length - 1}"
         )
+
+
+@dataclass(frozen=True)
+class CudaGraphs:
+    """How passes are launched on a GPU: engines that capture any tell it as `cuda_graphs`."""
+
+    captured: int
+    """Passes, or whole rounds, that are one captured graph each."""
+    refusals: tuple[str, ...]
+    """A sentence on each that was to be one and runs kernel by kernel, and why."""
+
+
+def cuda_graphs(*parts: object) -> CudaGraphs | None:
+    """Add up what engines and fused rounds captured; None where none of them captures."""
+    found = [graphs for part in parts if (graphs := getattr(part, "cuda_graphs", None)) is not None]
+    if not found:
+        return None
+    refusals = dict.fromkeys(refusal for graphs in found for refusal in graphs.refusals)
+    return CudaGraphs(sum(graphs.captured for graphs in found), tuple(refusals))
 
 
 class Drafted(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specrt.engine.protocol import Engine, FusedRounds
+from specrt.engine.protocol import CudaGraphs, Engine, FusedRounds, cuda_graphs
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
@@ -44,6 +44,11 @@ class Models:
     """Why a draft that the bundle has was not opened."""
     rounds: FusedRounds | None = None
     """Runs greedy rounds in one launch, where one device has both engines."""
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """What passes and rounds were captured into so far; None where nothing captures."""
+        return cuda_graphs(self.target, self.draft, self.rounds)
 
     def timed(self, target: Engine, draft: Engine | None, rounds: FusedRounds | None) -> Models:
         """Return the same with other engines, as a benchmark wraps them."""

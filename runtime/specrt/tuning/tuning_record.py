@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from specrt.bundle import Bundle
 from specrt.engine.backends import backend_named, backend_of
+from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, SpecrtError
 from specrt.params import AUTO, Gamma
 from specrt.records import Count, Interval, read
@@ -94,6 +95,8 @@ class Tuning:
     settings: tuple[TunedSetting, ...]
     pad_to_even: bool = True
     """Whether a quantized target's passes need an even width here; see `OrtEngine`."""
+    cuda_graphs: CudaGraphs | None = None
+    """What was captured while costs were measured; None where nothing captures."""
 
     @property
     def gamma(self) -> Gamma:

@@ -10,16 +10,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import CLOSED, Engine, Tokens, check_bounds, pass_size
+from specrt.engine.protocol import (
+    CLOSED,
+    CudaGraphs,
+    Engine,
+    Tokens,
+    check_bounds,
+    pass_size,
+)
 from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
+    KV_LENGTH,
     EngineRecord,
+    PassShape,
     Profile,
     choose,
     difference,
-    is_fixed,
+    fixed,
+    least_length,
     read_engine_record,
     this_device,
 )
@@ -35,7 +45,6 @@ from specrt.engine.tensorrt.passes import (
     WidePass,
     WideProfile,
     check_plan,
-    scratch_bytes,
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import EngineError
@@ -61,8 +70,8 @@ class TensorRtEngine:
 
     Passes that have a profile of their own are captured as CUDA graphs on their first run; others
     go through a profile that takes many sizes, launched kernel by kernel. The plan belongs to the
-    engine from here on, the device does not. Working memory is as much as the largest profile
-    needs, for all of them.
+    engine from here on, the device does not. Working memory is what the library asks
+    for the whole plan, and all contexts share it.
     A pass that fails on the device ends the engine: the contents of its KV buffers are not known.
     Threads: forward passes of engines on one device must not overlap.
     Raises: EngineError where the plan is not the manifest's, or the device has too little memory;
@@ -79,7 +88,7 @@ class TensorRtEngine:
         self.max_width = max_width
         self._captures = capture
         self._starts = np.zeros(batch, np.int64)
-        self._passes: dict[tuple[int, int], PlanPass] = {}
+        self._passes: dict[PassShape, PlanPass] = {}
         self._wide: dict[int, WideProfile] = {}
         self._scores: dict[tuple[int, int], PassRows] = {}
         self._dependents: list[Closable] = []
@@ -103,11 +112,17 @@ class TensorRtEngine:
         check_plan(plan, record, self.geometry, self.batch, self.max_length)
         memory = self._memory
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
-        needed = scratch_bytes(plan, record)
+        needed = plan.scratch_bytes
         scratch = memory.take(needed, "working memory") if needed else 0
+        lengths = self._kv_lengths = record.kv_lengths
+        unread = memory.take(lengths[-1] * np.dtype(np.int64).itemsize, KV_LENGTH) if lengths else 0
         return Model(
-            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch, unread
         )
+
+    def kv_length(self, reach: int) -> int:
+        """Return how much a pass reads of the KV buffers that reaches so far; 0 for all."""
+        return least_length(self._kv_lengths, reach) if self._kv_lengths else 0
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -115,20 +130,32 @@ class TensorRtEngine:
         return dict(self._memory.bytes)
 
     @property
-    def notices(self) -> list[str]:
-        """Sentences on passes that ran without a captured graph, and why."""
-        refusals = {key: getattr(one, "refusal", "") for key, one in self._passes.items()}
-        rounds = [notice for one in self._dependents for notice in getattr(one, "notices", ())]
-        return [
-            f"passes of width {width} with {rows} scored rows run kernel by kernel: {refusal}"
-            for (width, rows), refusal in refusals.items()
-            if refusal
-        ] + rounds
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The passes that were captured, and why others are not; None where none is to be."""
+        if not self._captures:
+            return None
+        bound = {key: one for key, one in self._passes.items() if isinstance(one, FixedPass)}
+        return CudaGraphs(
+            sum(one.captured for one in bound.values()),
+            tuple(
+                f"passes of width {shape.width} with {shape.rows} scored rows run kernel by "
+                f"kernel: {one.refusal}"
+                for shape, one in bound.items()
+                if one.refusal
+            ),
+        )
+
+    def captures(self, width: int, rows: int) -> bool:
+        """Tell whether passes of one size are to be captured on their first run."""
+        return self._captures and fixed(self.model.record, width, rows) is not None
 
     def graph(self, width: int, rows: int) -> CudaGraph | None:
-        """Return the captured graph of passes of one size; None where none was captured yet."""
-        bound = self._passes.get((width, rows))
-        return bound.graph if isinstance(bound, FixedPass) else None
+        """Return the captured graph of passes of one size; None where none was captured yet.
+
+        Where KV lengths differ, that of the shortest.
+        """
+        bound = [one for shape, one in sorted(self._passes.items()) if shape[:2] == (width, rows)]
+        return next((one.graph for one in bound if isinstance(one, FixedPass)), None)
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
@@ -145,8 +172,8 @@ class TensorRtEngine:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
         self.require_sound()
-        key = width, scored
-        bound = self._passes.get(key) or self._bind(*key)
+        shape = PassShape(width, scored, self.kv_length(last + width))
+        bound = self._passes.get(shape) or self._bind(shape)
         bound.tokens[:] = batch
         bound.start[:] = starts
         caches = self.model.caches
@@ -171,26 +198,26 @@ class TensorRtEngine:
         self.forget()
         return None
 
-    def _bind(self, width: int, rows: int) -> PlanPass:
-        """Bind a context for passes of one size; done once, then reused."""
+    def _bind(self, shape: PassShape) -> PlanPass:
+        """Bind a context for passes of one shape; done once, then reused."""
         model = self.model
-        profile = choose(model.record, width, rows)
+        profile = choose(model.record, *shape)
         bound: PlanPass
-        if is_fixed(model.record.profiles[profile]):
+        if model.record.profiles[profile].fixed:
             # The largest part comes first, and stays for the next try if others do not fit.
-            scores = self.scores_of(width, rows)
+            scores = self.scores_of(shape.width, shape.rows)
             with self._memory.whole():
-                bound = FixedPass(model, profile, width, rows, scores, self._captures)
+                bound = FixedPass(model, profile, shape, scores, self._captures)
         else:
-            bound = WidePass(self._wide_profile(profile, width, rows), self.batch, width, rows)
-        self._passes[width, rows] = bound
+            bound = WidePass(self._wide_profile(profile, shape), self.batch, shape)
+        self._passes[shape] = bound
         return bound
 
-    def _wide_profile(self, profile: int, width: int, rows: int) -> WideProfile:
+    def _wide_profile(self, profile: int, shape: PassShape) -> WideProfile:
         """Return the one context of a profile of many sizes, bound for a first one."""
         if profile not in self._wide:
             with self._memory.whole():
-                self._wide[profile] = WideProfile(self.model, profile, width, rows)
+                self._wide[profile] = WideProfile(self.model, profile, shape)
         return self._wide[profile]
 
     def scores_of(self, width: int, rows: int) -> PassRows:
@@ -334,8 +361,10 @@ def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> No
         )
     for number, profile in enumerate(profiles):
         ranges = plan.ranges(number)
-        for name, sizes in (("input_ids", profile.width), ("rows", profile.rows)):
-            if name not in ranges or ANY not in plan.tensors[name].shape:
+        for name, sizes in (
+            ("input_ids", profile.width), ("rows", profile.rows), (KV_LENGTH, profile.kv_length)
+        ):  # fmt: skip
+            if sizes is None or name not in ranges or ANY not in plan.tensors[name].shape:
                 continue  # tensors are held to the manifest elsewhere; one size needs no range
             actual = [shape[-1] for shape in ranges[name]]
             wanted = [sizes.least, sizes.best, sizes.most]

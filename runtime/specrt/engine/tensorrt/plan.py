@@ -264,9 +264,13 @@ class TrtPlan:
             if tensor.is_input
         }
 
-    def scratch_bytes(self, profile: int) -> int:
-        """Return the bytes of working memory that a context of a profile needs."""
-        return int(self._engine.get_device_memory_size_for_profile_v2(profile))
+    @property
+    def scratch_bytes(self) -> int:
+        """The bytes of working memory that every context is given.
+
+        A profile may need less, but the library wants no less than the engine's own size.
+        """
+        return int(self._engine.device_memory_size_v2)
 
     def aliases(self, output: str) -> str:
         """Return the input that an output is written into, as the plan says; empty for none."""
@@ -291,7 +295,7 @@ class TrtPlan:
             raise EngineError(f"{name} gets no context: {reason}{lost(reason)}")
         context = TrtContext(handle, self._library, self._device, name, ranges)
         context.choose(profile)
-        if needed := self.scratch_bytes(profile):
+        if needed := self.scratch_bytes:
             handle.set_device_memory(scratch, needed)
         self._contexts.append(context)
         return context

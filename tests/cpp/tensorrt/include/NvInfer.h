@@ -98,7 +98,7 @@ class ICudaEngine : public INoCopy {
   virtual Dims getProfileShape(char const* tensorName, int32_t profileIndex,
                                OptProfileSelector select) const noexcept = 0;
   virtual int32_t getNbOptimizationProfiles() const noexcept = 0;
-  virtual int64_t getDeviceMemorySizeForProfileV2(int32_t profileIndex) const noexcept = 0;
+  virtual int64_t getDeviceMemorySizeV2() const noexcept = 0;
   virtual bool setWeightStreamingBudgetV2(int64_t gpuMemoryBudget) noexcept = 0;
   virtual int64_t getWeightStreamingBudgetV2() const noexcept = 0;
   virtual int64_t getWeightStreamingAutomaticBudget() const noexcept = 0;

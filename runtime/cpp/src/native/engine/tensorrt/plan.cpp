@@ -298,10 +298,7 @@ Range CompiledPlan::range(int profile, const std::string& input) const {
 }
 
 std::size_t CompiledPlan::scratch_bytes() const {
-  std::int64_t most = 0;
-  for (int i = 0; i < profiles(); ++i)
-    most = std::max(most, engine_->getDeviceMemorySizeForProfileV2(i));
-  return static_cast<std::size_t>(most);
+  return static_cast<std::size_t>(engine_->getDeviceMemorySizeV2());
 }
 
 std::string CompiledPlan::alias(const std::string& output) const {
@@ -328,8 +325,7 @@ std::unique_ptr<Context> CompiledPlan::context(int profile, void* scratch, const
                                      (end.empty() ? "; close what else uses the GPU" : end));
   }
   context->choose(profile, stream);
-  const std::int64_t needed = engine_->getDeviceMemorySizeForProfileV2(profile);
-  if (needed > 0) context->scratch(scratch, static_cast<std::size_t>(needed));
+  if (const std::size_t needed = scratch_bytes(); needed > 0) context->scratch(scratch, needed);
   return context;
 }
 

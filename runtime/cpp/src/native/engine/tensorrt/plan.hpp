@@ -95,7 +95,8 @@ class CompiledPlan {
   int profiles() const;
   // The least, best and largest size of an input's last dimension in a profile.
   Range range(int profile, const std::string& input) const;
-  // The working memory that is enough for every profile.
+  // The working memory that every context is given: the library wants no less than the engine's
+  // own size, whatever a profile needs.
   std::size_t scratch_bytes() const;
   // The input that an output is written into, as the plan says; empty for none.
   std::string alias(const std::string& output) const;
