@@ -46,7 +46,7 @@ from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile.network import profiles
+from specrt_export.compile.network import CURRENT, profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.compile.plan_builder import build_plan
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
@@ -169,9 +169,11 @@ class Workbench(Machine):
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
-        """Open a bundle as a user would."""
-        self.codelet(backend, "target", pair)
-        with load(self.bundle_folder(pair, backend)) as generator:
+        """Open a bundle as a user would, but for plans of another GPU, which no user could."""
+        models = [self.codelet(backend, role, pair) for role in ("target", "draft")]
+        foreign = backend == RTX and self.settings.capabilities not in ((), (CURRENT,))
+        opened: Any = self.pair(*models) if foreign else load(self.bundle_folder(pair, backend))
+        with opened as generator:
             yield generator
 
     def reference(self, role: str) -> Any:
