@@ -53,6 +53,13 @@ def draft(engines: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
+def target(engines: Path) -> tuple[Path, Path]:
+    """The portable graph of codelet's target, where three queries share keys; its checkpoint."""
+    folder = engines / "codelet"
+    return folder / "portable" / "target.onnx", folder / "checkpoint" / "target"
+
+
+@pytest.fixture(scope="session")
 def code_prompts() -> Path:
     """The prompt file that codelet is measured on."""
     return REPOSITORY / "benchmarks" / "prompts" / "code.jsonl"

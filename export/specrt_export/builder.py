@@ -235,6 +235,8 @@ class ModelBuilder:
                 source = GraphSource(quantized.graph, quantized.folder)
             progress(f"lower {role}", 0.3)
             lowered = compiler.lower(role, source, scratch / "lowered")
+            if lowered.warning:
+                progress(f"warning: {lowered.warning}", 0.4)
             progress(f"check {role}", 0.4)
             self._check(source, lowered)
             quality = None

@@ -6,10 +6,11 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specrt.engine.tensorrt.library import OLDEST, parse_version
+from specrt.engine.tensorrt.library import NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import RecipeError
 from specrt.params import AUTO, Gamma
 from specrt.records import read
@@ -162,6 +163,12 @@ class TensorRtOptions(PlanOptions):
     version: str = ""
     """The TensorRT that will parse the graphs, such as `10.3`: before 10.15 they are written out in
     simpler operators. The one installed when empty."""
+    grouped_queries: bool = False
+    """Whether the queries that share keys are rows of one head: wide passes then copy keys and
+    values once, not once for each of them. Before 10.15 they always are."""
+    kv_lengths: tuple[int, ...] = ()
+    """Lengths below `max_length`, rising: a pass reads as much of the KV buffers as the least that
+    holds its positions. Not before 10.15."""
 
     @property
     def plan(self) -> PlanOptions:
@@ -385,6 +392,18 @@ def _tensorrt(recipe: Recipe) -> Problems:
         bool(options.version) and parse_version(options.version)[:2] < OLDEST,
         f"tensorrt.version is {options.version!r}; graphs are written for TensorRT "
         f"{'.'.join(map(str, OLDEST))} and later",
+    )
+    lengths = options.kv_lengths
+    yield (
+        any(a >= b for a, b in pairwise((0, *lengths, engine.max_length))),
+        f"tensorrt.kv_lengths is {list(lengths)}; expected rising lengths from 1 to less than "
+        f"engine.max_length ({engine.max_length})",
+    )
+    old = options.version and parse_version(options.version)[:2] < NATIVE_FROM
+    yield (
+        bool(lengths and old),
+        f"tensorrt.kv_lengths is {list(lengths)}, and before TensorRT "
+        f"{'.'.join(map(str, NATIVE_FROM))} passes write whole KV buffers; remove it",
     )
     yield (
         any(recipe.spec_of(role).pads_tail for role in recipe.sources) and engine.prefill < least,

@@ -31,3 +31,16 @@ def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.Monkey
     assert "build x:  25% lower" in lines
     assert all(line.startswith("build x: ") for line in lines)
     assert not any(thread.name == "specrt progress" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr(pipe, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", pipe)
+    with progress("build x") as show:
+        for share, stage in ((0.25, "lower"), (0.4, "warning: little memory"), (0.5, "check")):
+            show(share, stage)
+    (kept,) = (line for line in pipe.getvalue().split("\n") if "little memory" in line)
+    shown = kept.rpartition("\r")[2].removesuffix("\x1b[K")
+    assert shown == "warning: little memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lower.lowering import NEW, Lowering, lowered
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
@@ -38,11 +39,11 @@ class Planned:
 
 def make(
     source: tuple[Path, Path], role: str, precision: str, folder: Path, library: Library,
-    version: str = NEW,
+    version: str = NEW, **options: Any,
 ) -> Planned:  # fmt: skip
     """Quantize, lower and compile a model into a folder that is not there."""
     folder.mkdir(parents=True)
-    how = Lowering("tensorrt", precision, version=version)
+    how = Lowering("tensorrt", precision, version=version, **options)
     case = lowered(*source, folder / "made", how, role, prefill=PREFILL, gammas=GAMMAS)
     compiler = how.compiler(library, prefill=PREFILL, gammas=GAMMAS)
     compiler.compile(case.lowered, folder, folder / "previous", nothing)

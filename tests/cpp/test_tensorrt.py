@@ -131,7 +131,8 @@ def _plan_of(
 
 
 def _sizes(profile: Profile) -> list[int]:
-    return [n for r in (profile.width, profile.rows) for n in (r.least, r.best, r.most)]
+    ranges = [r for r in (profile.width, profile.rows, profile.kv_length) if r is not None]
+    return [n for r in ranges for n in (r.least, r.best, r.most)]
 
 
 @pytest.fixture
@@ -143,14 +144,16 @@ def site(tmp_path: Path, native: Library) -> Site:
 @pytest.mark.parametrize(
     "change",
     [{"settings": STREAMED}, {"form": "decomposed"}, {"rtx": True},
+     {"profiles": target_profiles(GAMMAS, PREFILL, (20, 64, SHAPE["max_length"]))},
      {"compute": "bf16", "candidates": 0},
      {"compute": "fp32", "confidence": False}],
-    ids=str,
+    ids=" ".join,
 )  # fmt: skip
 def test_passes_of_every_width_return_what_the_model_returns(
     site: Site, change: dict[str, Any], integrated: bool
 ) -> None:
-    site.change(machine={"integrated": integrated}, case={"profiles": "of a target"}, **change)
+    case = {} if "profiles" in change else {"profiles": "of a target"}
+    site.change(machine={"integrated": integrated}, case=case, **change)
     if site.flavour == "rtx":
         (site.folder / "engine.kernels").write_text("kernels")
     assert site.check("passes") == ""
@@ -263,6 +266,7 @@ FAULTS: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
           ({"profiles": [[1, 1, 1, 1, 1, 1]]}, "has 1 profiles"),
           ({"profiles": [[1, 7, 16, 1, 1, 4]] + [[1] * 6] * 6}, "takes input_ids of 1, 7, 16 in"),
           ({"aliases": {"present_value.0": "key.1"}}, "writes present_value.0 into key.1"),
+          ({"more": {"kv_length": {"shape": [-1]}}}, "has a tensor kv_length"),
           ({"more": {"odd": {"type": 2}}}, "tensor odd has element type 2"),
           ({"more": {"rows": {"on_host": True}}}, "tensor rows is wanted in host memory"))],
     # files that are no plans

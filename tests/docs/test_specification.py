@@ -19,7 +19,7 @@ import pytest
 from shared import REPOSITORY
 from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
 from specrt.engine.ort_packed import RowSlice, pack
-from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected
 from specrt.generator import Generator
@@ -151,10 +151,11 @@ def test_an_engine_of_several_rows_has_those_of_its_table(
 @pytest.mark.parametrize("compute", KV_TYPES)
 def test_a_plan_has_the_tensors_of_its_table(document: str, compute: str) -> None:
     geometry = Geometry(2, 4, 2, 8, 96, 64, (0, 0))
+    profiles = (Profile("decode of 16", *[Range(1, 1, 1)] * 2, kv_length=Range(16, 16, 16)),)
     record = EngineRecord(
-        1, "tensorrt", "10.16.1.11", NATIVE, compute, (), candidates=8, confidence=True
+        1, "tensorrt", "10.16.1.11", NATIVE, compute, profiles, candidates=8, confidence=True
     )
-    sizes = {**_sizes(geometry, 32), "B": 3, "S": -1, "R": -1, "K": 8}
+    sizes = {**_sizes(geometry, 32), "B": 3, "S": -1, "R": -1, "N": -1, "K": 8}
     told = _named(_table(document, "tensor of a plan"), sizes)
     assert told == {
         ("input" if tensor.is_input else "output", name): [

@@ -55,7 +55,7 @@ class Site:
     def bundle(
         self, target: TableEngine, draft: TableEngine | None, *,
         backends: Sequence[str] = ("tensorrt", "tensorrt"), gammas: Sequence[int] = range(9),
-        name: str = "pair", **options: Any,
+        name: str = "pair", kv_lengths: Sequence[int] = (), **options: Any,
     ) -> Path:  # fmt: skip
         """Write a bundle; `options` are those of the records of its plans."""
         folder = self.folder / name
@@ -63,8 +63,8 @@ class Site:
         shutil.copyfile(self.tokenizer, folder / "tokenizer.json")
         models: dict[str, ModelRecord | None] = {"draft": None}
         for role, toy, profiles, backend in (
-            ("target", target, target_profiles(gammas, PREFILL), backends[0]),
-            ("draft", draft, draft_profiles(PREFILL), backends[1]),
+            ("target", target, target_profiles(gammas, PREFILL, kv_lengths), backends[0]),
+            ("draft", draft, draft_profiles(PREFILL, kv_lengths), backends[1]),
         ):
             if toy is not None:
                 record = record_of(

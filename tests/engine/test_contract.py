@@ -18,7 +18,7 @@ from engine.conftest import Opener, alone
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
 from support.cuda_double import DoubleDevice
-from support.tensorrt_double import PREFILL, draft_profiles, opened
+from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
 from support.toy import TableEngine
 
 Scores = NDArray[np.float32]
@@ -39,6 +39,7 @@ TENSORRT: dict[str, dict[str, Any]] = {
     "tensorrt candidates": {"candidates": 5, "confidence": True, "batch": 3},
     "tensorrt uncaptured": {"capture": False, "compute": "fp32"},
     "tensorrt draft": {"built": draft_profiles(PREFILL), "confidence": True},
+    "tensorrt KV lengths": {"built": target_profiles(GAMMAS, PREFILL, (9, 30, LENGTH)), "batch": 2},
     "tensorrt integrated": {"integrated": True, "confidence": True},
 }
 

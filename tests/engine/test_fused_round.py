@@ -14,7 +14,15 @@ from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from support.cuda_double import DoubleDevice
-from support.tensorrt_double import GAMMAS, PREFILL, Pair, draft_profiles, opened, target_profiles
+from support.tensorrt_double import (
+    GAMMAS,
+    PREFILL,
+    Pair,
+    double_of,
+    draft_profiles,
+    opened,
+    target_profiles,
+)
 from support.toy import TableEngine, near
 
 LENGTH = 160
@@ -60,8 +68,9 @@ def runs_a_pass(pair: Pair, tokens: list[int], start: int, rows: int | None = No
         (False, {"candidates": 4}),
         (True, {"own": {"confidence": False, "candidates": 7}}),
         (False, {"capture": False, "compute": "bf16"}),
+        (False, {"kv_lengths": ((8, 12, 25, LENGTH), (11, 20, LENGTH)), "candidates": 4}),
     ],
-    ids=["candidates", "integrated", "uncaptured"],
+    ids=["candidates", "integrated", "uncaptured", "KV lengths"],
 )
 def test_a_round_is_its_passes_one_by_one(
     integrated: bool, options: dict[str, Any], seed: int
@@ -114,6 +123,24 @@ def test_what_was_captured_is_one_launch_and_one_wait(form: str) -> None:
         before = pair.device.calls.copy()
         run()
         assert pair.device.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
+
+
+def test_a_pass_reads_the_least_length_that_holds_it() -> None:
+    """Of the KV buffers, alone or within a round, and each length has graphs of its own."""
+    lengths = (8, 16, LENGTH)
+    pair = ready(kv_lengths=(lengths, lengths))
+    reads = {engine: double_of(engine).read for engine in (pair.target, pair.draft)}
+    for start, width, length in ((5, 3, 8), (5, 4, 16), (11, 5, 16), (12, 5, LENGTH), (1, 1, 8)):
+        pair.target.forward([[1] * width], start)
+        assert reads[pair.target][-1] == length
+    pair.rounds.run([5], 3, 5, 4, 3)  # 6 positions of the draft and 8 of the target
+    pair.rounds.run([5, 5], 11, 5, 12, 4)  # 16 and 17
+    assert reads[pair.target][-2:] == [8, LENGTH]
+    assert reads[pair.draft][-7:] == [8] * 3 + [16] * 4
+    pair.rounds.run([5], 12, 5, 12, 3)  # 15 and 16
+    assert (reads[pair.target][-1], reads[pair.draft][-3:]) == (16, [16] * 3)
+    graphs = cuda_graphs(pair.rounds)
+    assert graphs == CudaGraphs(captured=3, refusals=())
 
 
 def test_only_the_same_pass_is_known_to_have_run() -> None:

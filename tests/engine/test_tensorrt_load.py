@@ -77,6 +77,17 @@ def test_greedy_text_is_plain_decoding(
     assert len(site.devices) == 1
 
 
+def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[int]) -> None:
+    target, draft = pair()
+    folder = site.bundle(target, draft, kv_lengths=(40, 64, 100, LENGTH))
+    with specrt.load(folder) as generator:
+        for gamma in (0, 3, 8):
+            params = replace(PARAMS, max_tokens=LENGTH)
+            found = generator.generate(PROMPT, params, gamma=gamma)
+            assert found.token_ids == plain(target, PROMPT, LENGTH)
+    assert {3, 8} <= set(ran)
+
+
 def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: list[int]) -> None:
     target, draft = pair(0.9)
     params = replace(PARAMS, logprobs=3)

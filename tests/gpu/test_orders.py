@@ -117,7 +117,10 @@ def test_every_step_finds_something(
     assert all("works" in reason for _, reason in wrong), wrong
     assert all(outcome.facts for outcome in ended.values() if outcome.status == OK)
     timed = {key for key, outcome in ended.items() if "device_ms" in outcome.facts}
-    assert timed == {"codelet.passes@tensorrt", "1B-fp16.passes@tensorrt-rtx"}, "on the device"
+    assert timed == {
+        "codelet.passes@tensorrt", "1B-fp16.passes@tensorrt-rtx", "grouped.passes@tensorrt-rtx",
+        "lengths.passes@tensorrt-rtx",
+    }, "on the device"  # fmt: skip
     assert "device_round_ms" in ended["codelet.speed@tensorrt"].facts
     assert "1B-fp16.speed@ort-cuda" in summary(outcomes, results.read(), results.path)
 

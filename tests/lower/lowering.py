@@ -42,6 +42,8 @@ class Lowering:
     """Of TensorRT."""
     error: float = 1e-5
     """The largest there may be, as a part of the spread of the logits."""
+    grouped_queries: bool = False
+    kv_lengths: tuple[int, ...] = ()
 
     def recipe(self, **options: Any) -> Recipe:
         """Return a recipe of a pair, as it is after reading."""
@@ -49,7 +51,11 @@ class Lowering:
             **{"max_length": MAX_LENGTH, "gammas": (1, 4), "batch": self.batch,
                "backend": self.backend, "precision": self.precision, **options}
         )  # fmt: skip
-        tensorrt = TensorRtOptions(candidates=16, version=self.version)
+        lengths = tuple(length for length in self.kv_lengths if length < engine.max_length)
+        tensorrt = TensorRtOptions(
+            candidates=16, version=self.version, grouped_queries=self.grouped_queries,
+            kv_lengths=lengths,
+        )  # fmt: skip
         source = ModelSource("target")
         return Recipe(Path("recipe.toml"), "x", source, source, engine, QualityOptions(), tensorrt)
 
@@ -72,6 +78,10 @@ LOWERINGS = {
     "tensorrt": Lowering("tensorrt"),
     "tensorrt-old": Lowering("tensorrt", version=OLD),
     "tensorrt-rows": Lowering("tensorrt", batch=3),
+    "tensorrt-attention": Lowering("tensorrt", grouped_queries=True, kv_lengths=(16, 40)),
+    "tensorrt-attention-rows": Lowering(
+        "tensorrt", batch=3, grouped_queries=True, kv_lengths=(16, 40)
+    ),
     "tensorrt-old-rows": Lowering("tensorrt", batch=3, version=OLD),
 }
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from lower.lowering import NEW, OLD, Lowering, lowered
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt_export.compile import GraphSource
 from specrt_export.lint import lint
+from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.lower.tensorrt_lowering import form_of, mark_decomposable
 from specrt_export.portable.graph import read_graph, runs_here
 from specrt_export.precision import Precision
@@ -38,6 +41,59 @@ def test_reduced_precision_stays_near(
     assert least < case.error() < most
     whole = precision in ("int8", "int4", "fp8")
     assert case.lowered.fused["quantized"] == ("9/9" if whole else "0/9")
+
+
+@needs_reference
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
+@pytest.mark.parametrize(
+    ("how", "rewritten"),
+    [
+        ({"grouped_queries": True}, {"grouped"}),
+        ({"kv_lengths": (32, 96)}, {"prefix"}),
+        ({"grouped_queries": True, "kv_lengths": (32, 96)}, {"grouped", "prefix"}),
+    ],
+    ids=["grouped", "prefix", "both"],
+)
+def test_attention_may_be_rewritten_for_wide_passes(
+    target: tuple[Path, Path], tmp_path: Path, precision: str, how: dict[str, Any],
+    rewritten: set[str],
+) -> None:  # fmt: skip
+    """Three queries share keys here; passes end below, at and beyond the lengths."""
+    case = lowered(*target, tmp_path, Lowering("tensorrt", precision, **how), "target")
+    assert case.error((1, 5, 7, 8, 9)) < {"fp32": 1e-5}.get(precision, 4e-3)
+    counts = case.lowered.fused
+    assert {name for name in ("grouped", "prefix") if counts.get(name) == "8/8"} == rewritten
+    model = case.model
+    mark_decomposable(model)
+    assert lint(model, (11, 0), case.lowered.folder) == []
+    names = [value.name for value in model.graph.input]
+    assert ("kv_length" in names) is ("prefix" in rewritten)
+
+
+@needs_reference
+def test_what_is_not_read_is_not_read(target: tuple[Path, Path], tmp_path: Path) -> None:
+    """Beyond the length of a pass the buffers may hold anything; within it they may not."""
+    case = lowered(*target, tmp_path, Lowering("tensorrt", kv_lengths=(32,)), "target")
+    path = case.lowered.folder / ENGINE
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    fed = {
+        "input_ids": np.array([[3, 1, 4]]), "start": np.array([24]), "rows": np.array([2]),
+        "kv_length": np.zeros(32, np.int64),
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    caches = {
+        value.name: rng.standard_normal(value.shape, np.float32)
+        for value in session.get_inputs()
+        if value.name not in fed
+    }
+    scores = []
+    for spoilt in (slice(0, 0), slice(32, None), slice(31, None)):
+        for cache in caches.values():
+            cache[:, :, spoilt] = np.nan
+        scores.append(session.run(["logits"], {**fed, **caches})[0])
+    assert np.isfinite(scores[0]).all()
+    np.testing.assert_array_equal(scores[1], scores[0])
+    assert not np.isfinite(scores[2]).all()
 
 
 def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> None:

@@ -55,6 +55,20 @@ def test_the_search_finds_nearly_the_best_scale_there_is() -> None:
     assert found.sum() < 1.03 * best.sum()
 
 
+@pytest.mark.parametrize(("block", "price"), [(32, 1.14), (128, 1.09)])
+def test_positive_scales_cost_what_was_measured(block: int, price: float) -> None:
+    """TensorRT's parser refuses others; the price is in squared error of normal weights."""
+    weights = np.random.default_rng(5).standard_normal((512, 512)).astype(np.float32)
+    weights[:9, :block] = -np.abs(weights[:9, :block])
+    weights[9:18, :block] *= np.float32(1e-25)
+    errors = []
+    for positive in (False, True):
+        codes, scales = encode(weights, "int4", block, positive=positive)
+        assert (scales > 0).all() == positive
+        errors.append(squared_error(weights, decode(codes, scales)).sum())
+    assert errors[1] / errors[0] == pytest.approx(price, abs=0.02)
+
+
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
     weights = np.zeros((5, 32), np.float32)

@@ -20,7 +20,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.engine_record import EngineRecord, Profile
+from specrt.engine.tensorrt.engine_record import KV_LENGTH, EngineRecord, Profile
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
@@ -87,15 +87,18 @@ class ContextDouble:
             return False
         assert self.addresses.keys() == engine.tensors.keys(), "not every tensor has an address"
         width, rows = self.shapes["input_ids"][1], self.shapes["rows"][0]
-        assert engine.record.profiles[self._profile].takes(width, rows), (width, rows)
+        length = self.shapes.get(KV_LENGTH, (0,))[0]
+        assert bool(length) is (KV_LENGTH in engine.tensors)
+        assert engine.record.profiles[self._profile].takes(width, rows, length), self.shapes
         self._warm = True
         addresses = dict(self.addresses)
-        engine.cuda.put(lambda: self._run(addresses, width, rows))
+        engine.cuda.put(lambda: self._run(addresses, width, rows, length))
         return True
 
-    def _run(self, addresses: Mapping[str, int], width: int, rows: int) -> None:
+    def _run(self, addresses: Mapping[str, int], width: int, rows: int, length: int) -> None:
         scratch = self._engine.cuda.at(*self._scratch) if self._scratch[1] else np.zeros(0)
         scratch[:] = POISON
+        self._engine.read.append(length)
         self._engine.run(addresses, width, rows)
         scratch[:] = POISON
 
@@ -114,6 +117,8 @@ class EngineDouble:
         self.num_io_tensors = len(self.tensors)
         self.profiles = record.profiles
         self.broken_at: Collection[int] = ()
+        self.read: list[int] = []
+        """The KV length of each pass; 0 for all."""
         self.capturable = True
         self.weight_streaming_budget_v2 = -1
 
@@ -147,9 +152,10 @@ class EngineDouble:
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         """Return the shapes that the plan itself was built for, whatever its record says."""
         sized = self.profiles[profile]
-        if name not in ("input_ids", "rows"):
+        ranges = {"input_ids": sized.width, "rows": sized.rows, KV_LENGTH: sized.kv_length}
+        sizes = ranges.get(name)
+        if sizes is None:
             return [self.tensors[name].shape] * 3
-        sizes = sized.width if name == "input_ids" else sized.rows
         head = (self.batch,) if name == "input_ids" else ()
         return [(*head, size) for size in (sizes.least, sizes.best, sizes.most)]
 
@@ -185,11 +191,12 @@ class EngineDouble:
         vocab = self.geometry.vocab_size
         assert set(wanted.tolist()) <= set(range(width))
         assert set(fed.ravel().tolist()) <= set(range(-1, vocab))
-        seen = self.update(addresses, fed % vocab, start)
+        seen = self.update(addresses, fed % vocab, start)[:, : self.read[-1] or None]
         logits = self.array(addresses["logits"], np.float32, (self.batch, rows, vocab))
         for b in range(self.batch):
             for r, row in enumerate(wanted):
                 until = int(start[b] + row) + 1
+                assert until <= seen.shape[1], "a position of its own is not read"
                 text = np.maximum(seen[b, :until], 0)  # memory that is only cleared may be read
                 logits[b, r] = np.nan if until in self.broken_at else self.toy.row(text)
         self.tell(addresses, logits)
@@ -312,12 +319,14 @@ def library_double(backend: str = "tensorrt", version: str = "", **how: Any) -> 
     return describe(FLAVOURS[backend], module_double(backend, version, **how))
 
 
-def target_profiles(gammas: Collection[int], prefill: int) -> tuple[Profile, ...]:
-    return profiles("target", prefill, gammas)
+def target_profiles(
+    gammas: Collection[int], prefill: int, kv_lengths: Sequence[int] = ()
+) -> tuple[Profile, ...]:
+    return profiles("target", prefill, gammas, kv_lengths)
 
 
-def draft_profiles(prefill: int) -> tuple[Profile, ...]:
-    return profiles("draft", prefill, ())
+def draft_profiles(prefill: int, kv_lengths: Sequence[int] = ()) -> tuple[Profile, ...]:
+    return profiles("draft", prefill, (), kv_lengths)
 
 
 def geometry_of(toy: TableEngine) -> Geometry:
@@ -376,18 +385,22 @@ class Noted(CapturedRounds):
 class Pair:
     """Two tables as TensorRT engines on one device, and their rounds.
 
-    `options` are those of both records, `own` of the draft's.
+    `options` are those of both records, `own` of the draft's; `kv_lengths` are the target's and the
+    draft's.
     """
 
     def __init__(
         self, target: TableEngine, draft: TableEngine, broken_at: Collection[int] = (), *,
         device: DoubleDevice | None = None, capture: bool = True,
-        own: Mapping[str, Any] | None = None, **options: Any,
+        own: Mapping[str, Any] | None = None, kv_lengths: Sequence[Sequence[int]] = ((), ()),
+        **options: Any,
     ) -> None:  # fmt: skip
         self.device = device or DoubleDevice()
-        self.target = opened(self.device, target, capture=capture, **options)
+        profiles = target_profiles(GAMMAS, PREFILL, kv_lengths[0])
+        self.target = opened(self.device, target, profiles, capture=capture, **options)
         self.draft = opened(
-            self.device, draft, draft_profiles(PREFILL), broken_at=broken_at, capture=capture,
+            self.device, draft, draft_profiles(PREFILL, kv_lengths[1]), broken_at=broken_at,
+            capture=capture,
             **{"confidence": True, **options, **(own or {})},
         )  # fmt: skip
         found = Noted(self.target, self.draft, capture=capture)

@@ -28,6 +28,8 @@ INVENTORY = "inventory"
 NO_TIME = "too little was left of --minutes"
 SHORT, LONG = 10.0, 30.0
 """Minutes of the two orders: the one ends with tokens per second at 1 B, the other at 8 B too."""
+ATTENTION = ("grouped", "lengths")
+"""Recipes of this folder that differ from `codelet` in how attention reads: to be compared."""
 LEAST_LIMIT, LIMIT_FACTOR = 2.0, 4.0
 """Minutes that any step may take, and how many times what it is expected to take."""
 RESERVE = 1.25
@@ -105,6 +107,8 @@ def _steps(settings: RunSettings) -> Iterator[Step]:
     for precision, size, backend in product(others, settings.sizes, BACKENDS):
         yield from _target(size, precision, backend)
         yield from _passes(size, precision, backend)
+    for pair in ATTENTION:
+        yield from _attention(pair, "tensorrt-rtx")
     yield _build("mixed", "ort-cuda")
     run = _call("correctness", "verify", pair="mixed")
     yield Step("mixed.verify", "ort-cuda", run, minutes=0.5)
@@ -134,6 +138,13 @@ def _codelet(backend: str) -> Iterator[Step]:
         del minutes["rounds"]
     for name, expected in minutes.items():
         yield Step(f"codelet.{name}", backend, _call("correctness", name), minutes=expected)
+
+
+def _attention(pair: str, backend: str) -> Iterator[Step]:
+    yield _build(pair, backend)
+    yield Step(f"{pair}.verify", backend, _call("correctness", "verify", pair=pair), minutes=0.5)
+    run = _call("speed", "passes", size=pair, precision="fp16")
+    yield Step(f"{pair}.passes", backend, run, minutes=0.5)
 
 
 def _grown(size: str) -> Iterator[Step]:

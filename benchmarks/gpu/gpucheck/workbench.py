@@ -209,12 +209,12 @@ class Workbench(Machine):
         )  # fmt: skip
 
     def target(self, size: str, precision: str, backend: str) -> Built:
-        """Return the target of a size, `codelet` for itself.
+        """Return the target of a size, or of a recipe of this folder, as `codelet`.
 
         Raises: NotRunError where it was not built.
         """
-        if size == "codelet":
-            return self.codelet(backend, "target")
+        if (SCRIPT / f"{size}.toml").is_file():
+            return self.codelet(backend, "target", size)
         return self.built(self.engine_folder(size, precision, backend))
 
     def built(self, folder: Path) -> Built:

@@ -40,6 +40,8 @@ class LoweredModel:
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
     weight_bytes: int = 0
     """What its weights take once an engine is opened."""
+    warning: str = ""
+    """What may keep this machine from checking or compiling it, and the remedy."""
 
 
 @dataclass(frozen=True)

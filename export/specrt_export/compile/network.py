@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from specrt.engine.tensorrt.engine_record import Profile, Range
+from specrt.engine.tensorrt.engine_record import KV_LENGTH, Profile, Range
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import printable
 from specrt_export.recipe import PlanOptions
 
 
-def profiles(role: str, prefill: int, gammas: Iterable[int]) -> tuple[Profile, ...]:
+def profiles(
+    role: str, prefill: int, gammas: Iterable[int], kv_lengths: Sequence[int] = ()
+) -> tuple[Profile, ...]:
     """Return the profiles of a target or a draft, in the order of the plan.
 
-    `prefill` is the widest pass. Of two that take the same passes the first stays, so gamma 0 is
-    `decode`.
+    `prefill` is the widest pass. `kv_lengths`, rising, are how much passes may read of the KV
+    buffers, the last one all; without any all passes read all. Of two profiles that take the same
+    passes the first stays, so gamma 0 is `decode`.
     Raises: BuildError for a prefill that is narrower than what it must take.
     """
     verified = sorted(set(gammas)) if role == "target" else []
@@ -34,7 +37,8 @@ def profiles(role: str, prefill: int, gammas: Iterable[int]) -> tuple[Profile, .
     distinct: dict[tuple[Range, Range], Profile] = {}
     for profile in _listed(role, prefill, rows, verified):
         distinct.setdefault((profile.width, profile.rows), profile)
-    return tuple(distinct.values())
+    whole = tuple(distinct.values())
+    return tuple(_of_lengths(whole, kv_lengths)) if kv_lengths else whole
 
 
 def _listed(role: str, prefill: int, rows: int, gammas: list[int]) -> Iterator[Profile]:
@@ -44,6 +48,17 @@ def _listed(role: str, prefill: int, rows: int, gammas: list[int]) -> Iterator[P
         yield Profile(f"verify {gamma}", _only(gamma + 1), _only(gamma + 1))
     if role == "draft":
         yield Profile("catch-up", _only(2), _only(1))
+
+
+def _of_lengths(whole: Iterable[Profile], lengths: Sequence[int]) -> Iterator[Profile]:
+    """Yield a profile of one shape for each KV length, and others with all of them in one."""
+    for profile in whole:
+        if not profile.fixed:
+            every = Range(lengths[0], lengths[-1], lengths[-1])
+            yield replace(profile, kv_length=every)
+            continue
+        for length in lengths:
+            yield replace(profile, name=f"{profile.name} of {length}", kv_length=_only(length))
 
 
 def _only(size: int) -> Range:
@@ -59,6 +74,8 @@ def add_profiles(builder: Any, config: Any, batch: int, listed: Iterable[Profile
         shapes = builder.create_optimization_profile()
         shapes.set_shape("input_ids", *((batch, width) for width in _sizes(profile.width)))
         shapes.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
+        if profile.kv_length is not None:
+            shapes.set_shape(KV_LENGTH, *((length,) for length in _sizes(profile.kv_length)))
         if config.add_optimization_profile(shapes) != number:
             raise BuildError(
                 f"TensorRT refused the profile {profile.name!r} (width {profile.width.most}, rows "
@@ -95,6 +112,8 @@ class Contract:
     compute: str
     candidates: int
     confidence: bool
+    reads_prefix: bool
+    """Whether a pass says how much of the KV buffers is read."""
 
 
 def check_graph(model: onnx.ModelProto) -> int:
@@ -151,7 +170,7 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
     layers = sum(name.startswith("key.") for name in inputs)
     caches = [f"{kind}.{at}" for at in range(layers) for kind in ("key", "value")]
     present = [f"present_{name}" for name in caches]
-    _check_names("input", inputs, [*_INPUTS, *caches], ())
+    _check_names("input", inputs, [*_INPUTS, *caches], (KV_LENGTH,))
     _check_names("output", outputs, [*_OUTPUTS, *present], _OPTIONAL)
     if not layers:
         raise BuildError("the graph has no KV buffers (key.0, value.0); nothing could be kept")
@@ -165,6 +184,7 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
         compute=_compute(inputs["key.0"]),
         candidates=0 if best is None else int(best.shape[-1]),
         confidence="confidence" in outputs,
+        reads_prefix=KV_LENGTH in inputs,
     )
 
 

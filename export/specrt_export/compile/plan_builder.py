@@ -247,7 +247,9 @@ def build_plan(
     model = _read(graph)
     attentions = check_graph(model)
     weights = weights_of(model.graph.initializer)
-    needed = need(weights, profiles, options, library.backend)
+    needed = need(
+        weights, profiles, options, library.backend, activation_bytes(model.graph, profiles)
+    )
     warning = memory_warning(needed, room or find_room(), library.backend)
     if warning:
         progress(f"warning: {warning}", 0.0)
@@ -314,6 +316,9 @@ class _Job:
                 f"{self.graph} cuts out {offered.candidates} candidates a row; the recipe says "
                 f"{self.options.candidates}: lower it again"
             )
+        if offered.reads_prefix != any(profile.kv_length for profile in self.profiles):
+            reads = "the KV length of each pass" if offered.reads_prefix else "whole KV buffers"
+            raise BuildError(f"{self.graph} takes {reads}, and the profiles do not: lower it again")
         return offered
 
     def _record(self, offered: Contract, messages: list[Message], written: Written) -> EngineRecord:
@@ -358,6 +363,11 @@ _FIXED_BYTES = 400 * _MIB
 
 
 _PER_PLAN_BYTE = 2.6
+
+
+_PER_PROFILE_BYTES = 10 * _MIB
+"""Seen with codelet's target: 2 MiB for each of 7 gammas more, 10 for each of 18 of three lengths
+of KV buffers; nothing for a prefill of 256 instead of 32."""
 
 
 _TWO_LAYOUTS = 1.6
@@ -415,16 +425,44 @@ def weights_of(tensors: Iterable[onnx.TensorProto]) -> Weights:
     return Weights(floats, codes, halves)
 
 
-def need(weights: Weights, profiles: Sequence[Profile], options: PlanOptions, backend: str) -> Need:
-    """Estimate what a build takes at its peak, besides what the process holds already."""
+def activation_bytes(graph: onnx.GraphProto, profiles: Sequence[Profile]) -> int:
+    """Bound what the widest pass of a graph keeps at once; a GPU that times kernels runs it.
+
+    The products of a layer and the scores of attention over the whole KV buffers, and the logits
+    of the most rows that are scored.
+    """
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in [*graph.input, *graph.output]
+    }
+    batch, _, length, head = shapes["key.0"]
+    vocabulary = shapes["logits"][-1]
+    sides = [side for t in graph.initializer if len(t.dims) == 2 for side in t.dims]
+    inner = max((side for side in sides if side != vocabulary), default=0)
+    hidden = next((min(t.dims) for t in graph.initializer if vocabulary in t.dims[:2]), inner)
+    width = max(profile.width.most for profile in profiles)
+    rows = max(profile.rows.most for profile in profiles)
+    scores = hidden // head * length
+    return int(4 * batch * (width * (3 * inner + scores) + rows * vocabulary))
+
+
+def need(
+    weights: Weights, profiles: Sequence[Profile], options: PlanOptions, backend: str,
+    activations: int = 0,
+) -> Need:  # fmt: skip
+    """Estimate what a build takes at its peak, besides what the process holds already.
+
+    `activations` are those of the widest pass, which only a GPU that takes part in the build runs.
+    """
     single = {profile.width.most == 1 for profile in profiles}
     layouts = _TWO_LAYOUTS if len(single) > 1 else 1.0
     plan = int(weights.floats * layouts) + weights.codes + weights.halves
     in_memory = plan + int(weights.halves * (_INT4_GROWS - 1))
     host = _FIXED_BYTES + int(_PER_PLAN_BYTE * in_memory) - weights.stored
+    host += _PER_PROFILE_BYTES * len(profiles)
     if FLAVOURS[backend].rtx:
         return Need(host, 0)
-    return Need(host, plan + (options.workspace_mib or 0) * _MIB)
+    return Need(host, plan + activations + (options.workspace_mib or 0) * _MIB)
 
 
 @dataclass(frozen=True)

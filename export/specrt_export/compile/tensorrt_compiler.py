@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Tokens, check_bounds
-from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN
+from specrt.engine.tensorrt.engine_record import FILE_NAME, KV_LENGTH, PLAN, least_length
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError
 from specrt.system import available_bytes, survey
@@ -69,6 +69,12 @@ class TensorRtCompiler:
         # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
         return (11, 0) if self.library.native else self.library.number
 
+    @property
+    def kv_lengths(self) -> tuple[int, ...]:
+        """How much passes may read of the KV buffers, the last one all; none where all read all."""
+        lengths = self.recipe.tensorrt.kv_lengths
+        return (*lengths, self.recipe.engine.max_length) if lengths else ()
+
     def check(self, role: str, *, measured: bool) -> None:
         """Refuse settings that the library does not offer here; what takes long comes later."""
         options = self.recipe.tensorrt.plan
@@ -77,6 +83,12 @@ class TensorRtCompiler:
             self._check_capabilities(options.capabilities, self.recipe.precisions[role].names)
         except BuildError as error:
             raise BuildError(f"{self.recipe.path}: [tensorrt] {error}") from error
+        if self.kv_lengths and form_of(self.parser) != NATIVE:
+            raise BuildError(
+                f"{self.recipe.path}: [tensorrt] kv_lengths is "
+                f"{list(self.recipe.tensorrt.kv_lengths)}, and passes of {self.library.title} "
+                "write whole KV buffers; remove it"
+            )
         if measured and form_of(self.parser) == NATIVE and not runs_here():
             raise BuildError(
                 f"onnxruntime {ort.__version__} cannot run the graph that the plan is made "
@@ -108,35 +120,40 @@ class TensorRtCompiler:
         geometry = geometry_of(portable)
         compute = compute_type(self.recipe.precisions[role].layers)
         check_length(geometry, options.max_length, source.weights)
-        self._check_room(geometry, compute)
         target = TensorRtTarget(
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
             candidates=self._candidates(geometry),
             confidence=role == "draft",
+            grouped_queries=self.recipe.tensorrt.grouped_queries,
+            reads_prefix=bool(self.kv_lengths),
         )  # fmt: skip
         lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
         folder.mkdir(parents=True)
         write_engine(lowered.model, lowered.weights, folder)
         kind = facts_of(portable).get(MODEL_TYPE, "unknown")
-        return LoweredModel(role, folder, geometry, compute, kind, lowered.fused)
+        return LoweredModel(
+            role, folder, geometry, compute, kind, lowered.fused,
+            warning=self._memory_warning(geometry, compute),
+        )  # fmt: skip
 
     def _candidates(self, geometry: Geometry) -> int:
         return min(self.recipe.tensorrt.candidates, geometry.vocab_size)
 
-    def _check_room(self, geometry: Geometry, compute: str) -> None:
-        """Refuse KV buffers that the check of the lowered graph has no memory for.
+    def _memory_warning(self, geometry: Geometry, compute: str) -> str:
+        """Say that the check of the lowered graph may lack memory; empty where it has enough.
 
-        It holds them twice: those a pass reads, and those it makes.
+        It holds KV buffers twice: those a pass reads, and those it makes.
         """
         options = self.recipe.engine
         needed = 2 * geometry.kv_bytes(options.batch, options.max_length, KV_BYTES[compute])
         free = available_bytes()
-        if runs_here() and free is not None and needed > free:
-            raise BuildError(
-                f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
-                f"{options.max_length} positions, and {free >> 20} MiB are free; lower max_length, "
-                "or build on a machine with more memory"
-            )
+        if not runs_here() or free is None or needed <= free:
+            return ""
+        return (
+            f"checking the lowered graph takes {needed >> 20} MiB for KV buffers of "
+            f"{options.max_length} positions, and {free >> 20} MiB are free; if it fails, lower "
+            "max_length, or build on a machine with more memory"
+        )
 
     @contextmanager
     def score(
@@ -147,8 +164,9 @@ class TensorRtCompiler:
         with tempfile.TemporaryDirectory(dir=lowered.folder.parent) as scratch:
             path = widened_folder(lowered.folder, Path(scratch)) / ENGINE
             engine = LoweredEngine(
-                path, lowered.geometry, batch=options.batch, max_length=options.max_length
-            )
+                path, lowered.geometry, batch=options.batch, max_length=options.max_length,
+                kv_lengths=self.kv_lengths,
+            )  # fmt: skip
             try:
                 yield engine
             finally:
@@ -175,7 +193,9 @@ class TensorRtCompiler:
         )
         report = build_plan(
             path, out / PLAN, self.library,
-            profiles(lowered.role, recipe.engine.prefill, recipe.engine.gammas),
+            profiles(
+                lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths
+            ),
             options, progress, form=form_of(self.parser), timing_cache=timing,
         )  # fmt: skip
         (out / FILE_NAME).write_text(report.record.to_json(), encoding="utf-8")
@@ -248,13 +268,17 @@ class LoweredEngine:
     """An engine over a lowered graph of standard operators; slow, and exact about what it means.
 
     KV buffers are handed in and taken back in every pass, so both forms of caches run here.
+    `kv_lengths` are what passes may read of them, where they say so.
     """
 
-    def __init__(self, path: Path, geometry: Geometry, *, batch: int, max_length: int) -> None:
+    def __init__(
+        self, path: Path, geometry: Geometry, *, batch: int, max_length: int,
+        kv_lengths: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.geometry = geometry
         self.batch = batch
         self.max_length = self.max_width = max_length
-        self._path = path
+        self._path, self._kv_lengths = path, kv_lengths
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
@@ -284,6 +308,9 @@ class LoweredEngine:
             "rows": np.arange(width - (rows or width), width),
             **self._caches,
         }
+        if self._kv_lengths:
+            length = least_length(self._kv_lengths, int(starts.max()) + width)
+            feed[KV_LENGTH] = np.zeros(length, np.int64)
         with _blamed(self._path):
             values = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
         self._caches = {name: values[f"present_{name}"] for name in self._caches}

@@ -11,7 +11,9 @@ import onnx
 from onnx import numpy_helper
 
 from specrt.bundle import Geometry
+from specrt.engine.tensorrt.engine_record import KV_LENGTH
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
+from specrt.errors import BuildError
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
 from specrt_export.lower.half import TYPES, halve
@@ -57,6 +59,10 @@ class TensorRtTarget:
     form: str = NATIVE
     candidates: int = 0
     confidence: bool = False
+    grouped_queries: bool = False
+    """Whether the queries of a group are rows of one product; see `group_queries`."""
+    reads_prefix: bool = False
+    """Whether a pass says how much of the KV buffers attention reads; see `read_prefix`."""
 
 
 def form_of(version: tuple[int, ...]) -> str:
@@ -122,6 +128,10 @@ def _attend(view: GraphView, target: TensorRtTarget, counts: Counts) -> set[str]
     if not native:
         scatter_elements(view)
         return exact | write_out_norms(view)
+    if target.reads_prefix:
+        counts["prefix"] = read_prefix(view), len(layers) - len(masked)
+    if target.grouped_queries:
+        counts["grouped"] = group_queries(view, target.geometry), len(layers) - len(masked)
     for node in view.nodes("SimplifiedLayerNormalization"):
         node.op_type = "RMSNormalization"
     return exact
@@ -277,6 +287,68 @@ def scatter_elements(view: GraphView) -> int:
         view.add("ScatterElements", [cache, at, new], outputs=[node.output[0]], axis=2)
     view.tidy()
     return len(updates)
+
+
+def read_prefix(view: GraphView) -> int:
+    """Let attention read the first positions of the KV buffers only; return how many layers.
+
+    ```
+    kv_length [E] ─ Shape ─ E ──────────────────┐
+    updated keys, values [B, Hkv, M, D] ─────── Slice [B, Hkv, E, D] ─┐
+    mask [B, 1, S, M] ───────────────────────── Slice [B, 1, S, E] ── Attention ─ y
+    ```
+    A pass says with E how far it reaches: up to its own last position at least. What lies beyond is
+    masked, so that leaving it out changes no sum.
+    Raises: BuildError where every layer was written out.
+    """
+    layers = find_layers(view)
+    if not layers:
+        raise BuildError(
+            "kv_lengths needs attention layers, and all of this model are written out, because "
+            "TensorRT's take no soft cap; remove it"
+        )
+    kinds = onnx.TensorProto.INT64
+    view.graph.input.append(onnx.helper.make_tensor_value_info(KV_LENGTH, kinds, ["E"]))
+    zero = view.add_constant("zero", np.array([0], np.int64))
+    end = view.add("Shape", [KV_LENGTH])
+    axes = {axis: view.add_constant("axis", np.array([axis], np.int64)) for axis in (2, 3)}
+    cut: dict[str, str] = {}
+    for layer in layers:
+        for index, axis in ((1, 2), (2, 2), (3, 3)):
+            name = layer.node.input[index]
+            if name not in cut:
+                cut[name] = view.add("Slice", [name, zero, end, axes[axis]])
+            layer.node.input[index] = cut[name]
+    view.tidy()
+    return len(layers)
+
+
+def group_queries(view: GraphView, geometry: Geometry) -> int:
+    """Make the queries that share keys rows of one head; return how many layers.
+
+    ```
+    q [B, H, S, D] ─ Reshape [B, Hkv, G · S, D] ─┐
+    keys, values [B, Hkv, M, D] ──────────────── Attention ─ Reshape [B, H, S, D] ─ y
+    mask [B, 1, S, M] ─ Concat, G times ─────────┘
+    ```
+    Where a kernel wants as many key heads as query heads, keys and values are then not repeated.
+    Not with a single key head: one head left alone gets no attention kernel (TensorRT for RTX 1.7).
+    """
+    groups = geometry.heads // geometry.kv_heads
+    nodes = view.nodes("Attention") if groups > 1 and geometry.kv_heads > 1 else []
+    masks: dict[str, str] = {}
+    for node in nodes:
+        mask = node.input[3]
+        if mask not in masks:
+            masks[mask] = view.add("Concat", [mask] * groups, axis=2)
+        rows = [0, geometry.kv_heads, -1, geometry.head_dim]
+        grouped = _reshape_to(view, node.input[0], rows)
+        inputs = [grouped, *node.input[1:3], masks[mask]]
+        mixed = view.add("Attention", inputs, **view.attributes(node))
+        heads = [0, geometry.heads, -1, geometry.head_dim]
+        _reshape_to(view, mixed, heads, node.output[0])
+    view.tidy()
+    return len(nodes)
 
 
 _ROW_BY_ROW = (

@@ -71,8 +71,9 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
 
 
 def _print_facts(facts: list[tuple[str, str]]) -> None:
+    width = max(14, *(len(name) + 2 for name, _ in facts))
     for name, value in facts:
-        print(f"{name:14}{value}")
+        print(f"{name:{width}}{value}")
 
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:

@@ -311,7 +311,8 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
 
     At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
-    `INTERVAL_S` without one, so that a log shows that work goes on.
+    `INTERVAL_S` without one, so that a log shows that work goes on. A stage that begins with
+    `warning: ` is a line that stays.
     """
     line = ProgressLine(title)
     try:
@@ -335,10 +336,18 @@ class ProgressLine:
 
     def update(self, share: float, stage: str = "") -> None:
         """Show a share of the work, and the stage that runs."""
+        if stage.startswith("warning: "):
+            self._keep(stage)
+            return
         begins = stage != self._stage
         self._share, self._stage = share, stage
         if self._terminal or begins:
             self._print()
+
+    def _keep(self, text: str) -> None:
+        """Print a line that stays, whatever is shown next."""
+        sys.stderr.write(f"\r{text}\x1b[K\n" if self._terminal else f"{text}\n")
+        sys.stderr.flush()
 
     def close(self) -> None:
         """End the line."""

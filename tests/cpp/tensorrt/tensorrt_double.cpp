@@ -87,7 +87,8 @@ struct Plan {
 
   std::map<std::string, Tensor> tensors;
   std::map<std::string, std::string> aliases;
-  std::vector<std::vector<std::int64_t>> profiles;  // width and rows: least, best, most
+  // Width and rows, and what is read of the KV buffers where that varies: least, best, most.
+  std::vector<std::vector<std::int64_t>> profiles;
   std::int64_t scratch;
   bool updates_in_place;
 };
@@ -96,7 +97,7 @@ struct Plan {
 struct Pass {
   const Plan& plan;
   const std::map<std::string, void*>& places;
-  std::size_t width, rows;
+  std::size_t width, rows, kv_length;
 
   // A tensor of so many elements; none where the plan has no such tensor.
   template <class T>
@@ -149,6 +150,11 @@ void Pass::run() const {
     if (number > 1 && held != seen) broken("the layers disagree");
     seen = held;
   }
+  if (kv_length != 0 && kv_length < seen.size()) broken("a position of its own is not read");
+  for (const auto& sizes : plan.profiles) {
+    const std::size_t other = sizes.size() > 6 ? static_cast<std::size_t>(sizes.back()) : 0;
+    if (other >= seen.size() && other < kv_length) broken("more is read than is needed");
+  }
   const Id* const wanted = at<Id>("rows", rows);
   const std::size_t vocabulary = plan.tensors.at("logits").size(2);
   float* const logits = at<float>("logits", rows * vocabulary);
@@ -187,16 +193,17 @@ class Context final : public IExecutionContext {
   bool setInputShape(char const* tensorName, Dims const& dims) noexcept override {
     if (profile_ < 0) broken("a shape before the profile");
     const std::string name = tensorName;
-    const bool is_width = name == "input_ids";
-    if (!is_width && name != "rows") return refuse(name + " has one shape");
+    const bool is_width = name == "input_ids", is_length = name == "kv_length";
+    if (!is_width && !is_length && name != "rows") return refuse(name + " has one shape");
     if (dims.nbDims != (is_width ? 2 : 1))
       return refuse(name + " has another number of dimensions");
     const auto& sizes = plan_->profiles[static_cast<std::size_t>(profile_)];
     const std::int64_t size = dims.d[dims.nbDims - 1];
-    const std::size_t first = is_width ? 0 : 3;
+    const std::size_t first = is_width ? 0 : is_length ? 6 : 3;
+    if (first + 2 >= sizes.size()) return refuse(name + " is no input");
     if (size < sizes[first] || size > sizes[first + 2])
       return refuse(name + " is out of the profile's range");
-    (is_width ? width_ : rows_) = static_cast<std::size_t>(size);
+    (is_width ? width_ : is_length ? kv_length_ : rows_) = static_cast<std::size_t>(size);
     return true;
   }
 
@@ -217,12 +224,13 @@ class Context final : public IExecutionContext {
     if (fails("enqueueV3")) return refuse(machine.said);
     if (at_.size() != plan_->tensors.size()) broken("not every tensor has an address");
     if (width_ == 0 || rows_ == 0) broken("a pass without shapes");
+    if ((kv_length_ != 0) != (plan_->tensors.count("kv_length") != 0)) broken("no KV length");
     if (scratch_bytes_ < plan_->needs()) broken("too little working memory");
     last_profile() = profile_;
-    enqueue(stream, [plan = plan_, at = at_, width = width_, rows = rows_, scratch = scratch_,
-                     bytes = scratch_bytes_] {
+    enqueue(stream, [plan = plan_, at = at_, width = width_, rows = rows_, kv_length = kv_length_,
+                     scratch = scratch_, bytes = scratch_bytes_] {
       if (bytes != 0) std::memset(on_device(scratch, bytes), 0xA5, bytes);
-      Pass{*plan, at, width, rows}.run();
+      Pass{*plan, at, width, rows, kv_length}.run();
     });
     return true;
   }
@@ -230,7 +238,7 @@ class Context final : public IExecutionContext {
  private:
   std::shared_ptr<const Plan> plan_;
   int profile_ = -1;
-  std::size_t width_ = 0, rows_ = 0, scratch_bytes_ = 0;
+  std::size_t width_ = 0, rows_ = 0, kv_length_ = 0, scratch_bytes_ = 0;
   void* scratch_ = nullptr;
   std::map<std::string, void*> at_;
   Alive alive_;
@@ -293,10 +301,10 @@ class Engine final : public ICudaEngine {
   Dims getProfileShape(char const* tensorName, int32_t profileIndex,
                        OptProfileSelector select) const noexcept override {
     std::vector<std::int64_t> shape = tensor(tensorName).shape;
-    const bool is_rows = std::string(tensorName) == "rows";
+    const std::string name = tensorName;
+    const std::size_t first = name == "rows" ? 3 : name == "kv_length" ? 6 : 0;
     const auto& sizes = plan_->profiles.at(static_cast<std::size_t>(profileIndex));
-    if (shape.back() < 0)
-      shape.back() = sizes[static_cast<std::size_t>(select) + (is_rows ? 3 : 0)];
+    if (shape.back() < 0) shape.back() = sizes.at(static_cast<std::size_t>(select) + first);
     return dims_of(shape);
   }
   int32_t getNbOptimizationProfiles() const noexcept override {

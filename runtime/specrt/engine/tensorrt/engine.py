@@ -22,12 +22,14 @@ from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
+    KV_LENGTH,
     EngineRecord,
+    PassShape,
     Profile,
     choose,
     difference,
     fixed,
-    is_fixed,
+    least_length,
     read_engine_record,
     this_device,
 )
@@ -86,7 +88,7 @@ class TensorRtEngine:
         self.max_width = max_width
         self._captures = capture
         self._starts = np.zeros(batch, np.int64)
-        self._passes: dict[tuple[int, int], PlanPass] = {}
+        self._passes: dict[PassShape, PlanPass] = {}
         self._wide: dict[int, WideProfile] = {}
         self._scores: dict[tuple[int, int], PassRows] = {}
         self._dependents: list[Closable] = []
@@ -112,9 +114,15 @@ class TensorRtEngine:
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
         needed = plan.scratch_bytes
         scratch = memory.take(needed, "working memory") if needed else 0
+        lengths = self._kv_lengths = record.kv_lengths
+        unread = memory.take(lengths[-1] * np.dtype(np.int64).itemsize, KV_LENGTH) if lengths else 0
         return Model(
-            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch, unread
         )
+
+    def kv_length(self, reach: int) -> int:
+        """Return how much a pass reads of the KV buffers that reaches so far; 0 for all."""
+        return least_length(self._kv_lengths, reach) if self._kv_lengths else 0
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -126,13 +134,13 @@ class TensorRtEngine:
         """The passes that were captured, and why others are not; None where none is to be."""
         if not self._captures:
             return None
-        fixed = {key: one for key, one in self._passes.items() if isinstance(one, FixedPass)}
+        bound = {key: one for key, one in self._passes.items() if isinstance(one, FixedPass)}
         return CudaGraphs(
-            sum(one.captured for one in fixed.values()),
+            sum(one.captured for one in bound.values()),
             tuple(
-                f"passes of width {width} with {rows} scored rows run kernel by kernel: "
-                f"{one.refusal}"
-                for (width, rows), one in fixed.items()
+                f"passes of width {shape.width} with {shape.rows} scored rows run kernel by "
+                f"kernel: {one.refusal}"
+                for shape, one in bound.items()
                 if one.refusal
             ),
         )
@@ -142,9 +150,12 @@ class TensorRtEngine:
         return self._captures and fixed(self.model.record, width, rows) is not None
 
     def graph(self, width: int, rows: int) -> CudaGraph | None:
-        """Return the captured graph of passes of one size; None where none was captured yet."""
-        bound = self._passes.get((width, rows))
-        return bound.graph if isinstance(bound, FixedPass) else None
+        """Return the captured graph of passes of one size; None where none was captured yet.
+
+        Where KV lengths differ, that of the shortest.
+        """
+        bound = [one for shape, one in sorted(self._passes.items()) if shape[:2] == (width, rows)]
+        return next((one.graph for one in bound if isinstance(one, FixedPass)), None)
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
         """Run one pass; see `Engine.forward`."""
@@ -161,8 +172,8 @@ class TensorRtEngine:
             first, last = int(starts.min()), int(starts.max())
         check_bounds(self, width, first, last)
         self.require_sound()
-        key = width, scored
-        bound = self._passes.get(key) or self._bind(*key)
+        shape = PassShape(width, scored, self.kv_length(last + width))
+        bound = self._passes.get(shape) or self._bind(shape)
         bound.tokens[:] = batch
         bound.start[:] = starts
         caches = self.model.caches
@@ -187,26 +198,26 @@ class TensorRtEngine:
         self.forget()
         return None
 
-    def _bind(self, width: int, rows: int) -> PlanPass:
-        """Bind a context for passes of one size; done once, then reused."""
+    def _bind(self, shape: PassShape) -> PlanPass:
+        """Bind a context for passes of one shape; done once, then reused."""
         model = self.model
-        profile = choose(model.record, width, rows)
+        profile = choose(model.record, *shape)
         bound: PlanPass
-        if is_fixed(model.record.profiles[profile]):
+        if model.record.profiles[profile].fixed:
             # The largest part comes first, and stays for the next try if others do not fit.
-            scores = self.scores_of(width, rows)
+            scores = self.scores_of(shape.width, shape.rows)
             with self._memory.whole():
-                bound = FixedPass(model, profile, width, rows, scores, self._captures)
+                bound = FixedPass(model, profile, shape, scores, self._captures)
         else:
-            bound = WidePass(self._wide_profile(profile, width, rows), self.batch, width, rows)
-        self._passes[width, rows] = bound
+            bound = WidePass(self._wide_profile(profile, shape), self.batch, shape)
+        self._passes[shape] = bound
         return bound
 
-    def _wide_profile(self, profile: int, width: int, rows: int) -> WideProfile:
+    def _wide_profile(self, profile: int, shape: PassShape) -> WideProfile:
         """Return the one context of a profile of many sizes, bound for a first one."""
         if profile not in self._wide:
             with self._memory.whole():
-                self._wide[profile] = WideProfile(self.model, profile, width, rows)
+                self._wide[profile] = WideProfile(self.model, profile, shape)
         return self._wide[profile]
 
     def scores_of(self, width: int, rows: int) -> PassRows:
@@ -350,8 +361,10 @@ def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> No
         )
     for number, profile in enumerate(profiles):
         ranges = plan.ranges(number)
-        for name, sizes in (("input_ids", profile.width), ("rows", profile.rows)):
-            if name not in ranges or ANY not in plan.tensors[name].shape:
+        for name, sizes in (
+            ("input_ids", profile.width), ("rows", profile.rows), (KV_LENGTH, profile.kv_length)
+        ):  # fmt: skip
+            if sizes is None or name not in ranges or ANY not in plan.tensors[name].shape:
                 continue  # tensors are held to the manifest elsewhere; one size needs no range
             actual = [shape[-1] for shape in ranges[name]]
             wanted = [sizes.least, sizes.best, sizes.most]

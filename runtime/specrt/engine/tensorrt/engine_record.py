@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from reprlib import repr as short
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library, parse_version
 from specrt.engine.tensorrt.plan import Wants
@@ -40,22 +40,45 @@ class Range:
         """Whether there is only one size."""
         return self.least == self.most
 
+    def takes(self, size: int) -> bool:
+        """Tell whether a size is among them."""
+        return self.least <= size <= self.most
+
+
+KV_LENGTH = "kv_length"
+"""The input of a plan that says by its size how many positions of the KV buffers are read."""
+
+
+class PassShape(NamedTuple):
+    """The sizes of one pass."""
+
+    width: int
+    rows: int
+    kv_length: int = 0
+    """Positions of the KV buffers that attention reads; 0 for a plan that reads all."""
+
 
 @dataclass(frozen=True)
 class Profile:
     """One optimisation profile: passes of some widths, and of how many scored rows."""
 
     name: str
-    """`prefill`, `decode`, `catch-up`, or `verify G` for gamma G."""
+    """`prefill`, `decode`, `catch-up`, or `verify G` for gamma G; ` of N` where N positions of the
+    KV buffers are read."""
     width: Range
     rows: Range
+    kv_length: Range | None = None
+    """Positions of the KV buffers that are read; None for all."""
 
-    def takes(self, width: int, rows: int) -> bool:
-        """Tell whether a pass of this width and so many rows fits."""
-        return (
-            self.width.least <= width <= self.width.most
-            and self.rows.least <= rows <= self.rows.most
-        )
+    def takes(self, width: int, rows: int, kv_length: int = 0) -> bool:
+        """Tell whether a pass fits; with a KV length of 0, whether it fits at any."""
+        reads = self.kv_length is None or not kv_length or self.kv_length.takes(kv_length)
+        return self.width.takes(width) and self.rows.takes(rows) and reads
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all its passes have one shape."""
+        return all(r.fixed for r in (self.width, self.rows, self.kv_length) if r is not None)
 
 
 @dataclass(frozen=True)
@@ -154,6 +177,12 @@ class EngineRecord:
     """Warnings of the library while it built."""
 
     @property
+    def kv_lengths(self) -> tuple[int, ...]:
+        """Positions that passes read of the KV buffers, rising; empty where all read all."""
+        ranges = [p.kv_length for p in self.profiles if p.kv_length is not None]
+        return tuple(sorted({one.most for one in ranges}))
+
+    @property
     def device(self) -> DeviceRecord:
         """What it was built with and for."""
         names = self._setting("capabilities")
@@ -225,38 +254,34 @@ def _problems(record: EngineRecord) -> Iterator[str]:
     if not record.profiles:
         yield "profiles is empty; expected at least one"
     for profile in record.profiles:
-        for name, sizes in (("width", profile.width), ("rows", profile.rows)):
-            if not sizes.least <= sizes.best <= sizes.most:
+        for name in ("width", "rows", "kv_length"):
+            sizes: Range | None = getattr(profile, name)
+            if sizes is not None and not sizes.least <= sizes.best <= sizes.most:
                 yield (
                     f"{name} of profile {short(profile.name)} is {sizes.least}, {sizes.best}, "
                     f"{sizes.most}; expected rising sizes"
                 )
 
 
-def is_fixed(profile: Profile) -> bool:
-    """Tell whether all passes of a profile have one width and one number of rows."""
-    return profile.width.fixed and profile.rows.fixed
-
-
-def fixed(record: EngineRecord, width: int, rows: int) -> int | None:
+def fixed(record: EngineRecord, width: int, rows: int, kv_length: int = 0) -> int | None:
     """Return the place of the profile for exactly this pass, None where there is none."""
     for i, profile in enumerate(record.profiles):
-        if is_fixed(profile) and profile.takes(width, rows):
+        if profile.fixed and profile.takes(width, rows, kv_length):
             return i
     return None
 
 
-def choose(record: EngineRecord, width: int, rows: int) -> int:
+def choose(record: EngineRecord, width: int, rows: int, kv_length: int = 0) -> int:
     """Return the place of the profile for a pass: the one for just it, else one that takes it.
 
     Raises: EngineError with what was asked for, and the passes the plan was built for.
     """
     if 0 < rows <= width:
-        exact = fixed(record, width, rows)
+        exact = fixed(record, width, rows, kv_length)
         if exact is not None:
             return exact
         for i, profile in enumerate(record.profiles):
-            if profile.takes(width, rows):
+            if profile.takes(width, rows, kv_length):
                 return i
     raise EngineError(
         f"no profile of the plan takes a pass of width {width} with {rows} scored rows"
@@ -268,7 +293,7 @@ def choose(record: EngineRecord, width: int, rows: int) -> int:
 
 def gammas(record: EngineRecord) -> list[int]:
     """Return the gammas that have a profile of their own, rising."""
-    sizes = [p.width.most - 1 for p in record.profiles if is_fixed(p) and p.width == p.rows]
+    sizes = [p.width.most - 1 for p in record.profiles if p.fixed and p.width == p.rows]
     return sorted({gamma for gamma in sizes if gamma})
 
 
@@ -300,6 +325,11 @@ def engine_facts(engine: Path) -> tuple[tuple[tuple[str, str], ...], int]:
     return tuple(summary(record)), kv_sets(record.form)
 
 
+def least_length(lengths: Sequence[int], reach: int) -> int:
+    """Return the least KV length that holds so many positions; 0 where passes read all."""
+    return next((length for length in lengths if length >= reach), 0)
+
+
 def kv_sets(form: str) -> int:
     """Return how many sets of KV buffers passes need: decomposed ones read one and write one."""
     return 1 if form == NATIVE else 2
@@ -323,7 +353,7 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
     compiled = {one.profile: one for one in record.compiled}
     for profile in record.profiles:
         yield f"profile {profile.name}", _profile(profile, compiled.get(profile.name))
-    sizes = sum(map(is_fixed, record.profiles))
+    sizes = sum(profile.fixed for profile in record.profiles)
     streamed = ", as far as streamed weights allow" if record.wants.streaming else ""
     yield "CUDA graphs", f"for {sizes} sizes of pass, captured on their first run{streamed}"
     for message in record.messages:

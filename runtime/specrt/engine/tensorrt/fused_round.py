@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from specrt.engine.protocol import Confidence, CudaGraphs, Drafted, Engine, Tokens
 from specrt.engine.tensorrt.device import ALIGNMENT, CudaGraph, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.engine_record import (
-    fixed,
-    gammas,
-)
+from specrt.engine.tensorrt.engine_record import PassShape, fixed, gammas
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.engine.tensorrt.passes import CANDIDATES, Launcher, Scores, result_fields
 from specrt.engine.tensorrt.plan import TrtContext
@@ -127,9 +125,18 @@ UNKNOWN = 1.0
 """The confidence of a draft that computes none."""
 
 
+class RoundShape(NamedTuple):
+    """The sizes of one round; KV lengths as in `PassShape`."""
+
+    gamma: int
+    pending: int
+    draft_length: int
+    target_length: int
+
+
 @dataclass
 class _Round:
-    """The passes of one gamma and number of pending tokens, and where their scores lie."""
+    """The passes of one shape of round, and where their scores lie."""
 
     launcher: Launcher
     scores: Scores
@@ -138,7 +145,8 @@ class _Round:
 class CapturedRounds:
     """Greedy rounds of a draft and a target on one device, captured whole.
 
-    A graph for each gamma and number of pending tokens, captured on its first run. Their contexts
+    A graph for each gamma and number of pending tokens, and for how much each model reads of its KV
+    buffers, captured on its first run. Their contexts
     are their own and never get other addresses, so that the passes that the engines run alone stay
     as they are. Closed with either engine, before it.
     Raises: EngineError where the device has too little memory.
@@ -153,9 +161,9 @@ class CapturedRounds:
         fed = draft.model.record
         self._pending = tuple(n for n in range(1, OWN + 1) if fixed(fed, n, 1) is not None)
         self._buffers: RoundBuffers | None = None
-        self._steps: dict[tuple[int, int], TrtContext] = {}
-        self._verify: dict[int, tuple[TrtContext, Scores]] = {}
-        self._rounds: dict[tuple[int, int], _Round] = {}
+        self._steps: dict[tuple[int, PassShape], TrtContext] = {}
+        self._verify: dict[PassShape, tuple[TrtContext, Scores]] = {}
+        self._rounds: dict[RoundShape, _Round] = {}
         self._device = target.model.device
         self._closed = False
         target.attach(self)
@@ -188,17 +196,20 @@ class CapturedRounds:
         return CudaGraphs(
             sum(launcher.graph is not None for launcher in launchers.values()),
             tuple(
-                f"rounds of gamma {gamma} with {pending} pending tokens run kernel by kernel: "
-                f"{launcher.refusal}"
-                for (gamma, pending), launcher in launchers.items()
+                f"rounds of gamma {shape.gamma} with {shape.pending} pending tokens run kernel by "
+                f"kernel: {launcher.refusal}"
+                for shape, launcher in launchers.items()
                 if launcher.refusal
             ),
         )
 
     def graph(self, gamma: int, pending: int) -> CudaGraph | None:
-        """Return the captured graph of rounds of one size; None where none was captured yet."""
-        round_ = self._rounds.get((gamma, pending))
-        return round_.launcher.graph if round_ else None
+        """Return the captured graph of rounds of one size; None where none was captured yet.
+
+        Where KV lengths differ, that of the shortest.
+        """
+        rounds = [one for s, one in sorted(self._rounds.items()) if s[:2] == (gamma, pending)]
+        return rounds[0].launcher.graph if rounds else None
 
     def fits(self, gamma: int, pending: int, draft_start: int, target_start: int) -> bool:
         """Tell whether a round can be run; if not, its passes can be, one by one."""
@@ -236,7 +247,14 @@ class CapturedRounds:
         np.add(buffers.steps, draft_start + count, out=buffers.later_starts)
         buffers.verified[0] = last
         buffers.target_start[0] = target_start
-        scores = self._launch(gamma, count)
+        scores = self._launch(
+            RoundShape(
+                gamma,
+                count,
+                draft.kv_length(draft_start + count + gamma - 1),
+                target.kv_length(target_start + gamma + 1),
+            )
+        )
         tokens = buffers.drafted[:gamma].tolist()
         if min(tokens) >= 0:
             target.finish([last, *tokens], target_start, scores)
@@ -255,9 +273,9 @@ class CapturedRounds:
         self._buffers = RoundBuffers(self._target, self._draft, max(self.gammas))
         return self._buffers
 
-    def _launch(self, gamma: int, count: int) -> Scores:
+    def _launch(self, shape: RoundShape) -> Scores:
         """Run a round, and wait for it."""
-        round_ = self._rounds.get((gamma, count)) or self._bind(gamma, count)
+        round_ = self._rounds.get(shape) or self._bind(shape)
         round_.scores.forget()
         try:
             round_.launcher.run()
@@ -277,39 +295,43 @@ class CapturedRounds:
         verify.enqueue()
         buffers.results.fetch()
 
-    def _bind(self, gamma: int, count: int) -> _Round:
-        steps = [self._step(i, 1 if i else count) for i in range(gamma)]
-        verify, scores = self._verified(gamma)
+    def _bind(self, shape: RoundShape) -> _Round:
+        steps = [
+            self._step(i, PassShape(1 if i else shape.pending, 1, shape.draft_length))
+            for i in range(shape.gamma)
+        ]
+        width = shape.gamma + 1
+        verify, scores = self._verified(PassShape(width, width, shape.target_length))
         launcher = Launcher(
             self._device, [*steps, verify], partial(self._put, steps, verify),
             captures=self._captures,
         )  # fmt: skip
-        round_ = self._rounds[gamma, count] = _Round(launcher, scores)
+        round_ = self._rounds[shape] = _Round(launcher, scores)
         return round_
 
-    def _step(self, step: int, width: int) -> TrtContext:
+    def _step(self, step: int, shape: PassShape) -> TrtContext:
         """Return the context of one pass of the draft, the same for every gamma."""
-        if (step, width) not in self._steps:
+        if (step, shape) not in self._steps:
             buffers, model = self._buffers, self._draft.model
-            profile = fixed(model.record, width, 1)
+            profile = fixed(model.record, *shape)
             assert buffers is not None
             assert profile is not None
-            addresses = buffers.draft_addresses(step, width)
-            self._steps[step, width] = model.context(profile, width, 1, addresses)
-        return self._steps[step, width]
+            addresses = buffers.draft_addresses(step, shape.width)
+            self._steps[step, shape] = model.context(profile, shape, addresses)
+        return self._steps[step, shape]
 
-    def _verified(self, gamma: int) -> tuple[TrtContext, Scores]:
+    def _verified(self, shape: PassShape) -> tuple[TrtContext, Scores]:
         """Return the context of a verify pass; its logits go where the engine's own go."""
-        if gamma not in self._verify:
-            buffers, model, width = self._buffers, self._target.model, gamma + 1
-            profile = fixed(model.record, width, width)
+        if shape not in self._verify:
+            buffers, model, width = self._buffers, self._target.model, shape.width
+            profile = fixed(model.record, *shape)
             assert buffers is not None
             assert profile is not None
             rows = self._target.scores_of(width, width)
-            context = model.context(profile, width, width, buffers.target_addresses(rows.address))
+            context = model.context(profile, shape, buffers.target_addresses(rows.address))
             scores = Scores(buffers.layout, buffers.results, rows, 1, width)
-            self._verify[gamma] = context, scores
-        return self._verify[gamma]
+            self._verify[shape] = context, scores
+        return self._verify[shape]
 
     def close(self) -> None:
         """Give graphs, contexts and memory back; twice is once."""

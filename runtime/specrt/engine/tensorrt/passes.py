@@ -22,7 +22,7 @@ from specrt.engine.tensorrt.device import (
     Memory,
     aligned,
 )
-from specrt.engine.tensorrt.engine_record import EngineRecord, kv_sets
+from specrt.engine.tensorrt.engine_record import KV_LENGTH, EngineRecord, PassShape, kv_sets
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor, TrtContext, TrtPlan
 from specrt.errors import EngineError
@@ -51,6 +51,8 @@ def expected(
         "argmax": Tensor(rows, "int64", False),
         "logits": Tensor((*rows, geometry.vocab_size), "float32", False),
     }
+    if record.kv_lengths:
+        tensors[KV_LENGTH] = Tensor((ANY,), "int64", True)
     if record.confidence:
         tensors["confidence"] = Tensor(rows, "float32", False)
     if record.candidates:
@@ -163,24 +165,30 @@ class Model:
     memory: Memory
     scratch: int
     """Where all contexts have their working memory: they run one after the other."""
+    kv_length: int = 0
+    """Where the input of that name lies, which is never read; 0 where there is none."""
 
     def context(
-        self, profile: int, width: int, rows: int, addresses: Mapping[str, int], parity: int = 0
+        self, profile: int, shape: PassShape, addresses: Mapping[str, int], parity: int = 0
     ) -> TrtContext:
         """Return a context with all its shapes and addresses set."""
         context = self.plan.context(profile, self.scratch)
-        self.shape(context, width, rows)
+        self.shape(context, shape)
         for name, address in addresses.items():
             context.set_address(name, address)
+        if self.kv_length:
+            context.set_address(KV_LENGTH, self.kv_length)
         self.caches.bind(context, parity)
         return context
 
-    def shape(self, context: TrtContext, width: int, rows: int) -> None:
+    def shape(self, context: TrtContext, shape: PassShape) -> None:
         """Tell a context the sizes of a pass, of the inputs that may have several."""
-        shapes = {"input_ids": (self.batch, width), "rows": (rows,)}
-        for name, shape in shapes.items():
-            if -1 in self.plan.tensors[name].shape:
-                context.set_shape(name, shape)
+        shapes = {"input_ids": (self.batch, shape.width), "rows": (shape.rows,)}
+        if self.kv_length:
+            shapes[KV_LENGTH] = (shape.kv_length,)
+        for name, sizes in shapes.items():
+            if ANY in self.plan.tensors[name].shape:
+                context.set_shape(name, sizes)
 
 
 class TopCandidates(NamedTuple):
@@ -371,8 +379,9 @@ class FixedPass:
     """The pass of a profile that has one size, with a context and a graph for each parity."""
 
     def __init__(
-        self, model: Model, profile: int, width: int, rows: int, scores: PassRows, captures: bool
+        self, model: Model, profile: int, shape: PassShape, scores: PassRows, captures: bool
     ) -> None:
+        width, rows, _ = shape
         self._ports = ports = Ports(model, width, rows, scores)
         self.tokens: Tokens = ports.fed("input_ids")
         self.start: Tokens = ports.fed("start")
@@ -380,8 +389,7 @@ class FixedPass:
         self.scores = ports.scores_of(rows)
         addresses = ports.addresses()
         contexts = [
-            model.context(profile, width, rows, addresses, parity)
-            for parity in range(model.caches.sets)
+            model.context(profile, shape, addresses, parity) for parity in range(model.caches.sets)
         ]
         self._launchers = [
             Launcher(model.device, [context], partial(self._put, context), captures=captures)
@@ -423,25 +431,23 @@ class FixedPass:
 class WideProfile:
     """A profile of many sizes: one context, told its shapes whenever they change."""
 
-    def __init__(self, model: Model, profile: int, width: int, rows: int) -> None:
+    def __init__(self, model: Model, profile: int, shape: PassShape) -> None:
         sizes = model.record.profiles[profile]
         most = sizes.rows.most
         scores = PassRows(model.memory, model.batch, most, model.geometry.vocab_size)
         self.ports = Ports(model, sizes.width.most, most, scores)
         self._model = model
-        self._sizes = (width, rows)
+        self._shape = shape
         self._parity = 0
-        self._context: TrtContext | None = model.context(
-            profile, width, rows, self.ports.addresses()
-        )
+        self._context: TrtContext | None = model.context(profile, shape, self.ports.addresses())
 
-    def run(self, width: int, rows: int, parity: int) -> None:
+    def run(self, shape: PassShape, parity: int) -> None:
         """Enqueue one pass, and wait for its results."""
         context, model = self._context, self._model
         assert context is not None, "the profile was closed"
-        if (width, rows) != self._sizes:
-            model.shape(context, width, rows)
-            self._sizes = (width, rows)
+        if shape != self._shape:
+            model.shape(context, shape)
+            self._shape = shape
         if parity != self._parity:
             model.caches.bind(context, parity)
             self._parity = parity
@@ -458,20 +464,21 @@ class WideProfile:
 class WidePass:
     """One size of a profile that takes many, such as a chunk of a prompt."""
 
-    def __init__(self, profile: WideProfile, batch: int, width: int, rows: int) -> None:
-        ports = profile.ports
+    def __init__(self, profile: WideProfile, batch: int, shape: PassShape) -> None:
+        ports, (width, rows, _) = profile.ports, shape
         self.tokens: Tokens = ports.fed("input_ids", batch, width)
         self.start: Tokens = ports.fed("start")
         self.scores = ports.scores_of(rows)
         self._wanted: Tokens = ports.fed("rows", rows)
         self._profile = profile
-        self._width, self._rows = width, rows
+        self._shape = shape
 
     def run(self, parity: int) -> None:
         """Enqueue the pass; see `PlanPass.run`."""
         self.scores.forget()
-        self._wanted[:] = range(self._width - self._rows, self._width)
-        self._profile.run(self._width, self._rows, parity)
+        width, rows, _ = self._shape
+        self._wanted[:] = range(width - rows, width)
+        self._profile.run(self._shape, parity)
 
     def close(self) -> None:
         """Let the profile go; see `PlanPass.close`."""

@@ -11,8 +11,8 @@ namespace specrt::native::tensorrt {
 
 EngineBuffers::EngineBuffers(const SharedPlan& shared)
     : caches(shared.record, shared.geometry, shared.max_length, stream),
-      passes(shared.record, static_cast<std::size_t>(shared.geometry.vocab_size), shared.integrated,
-             stream),
+      passes(shared.record, static_cast<std::size_t>(shared.geometry.vocab_size), shared.max_length,
+             shared.integrated, stream),
       scratch(shared.plan->scratch_bytes(), "working memory", stream) {}
 
 TensorRtEngine::TensorRtEngine(std::shared_ptr<const SharedPlan> shared)
@@ -34,10 +34,11 @@ Output TensorRtEngine::forward(const Token* tokens, std::size_t width, std::size
                                std::size_t rows) {
   check_bounds(width, start);
   const OnDevice here;
-  BoundContext& chosen = context_of(choose(shared_->record, width, rows));
+  const PassShape pass{width, rows, shared_->record.kv_length(start + width)};
+  BoundContext& chosen = context_of(choose(shared_->record, pass));
   EngineBuffers& buffers = *buffers_;
   try {
-    shape(chosen, width, rows);
+    shape(chosen, pass);
     if (chosen.parity != buffers.caches.parity()) {
       buffers.caches.bind(*chosen.context);
       chosen.parity = buffers.caches.parity();
@@ -85,14 +86,17 @@ TensorRtEngine::BoundContext& TensorRtEngine::context_of(std::size_t profile) {
 }
 
 // Tell a context the sizes of a pass, of the inputs that may have several.
-void TensorRtEngine::shape(BoundContext& bound, std::size_t width, std::size_t rows) const {
-  if (bound.width == width && bound.rows == rows) return;
-  const auto& tensors = shared_->plan->tensors();
-  bound.width = 0;  // until both are set
-  if (tensors.at("input_ids").shape.back() < 0) bound.context->shape("input_ids", {1, width});
-  if (tensors.at("rows").shape.back() < 0) bound.context->shape("rows", {rows});
-  bound.width = width;
-  bound.rows = rows;
+void TensorRtEngine::shape(BoundContext& bound, const PassShape& pass) const {
+  if (bound.shape == pass) return;
+  const auto varies = [&](const char* name) {
+    const auto found = shared_->plan->tensors().find(name);
+    return found != shared_->plan->tensors().end() && found->second.shape.back() < 0;
+  };
+  bound.shape = PassShape{};  // until all are set
+  if (varies("input_ids")) bound.context->shape("input_ids", {1, pass.width});
+  if (varies("rows")) bound.context->shape("rows", {pass.rows});
+  if (varies(kKvLength)) bound.context->shape(kKvLength, {pass.kv_length});
+  bound.shape = pass;
 }
 
 namespace {

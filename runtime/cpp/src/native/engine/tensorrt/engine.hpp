@@ -48,12 +48,13 @@ class TensorRtEngine final : public Engine {
   // A profile's context and the sizes set last; without one, the profile was not used yet.
   struct BoundContext {
     std::unique_ptr<Context> context;
-    std::size_t width = 0, rows = 0, parity = 0;
+    PassShape shape;
+    std::size_t parity = 0;
   };
 
   void check_bounds(std::size_t width, std::size_t start) const;
   BoundContext& context_of(std::size_t profile);
-  void shape(BoundContext& bound, std::size_t width, std::size_t rows) const;
+  void shape(BoundContext& bound, const PassShape& pass) const;
 
   std::shared_ptr<const SharedPlan> shared_;
   std::unique_ptr<EngineBuffers> buffers_;

@@ -34,6 +34,7 @@ std::map<std::string, Tensor> expected(const EngineRecord& record, const Geometr
       {"argmax", {{1, kAny}, DataType::kINT64, false}},
       {"logits", {{1, kAny, geometry.vocab_size}, DataType::kFLOAT, false}},
   };
+  if (record.reads_prefix()) tensors.emplace(kKvLength, Tensor{{kAny}, DataType::kINT64, true});
   if (record.confidence) tensors.emplace("confidence", Tensor{{1, kAny}, DataType::kFLOAT, false});
   if (record.candidates != 0) {
     tensors.emplace(kCandidateValues, Tensor{{1, kAny, count}, DataType::kFLOAT, false});
@@ -126,6 +127,7 @@ void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geom
     const Profile& profile = record.profiles[i];
     check_range(plan, i, profile, "input_ids", profile.width);
     check_range(plan, i, profile, "rows", profile.rows);
+    if (profile.kv_length) check_range(plan, i, profile, kKvLength, *profile.kv_length);
   }
   if (!record.native) return;
   for (const std::string& name : cache_names(geometry)) {
@@ -173,12 +175,13 @@ std::size_t floats(std::size_t count) { return aligned(product({count, kScoreByt
 
 }  // namespace
 
-PassBuffers::PassBuffers(const EngineRecord& record, std::size_t vocabulary, bool integrated,
-                         const Stream& stream)
+PassBuffers::PassBuffers(const EngineRecord& record, std::size_t vocabulary, std::size_t max_length,
+                         bool integrated, const Stream& stream)
     : stream_(stream),
       vocabulary_(vocabulary),
       confident_(record.confidence),
       has_candidates_(record.candidates != 0),
+      reads_prefix_(record.reads_prefix()),
       start_at_(ids(record.most_width())),
       rows_at_(start_at_ + ids(1)),
       confidence_at_(ids(record.most_rows())),
@@ -189,12 +192,14 @@ PassBuffers::PassBuffers(const EngineRecord& record, std::size_t vocabulary, boo
                stream),
       scores_(floats(product({most_rows_, vocabulary})), "scores", stream),
       candidates_(ids_at_ + (has_candidates_ ? ids(product({most_rows_, record.candidates})) : 0),
-                  "candidates", stream) {}
+                  "candidates", stream),
+      unread_(record.reads_prefix() ? ids(max_length) : 0, kKvLength, stream) {}
 
 void PassBuffers::bind(Context& context) const {
   context.address("input_ids", feed_.device());
   context.address("start", feed_.device(start_at_));
   context.address("rows", feed_.device(rows_at_));
+  if (reads_prefix_) context.address(kKvLength, unread_.at());
   context.address("argmax", results_.device());
   if (confident_) context.address("confidence", results_.device(confidence_at_));
   context.address("logits", scores_.at());

@@ -1,6 +1,7 @@
 // The memory that passes of a plan are bound to, and what a plan must have to be bound to it.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,8 @@ class KVBuffers {
 // hosted implementation reads, are written and never read.
 class PassBuffers final : public DeferredScores {
  public:
-  PassBuffers(const EngineRecord& record, std::size_t vocabulary, bool integrated,
-              const Stream& stream);
+  PassBuffers(const EngineRecord& record, std::size_t vocabulary, std::size_t max_length,
+              bool integrated, const Stream& stream);
 
   void bind(Context& context) const;
   // Send the feed of one pass, before it is put on the stream.
@@ -71,13 +72,14 @@ class PassBuffers final : public DeferredScores {
 
   const Stream& stream_;
   std::size_t vocabulary_, rows_ = 0;
-  bool confident_, has_candidates_;
+  bool confident_, has_candidates_, reads_prefix_;
   bool copied_ = false;
   std::size_t start_at_, rows_at_;  // in the feed; the tokens come first
   std::size_t confidence_at_;       // in the results; argmax comes first
   std::size_t ids_at_, most_rows_;  // in the candidates; values come first
   Staging feed_, results_;
   DeviceMemory scores_, candidates_;
+  DeviceMemory unread_;  // of an input whose size alone counts
   std::unique_ptr<HostMemory> copy_;
 };
 

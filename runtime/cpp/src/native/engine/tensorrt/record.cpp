@@ -19,8 +19,7 @@ std::string text_or_empty(const Fields& fields, const char* key) {
   return fields.has(key) ? fields.text(key) : "";
 }
 
-Range range_of(const Fields& profile, const char* key) {
-  const Fields sizes = profile.record(key);
+Range range_of(const Fields& profile, const char* key, const Fields& sizes) {
   const auto size = [&](const char* name) { return static_cast<std::size_t>(sizes.count(name)); };
   const Range range{size("least"), size("best"), size("most")};
   if (range.least > range.best || range.best > range.most)
@@ -29,6 +28,18 @@ Range range_of(const Fields& profile, const char* key) {
                              std::to_string(range.best) + ", " + std::to_string(range.most) +
                              "; expected rising sizes");
   return range;
+}
+
+Range range_of(const Fields& profile, const char* key) {
+  return range_of(profile, key, profile.record(key));
+}
+
+Profile profile_of(const Fields& one) {
+  Profile profile{one.text("name"), range_of(one, "width"), range_of(one, "rows"), std::nullopt};
+  if (!one.has(kKvLength)) return profile;
+  if (const auto sizes = one.record_or_null(kKvLength))
+    profile.kv_length = range_of(one, kKvLength, *sizes);
+  return profile;
 }
 
 // Only what a recipe set otherwise than the library's own choice is there.
@@ -76,8 +87,7 @@ EngineRecord record_of(const Fields& fields) {
   if (!known || !(record.native || form == "decomposed"))
     throw std::runtime_error("it computes in " + shown(record.compute) + ", form " + shown(form) +
                              "; expected fp16, bf16 or fp32, native or decomposed");
-  for (const Fields& one : fields.records("profiles"))
-    record.profiles.push_back({one.text("name"), range_of(one, "width"), range_of(one, "rows")});
+  for (const Fields& one : fields.records("profiles")) record.profiles.push_back(profile_of(one));
   if (record.profiles.empty()) throw std::runtime_error("profiles is empty; expected at least one");
   if (fields.has("candidates"))
     record.candidates = static_cast<std::size_t>(fields.whole("candidates", 0, kMostCount));
@@ -105,6 +115,20 @@ std::size_t EngineRecord::most_rows() const {
   return most;
 }
 
+bool EngineRecord::reads_prefix() const {
+  return std::any_of(profiles.begin(), profiles.end(),
+                     [](const Profile& one) { return one.kv_length.has_value(); });
+}
+
+std::size_t EngineRecord::kv_length(std::size_t reach) const {
+  std::size_t least = 0;
+  for (const Profile& profile : profiles) {
+    const std::size_t length = profile.kv_length ? profile.kv_length->most : 0;
+    if (length >= reach && (least == 0 || length < least)) least = length;
+  }
+  return least;
+}
+
 EngineRecord read_engine_record(const std::string& path) {
   try {
     std::ifstream file(path, std::ios::binary);
@@ -117,21 +141,21 @@ EngineRecord read_engine_record(const std::string& path) {
   }
 }
 
-std::size_t choose(const EngineRecord& record, std::size_t width, std::size_t rows) {
+std::size_t choose(const EngineRecord& record, const PassShape& pass) {
   const std::vector<Profile>& all = record.profiles;
-  if (0 < rows && rows <= width) {
+  if (0 < pass.rows && pass.rows <= pass.width) {
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (all[i].fixed() && all[i].takes(width, rows)) return i;
+      if (all[i].fixed() && all[i].takes(pass)) return i;
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (all[i].takes(width, rows)) return i;
+      if (all[i].takes(pass)) return i;
   }
   std::string known;
   for (const Profile& one : all)
     known += (known.empty() ? "'" : ", '") + one.name + "' of width " + span(one.width) +
              " and rows " + span(one.rows);
   throw Failure(SPECRT_ENGINE, "no profile of the plan takes a pass of width " +
-                                   std::to_string(width) + " with " + std::to_string(rows) +
-                                   " scored rows; there are " + known +
+                                   std::to_string(pass.width) + " with " +
+                                   std::to_string(pass.rows) + " scored rows; there are " + known +
                                    "; build the bundle with a recipe that has it");
 }
 

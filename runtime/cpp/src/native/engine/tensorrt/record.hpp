@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,14 +25,28 @@ struct Range {
   }
 };
 
+// The input that says by its size how many positions of the KV buffers are read.
+constexpr const char* kKvLength = "kv_length";
+
+// The sizes of one pass; 0 positions are read of the KV buffers by a plan that reads all.
+struct PassShape {
+  std::size_t width = 0, rows = 0, kv_length = 0;
+
+  bool operator==(const PassShape& other) const {
+    return width == other.width && rows == other.rows && kv_length == other.kv_length;
+  }
+};
+
 // One optimisation profile: passes of some widths, and of how many scored rows.
 struct Profile {
   std::string name;  // "prefill", "decode", "catch-up", or "verify G" for gamma G
   Range width, rows;
+  std::optional<Range> kv_length;  // positions of the KV buffers that are read; none for all
 
-  bool fixed() const { return width.fixed() && rows.fixed(); }
-  bool takes(std::size_t its_width, std::size_t its_rows) const {
-    return width.takes(its_width) && rows.takes(its_rows);
+  bool fixed() const { return width.fixed() && rows.fixed() && (!kv_length || kv_length->fixed()); }
+  bool takes(const PassShape& pass) const {
+    return width.takes(pass.width) && rows.takes(pass.rows) &&
+           (!kv_length || kv_length->takes(pass.kv_length));
   }
 };
 
@@ -54,6 +69,10 @@ struct EngineRecord {
   std::size_t kv_item_bytes() const { return compute == "fp32" ? 4 : 2; }
   std::size_t most_width() const;
   std::size_t most_rows() const;
+  // Whether a pass says how much of the KV buffers it reads.
+  bool reads_prefix() const;
+  // How much a pass reads that reaches so far, the least that holds it; 0 for all.
+  std::size_t kv_length(std::size_t reach) const;
 };
 
 // Throws Failure(SPECRT_BUNDLE) for one that is missing, of a newer format, or no such record.
@@ -61,7 +80,7 @@ EngineRecord read_engine_record(const std::string& path);
 
 // The place of the profile for a pass: the one for just it, else one that takes it. Throws
 // Failure(SPECRT_ENGINE) with the pass and the passes the plan was built for.
-std::size_t choose(const EngineRecord& record, std::size_t width, std::size_t rows);
+std::size_t choose(const EngineRecord& record, const PassShape& pass);
 
 // What keeps a plan from running here and how to rebuild it; empty where nothing does. The rules
 // are those of specrt.engine.tensorrt.engine_record.difference; the driver does not matter.
