@@ -22,7 +22,7 @@ import onnx
 
 from gpucheck.evidence import Evidence, NotRunError
 from gpucheck.inventory import TENSORRT, Machine
-from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
+from gpucheck.settings import ATTENTION, CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
@@ -209,11 +209,11 @@ class Workbench(Machine):
         )  # fmt: skip
 
     def target(self, size: str, precision: str, backend: str) -> Built:
-        """Return the target of a size, or of a recipe of this folder, as `codelet`.
+        """Return the target of a size, or of one of codelet's bundles.
 
         Raises: NotRunError where it was not built.
         """
-        if (SCRIPT / f"{size}.toml").is_file():
+        if size == "codelet" or size in ATTENTION:
             return self.codelet(backend, "target", size)
         return self.built(self.engine_folder(size, precision, backend))
 
@@ -233,11 +233,12 @@ class Workbench(Machine):
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         """Build a recipe of this folder as `specrt build` does; a fresh bundle stays."""
         self._require_builder(backend)
-        recipe = read_recipe(SCRIPT / f"{pair}.toml", backend=None if pair == "mixed" else backend)
+        name = "codelet" if pair in ATTENTION else pair
+        recipe = read_recipe(SCRIPT / f"{name}.toml", backend=None if pair == "mixed" else backend)
         recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
         if backend == RTX:
-            capabilities = self.settings.capabilities
-            recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, capabilities=capabilities))
+            wanted = {"capabilities": self.settings.capabilities, **ATTENTION.get(pair, {})}
+            recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, **wanted))
         out, began = self.bundle_folder(pair, backend), time.monotonic()
         evidence.add(reused=is_fresh(recipe, out))
         if not evidence.facts["reused"]:
