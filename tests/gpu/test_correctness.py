@@ -115,9 +115,6 @@ def test_a_grown_target_still_says_what_codelet_does(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="its graph is exported")
-    from gpucheck.settings import add_source
-
-    add_source()
     from growth import shape
 
     monkeypatch.setitem(shape.PRESETS, "1B", shape.Shape(384, 9, 6, 2, 64, 1024))
