@@ -91,9 +91,8 @@ def summary(outcomes: Sequence[Outcome], data: dict[str, Any], out: Path) -> str
     parts.append(_aligned(rows))
     counts = [f"{sum(o.status == s for o in outcomes)} {s}" for s in (OK, FAILED, NOT_RUN)]
     parts.append(f"{', '.join(counts)}\nresults: {out}")
-    parts.append(
-        _aligned([("tokens per second", "plain", "best", "gamma"), *_speeds(data["steps"])])
-    )
+    if speeds := list(_speeds(data["steps"])):
+        parts.append(_aligned([("tokens per second", "plain", "best", "gamma"), *speeds]))
     return "\n\n".join(filter(None, parts))
 
 
