@@ -164,7 +164,7 @@ def _run(
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
         if outcome.key in begun:
-            results.note(figures=[one.to_json() for one in figures(results.read()["steps"])])
+            results.note(figures=figures(results.read()["steps"]))
             print(progress(outcome), flush=True)
 
     status = 0

@@ -46,13 +46,6 @@ def stale_keys(engine: Any) -> None:
     plan.update = broken  # type: ignore[method-assign]
 
 
-def never_refuses(engine: Any) -> None:
-    forward = engine.forward
-    engine.forward = lambda tokens, start, rows=None: forward(
-        tokens, min(max(start, 0), engine.max_length - np.shape(tokens)[1]), rows
-    )
-
-
 def not_capturable(engine: Any) -> None:
     double_of(engine).capturable = False
 
@@ -82,8 +75,7 @@ def wrong_when_verifying(engine: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "failing"),
     [
-        (wrong_scores, "limit"), (stale_keys, "rollback"), (never_refuses, "limit"),
-        (not_capturable, "captures"),
+        (wrong_scores, "limit"), (stale_keys, "rollback"), (not_capturable, "captures"),
         (replays_differ, "replays"), (computes_nothing, "replays"),
     ],
 )  # fmt: skip
@@ -101,17 +93,18 @@ def test_a_broken_engine_fails_its_check_and_the_others_are_run(
 
 
 @pytest.mark.parametrize(
-    ("step", "backend"),
+    ("step", "backend", "damage"),
     [
-        (correctness.rounds, "tensorrt-rtx"),
-        (correctness.verify, "ort-cuda"),
-        (partial(speed.speed, size="1B", precision="fp16"), "ort-cuda"),
+        (correctness.rounds, "tensorrt-rtx", wrong_when_verifying),
+        (correctness.rounds, "tensorrt-rtx", not_capturable),
+        (correctness.verify, "ort-cuda", wrong_when_verifying),
+        (partial(speed.speed, size="1B", precision="fp16"), "ort-cuda", wrong_when_verifying),
     ],
 )
-def test_rounds_and_text_that_part_from_plain_decoding_are_a_failure(
-    double: GpuDouble, step: Any, backend: str
+def test_rounds_and_text_that_part_from_plain_decoding_or_lack_graphs_are_a_failure(
+    double: GpuDouble, step: Any, backend: str, damage: Damage
 ) -> None:
-    double.damage = wrong_when_verifying
+    double.damage = damage
     with pytest.raises(CheckError):
         step(double, backend, Evidence())
 
@@ -122,9 +115,6 @@ def test_a_grown_target_still_says_what_codelet_does(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="its graph is exported")
-    from gpucheck.settings import add_source
-
-    add_source()
     from growth import shape
 
     monkeypatch.setitem(shape.PRESETS, "1B", shape.Shape(384, 9, 6, 2, 64, 1024))

@@ -122,12 +122,13 @@ def test_every_step_finds_something(
         "lengths.passes@tensorrt-rtx",
     }, "on the device"  # fmt: skip
     assert "device_round_ms" in ended["codelet.speed@tensorrt"].facts
-    assert "1B-fp16.speed@ort-cuda" in summary(outcomes, results.read(), results.path)
+    end = summary(outcomes, results.read(), results.path).rpartition("tokens per second")[2]
+    assert "1B-fp16.speed@ort-cuda" in end
 
 
 def hang(hangs: Path) -> None:
     hangs.touch()
-    time.sleep(600)
+    time.sleep(30)
 
 
 def fail(hangs: Path) -> None:
@@ -232,7 +233,8 @@ class Machine:
     ran: list[str] = field(default_factory=list)
 
     def launch(self, step: Step, seconds: float) -> Outcome:
-        assert seconds >= 60 * step.minutes - 1e-6
+        assert 60 * step.minutes - 1e-6 <= seconds <= 60 * step.limit_minutes
+        assert seconds <= 120 or not step.way
         fate = self.fate(step)
         self.now += seconds if fate == "hangs" else 60 * step.minutes
         self.ran.append(step.key)
@@ -262,7 +264,7 @@ def speeds(size: str, ended: dict[str, Outcome]) -> list[str]:
 
 @pytest.mark.parametrize(
     "hanging",
-    [[], ["inventory", "bandwidth"], ["open.*@ort-cuda"], ["open.current", "codelet.*"],
+    [[], ["inventory", "bandwidth"], ["open.*@ort-cuda"], ["open.*@tensorrt-rtx", "codelet.*"],
      ["*@tensorrt"]],
 )  # fmt: skip
 @pytest.mark.parametrize(("minutes", "size"), [(SHORT, "1B"), (LONG, "8B")])
@@ -390,7 +392,8 @@ def test_the_script_on_this_machine(
     out, foreign = tmp_path / "x.json", tmp_path / "y"
     foreign.write_text("words")
     given = ["--work", str(tmp_path), "--out", str(out), "--only", "bandwidth"]
-    before = signal.getsignal(signal.SIGTERM)
+    assert main.__globals__["parser"]().parse_args([]).minutes == LONG, "there is always a limit"
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not taken"))
     try:
         assert main(given) == 0
         found = json.loads(out.read_text())["steps"]
@@ -405,6 +408,6 @@ def test_the_script_on_this_machine(
         stop = partial(os.kill, os.getpid(), signal.SIGTERM)
         monkeypatch.setitem(main.__globals__, "run_order", lambda *_, **__: stop())
         assert main(given) == 130
-        assert "tokens per second" in capsys.readouterr().out
+        assert f"results: {out}" in capsys.readouterr().out
     finally:
         signal.signal(signal.SIGTERM, before)

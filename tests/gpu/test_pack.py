@@ -32,7 +32,11 @@ def sources(tmp_path: Path) -> list[Path]:
     (tmp_path / "graphs" / "deep" / "1B.onnx").write_bytes(b"graph")
     (tmp_path / "graphs" / "empty").touch()
     wheels = tmp_path / "wheels"
-    wheel(wheels, f"carried-1.0-{HERE}-{HERE}-linux_x86_64", {"carried/__init__.py": "answer = 42"})
+    wheel(
+        wheels,
+        f"carried-1.0-{HERE}-{HERE}-linux_x86_64",
+        {"carried/__init__.py": "answer = 42", "nvidia/cu13/lib/libcublas.so": ""},
+    )
     wheel(wheels, "apart-1.0-py3-none-any", {
         "apart-1.0.data/purelib/apart.py": "import carried", "apart-1.0.data/scripts/run": "#!",
     })  # fmt: skip
@@ -60,6 +64,7 @@ def test_parts_arrive_in_any_order_and_what_they_hold_runs(
         [sys.executable, "-c", code], env=environment(into), capture_output=True, check=True
     )
     assert done.stdout == b"42\n"
+    assert environment(into)["LD_LIBRARY_PATH"].startswith(f"{into}/site/nvidia/cu13/lib")
 
 
 @pytest.mark.parametrize("place", [3, 70, 100, -1])

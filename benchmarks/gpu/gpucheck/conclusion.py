@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,32 @@ MOST_NAMED = 3
 """How many steps that ended alike are listed by name."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure of the 8 B fp16 target on a data-centre GPU, and whether it is reached."""
+def figures(steps: Mapping[str, Any]) -> list[Facts]:
+    """Compare what was measured of the 8 B fp16 target with what is wanted of a data-centre GPU.
 
-    name: str
-    backend: str
-    wanted: str
-    value: float | None
-    """None where it was not measured."""
-    met: bool | None
-
-    def to_json(self) -> Facts:
-        """Return it as plain JSON types."""
-        return asdict(self)
+    One of each for every backend that measured any; a value is None where it was not measured.
+    """
+    found = {}
+    for backend in BACKENDS:
+        parts = [steps.get(f"8B-fp16.{name}@{backend}", {}) for name in ("passes", "speed")]
+        found[backend] = [part["facts"] if part.get("status") == OK else {} for part in parts]
+    measured = {backend: parts for backend, parts in found.items() if any(parts)} or {"": [{}, {}]}
+    return [one for backend, parts in measured.items() for one in _figures(backend, *parts)]
 
 
-def figures(steps: dict[str, Any]) -> list[Figure]:
-    """Compare what was measured with what is wanted, for every backend that measured any of it."""
-    rows = [figure for backend in BACKENDS for figure in _of_backend(steps, backend)]
-    return rows or list(_figures({}, {}, ""))
-
-
-def _of_backend(steps: dict[str, Any], backend: str) -> Iterator[Figure]:
-    parts = [steps.get(f"8B-fp16.{name}@{backend}", {}) for name in ("passes", "speed")]
-    passes, speed = (part["facts"] if part.get("status") == OK else {} for part in parts)
-    if passes or speed:
-        yield from _figures(passes, speed, backend)
-
-
-def _figures(passes: Facts, speed: Facts, backend: str) -> Iterator[Figure]:
-    wanted = (
+def _figures(backend: str, passes: Facts, speed: Facts) -> Iterator[Facts]:
+    for name, value, bound, least in (
         ("plain decoding, of the bandwidth bound", _of_bound(passes, speed), 0.75, True),
         ("verify pass at gamma 4, over a decode pass", _verify(passes), 1.15, False),
         ("waiting for the host, of a round at gamma 4", _host_share(speed), 0.03, False),
         ("speculation over plain, best gamma", _speedup(speed), 2.5, True),
-    )
-    for name, value, bound, least in wanted:
+    ):
         met = None if value is None else value >= bound if least else value <= bound
-        sign = ">=" if least else "<="
-        yield Figure(f"8B fp16 {name}", backend, f"{sign} {bound:g}", value, met)
+        wanted = f"{'>=' if least else '<='} {bound:g}"
+        yield {
+            "name": f"8B fp16 {name}", "backend": backend, "wanted": wanted, "value": value,
+            "met": met,
+        }  # fmt: skip
 
 
 def _of_bound(passes: Facts, speed: Facts) -> float | None:
@@ -99,16 +84,15 @@ def summary(outcomes: Sequence[Outcome], data: dict[str, Any], out: Path) -> str
     """Return what failed, what did not run and why, the figures, and tokens per second."""
     parts = ["\n".join([*_alike(outcomes, FAILED), *_alike(outcomes, NOT_RUN)])]
     rows = [("figure", "backend", "wanted", "measured", "met")]
-    for figure in figures(data["steps"]):
-        value = "not measured" if figure.value is None else f"{figure.value:.3f}"
-        met = {None: "-", True: "yes", False: "no"}[figure.met]
-        rows.append((figure.name, figure.backend or "-", figure.wanted, value, met))
+    for one in figures(data["steps"]):
+        value = "not measured" if one["value"] is None else f"{one['value']:.3f}"
+        met = {None: "-", True: "yes", False: "no"}[one["met"]]
+        rows.append((one["name"], one["backend"] or "-", one["wanted"], value, met))
     parts.append(_aligned(rows))
     counts = [f"{sum(o.status == s for o in outcomes)} {s}" for s in (OK, FAILED, NOT_RUN)]
     parts.append(f"{', '.join(counts)}\nresults: {out}")
-    parts.append(
-        _aligned([("tokens per second", "plain", "best", "gamma"), *_speeds(data["steps"])])
-    )
+    if speeds := list(_speeds(data["steps"])):
+        parts.append(_aligned([("tokens per second", "plain", "best", "gamma"), *speeds]))
     return "\n\n".join(filter(None, parts))
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from gpucheck.evidence import NOT_RUN, OK, Evidence, Outcome, Results
-from gpucheck.settings import RunSettings
+from gpucheck.settings import ATTENTION, RunSettings
 
 if TYPE_CHECKING:
     from gpucheck.workbench import Workbench
@@ -28,10 +28,8 @@ INVENTORY = "inventory"
 NO_TIME = "too little was left of --minutes"
 SHORT, LONG = 10.0, 30.0
 """Minutes of the two orders: the one ends with tokens per second at 1 B, the other at 8 B too."""
-ATTENTION = ("grouped", "lengths")
-"""Recipes of this folder that differ from `codelet` in how attention reads: to be compared."""
-LEAST_LIMIT, LIMIT_FACTOR = 2.0, 4.0
-"""Minutes that any step may take, and how many times what it is expected to take."""
+WAY_LIMIT, LEAST_LIMIT, LIMIT_FACTOR = 1.0, 2.0, 4.0
+"""Minutes that one way of several may take, and any step; and how many times what is expected."""
 RESERVE = 1.25
 """How many times what goals are expected to take is kept for them."""
 
@@ -72,6 +70,8 @@ class Step:
     @property
     def limit_minutes(self) -> float:
         """When it is stopped."""
+        if self.way and len(WAYS[self.backend]) > 1:
+            return WAY_LIMIT
         return max(LEAST_LIMIT, LIMIT_FACTOR * self.minutes)
 
     def matches(self, patterns: Sequence[str]) -> bool:

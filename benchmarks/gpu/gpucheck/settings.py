@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "gpu"
@@ -16,6 +17,10 @@ WORK = ROOT / "engines" / "build" / "gpu-check"
 SITE = "site"
 """Folder of packages below that one, as `pack.py` unpacks them."""
 SOURCES = ("runtime", "export", "tools")
+ATTENTION: dict[str, dict[str, Any]] = {
+    "grouped": {"grouped_queries": True}, "lengths": {"kv_lengths": (640,)}
+}  # fmt: skip
+"""Bundles of codelet that differ in how attention reads, by what they set in `[tensorrt]`."""
 SIZES = ("1B", "8B")
 PRECISIONS = ("fp16", "int8", "fp8")
 MAX_LENGTH, PREFILL = 2048, 256

@@ -22,7 +22,7 @@ import onnx
 
 from gpucheck.evidence import Evidence, NotRunError
 from gpucheck.inventory import TENSORRT, Machine
-from gpucheck.settings import CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
+from gpucheck.settings import ATTENTION, CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
@@ -46,7 +46,7 @@ from specrt.text import Tokenizer
 from specrt.tuning import measure_costs
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile.network import profiles
+from specrt_export.compile.network import CURRENT, profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.compile.plan_builder import build_plan
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
@@ -169,9 +169,11 @@ class Workbench(Machine):
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
-        """Open a bundle as a user would."""
-        self.codelet(backend, "target", pair)
-        with load(self.bundle_folder(pair, backend)) as generator:
+        """Open a bundle as a user would, but for plans of another GPU, which no user could."""
+        models = [self.codelet(backend, role, pair) for role in ("target", "draft")]
+        foreign = backend == RTX and self.settings.capabilities not in ((), (CURRENT,))
+        opened: Any = self.pair(*models) if foreign else load(self.bundle_folder(pair, backend))
+        with opened as generator:
             yield generator
 
     def reference(self, role: str) -> Any:
@@ -207,11 +209,11 @@ class Workbench(Machine):
         )  # fmt: skip
 
     def target(self, size: str, precision: str, backend: str) -> Built:
-        """Return the target of a size, or of a recipe of this folder, as `codelet`.
+        """Return the target of a size, or of one of codelet's bundles.
 
         Raises: NotRunError where it was not built.
         """
-        if (SCRIPT / f"{size}.toml").is_file():
+        if size == "codelet" or size in ATTENTION:
             return self.codelet(backend, "target", size)
         return self.built(self.engine_folder(size, precision, backend))
 
@@ -231,11 +233,12 @@ class Workbench(Machine):
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         """Build a recipe of this folder as `specrt build` does; a fresh bundle stays."""
         self._require_builder(backend)
-        recipe = read_recipe(SCRIPT / f"{pair}.toml", backend=None if pair == "mixed" else backend)
+        name = "codelet" if pair in ATTENTION else pair
+        recipe = read_recipe(SCRIPT / f"{name}.toml", backend=None if pair == "mixed" else backend)
         recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
         if backend == RTX:
-            capabilities = self.settings.capabilities
-            recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, capabilities=capabilities))
+            wanted = {"capabilities": self.settings.capabilities, **ATTENTION.get(pair, {})}
+            recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, **wanted))
         out, began = self.bundle_folder(pair, backend), time.monotonic()
         evidence.add(reused=is_fresh(recipe, out))
         if not evidence.facts["reused"]:
