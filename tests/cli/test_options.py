@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 import time
 
@@ -21,6 +22,8 @@ def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.Monkey
     monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 0.001)
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
+    seconds = itertools.count()
+    monkeypatch.setattr("specrt.cli.options.monotonic", lambda: next(seconds) // 2)
     end = time.monotonic() + 60
     with progress("build x") as show:
         show(0.25, "lower")
@@ -28,6 +31,6 @@ def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.Monkey
             assert time.monotonic() < end
             time.sleep(0.001)
     lines = pipe.getvalue().splitlines()
-    assert "build x:  25% lower" in lines
     assert all(line.startswith("build x: ") for line in lines)
+    assert len(set(lines)) == len(lines)
     assert not any(thread.name == "specrt progress" for thread in threading.enumerate())

@@ -238,12 +238,13 @@ def report(
 ) -> BenchReport:
     """Sort samples by the category of their prompt.
 
-    `categories` holds one entry a prompt; `weight_bytes` are the target's.
+    `categories` holds one entry a prompt, measured or not; `weight_bytes` are the target's.
     """
-    names = list(dict.fromkeys(categories))
-    members = {n: {i for i, c in enumerate(categories) if c == n} for n in names}
+    measured = sorted({sample.prompt for sample in samples[PLAIN]})
+    names = list(dict.fromkeys(categories[number] for number in measured))
+    members = {name: {n for n in measured if categories[n] == name} for name in names}
     if len(names) > 1:
-        members[ALL] = set(range(len(categories)))
+        members[ALL] = set(measured)
     tasks = (_task(name, samples, prompts, weight_bytes) for name, prompts in members.items())
     return BenchReport(tuple(tasks), outputs)
 

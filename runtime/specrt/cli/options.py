@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from time import monotonic
 from typing import Any, TypeVar
 
 import click
@@ -304,7 +305,7 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
 
     At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
-    `INTERVAL_S` without one, so that a log shows that work goes on.
+    `INTERVAL_S` without one, with the seconds so far: a log shows that work goes on.
     """
     line = ProgressLine(title)
     try:
@@ -320,7 +321,8 @@ class ProgressLine:
         self._title = title
         self._share, self._stage = 0.0, ""
         self._terminal = sys.stderr.isatty()
-        self._printed = False
+        self._began = monotonic()
+        self._printed = ""
         self._ended = Event()
         self._thread = Thread(target=self._repeat, name="specrt progress", daemon=True)
         if not self._terminal:
@@ -347,7 +349,10 @@ class ProgressLine:
 
     def _print(self) -> None:
         text = f"{self._title}: {self._share:4.0%} {self._stage}".rstrip()
-        # One write a line: Ctrl-C must not find half of one.
-        sys.stderr.write(f"\r{text}\x1b[K" if self._terminal else f"{text}\n")
+        seconds = monotonic() - self._began
+        line = f"\r{text}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
+        if line == self._printed:
+            return
+        sys.stderr.write(line)  # one write a line: Ctrl-C must not find half of one
         sys.stderr.flush()
-        self._printed = True
+        self._printed = line
