@@ -155,10 +155,17 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
     if folder.exists():
         raise CheckpointError(f"{folder} is a file; give the folder that holds config.json")
     name = str(name_or_path)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
-        raise CheckpointError(f"no folder {name}, and a hub name looks like 'owner/model'")
+    if not is_hub_name(name):
+        raise CheckpointError(
+            f"no folder {name}, and a hub name looks like 'owner/model'; name one"
+        )
 
     return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
+
+
+def is_hub_name(name: str) -> bool:
+    """Tell whether a text may be the name of a model on the hub."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is not None
 
 
 def _json(path: Path, why: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class ModelInputs:
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
     """Find checkpoints and graphs of a recipe, the target first.
 
-    Raises: CheckpointError, BuildError when something named is not there.
+    Raises: CheckpointError, BuildError naming recipe and key when something is not there.
     """
     return [_find(recipe, role, source) for role, source in recipe.sources.items()]
 
@@ -157,7 +157,10 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     local = recipe.folder / source.checkpoint
     name = local if local.is_dir() else source.checkpoint
-    checkpoint = Checkpoint.open(name, source.revision or None)
+    try:
+        checkpoint = Checkpoint.open(name, source.revision or None)
+    except CheckpointError as error:
+        raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
     graph = recipe.folder / source.graph if source.graph else None
     if graph is not None and not graph.is_file():
         raise BuildError(

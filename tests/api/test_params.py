@@ -38,4 +38,6 @@ def test_a_value_out_of_range_is_refused() -> None:
                 SamplingParams(**{name: value})
     with pytest.raises(RequestError, match="stop holds an empty string; leave it out"):
         SamplingParams(stop=("a", ""))
+    with pytest.raises(RequestError, match=r"'temprature'; did you mean 'temperature'\?"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]

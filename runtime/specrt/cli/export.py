@@ -60,9 +60,11 @@ def _export(
     name: str, out: Path, check: bool, config_only: bool, attach: bool, revision: str | None
 ) -> tuple[ExportedGraph, ParityReport | None]:
     from specrt_export.checkpoint import Checkpoint
-    from specrt_export.portable.exporter import attach_graph, export_graph
 
     checkpoint = Checkpoint.open(name, revision, config_only)
+    # After it, because importing torch takes seconds.
+    from specrt_export.portable.exporter import attach_graph, export_graph
+
     # A graph takes its place only once it has passed.
     place = out.with_name(f".{out.name}.unchecked") if check else out
     try:

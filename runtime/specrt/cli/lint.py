@@ -39,6 +39,7 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
     The exit status is 1 when anything is refused or dropped.
     """
+    version = _version(tensorrt)
     try:
         from specrt_export.lint import lint
     except ImportError as error:
@@ -48,7 +49,7 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
     model = _read(graph)
     portable = any(p.key == GEOMETRY for p in model.metadata_props)
     folder = None if portable else graph.parent  # those of a portable graph lie in the checkpoint
-    findings = lint(model, _version(tensorrt), folder)
+    findings = lint(model, version, folder)
     print(json.dumps([asdict(f) for f in findings]) if as_json else _text(graph, findings))
     if findings and portable and not as_json:
         print("note: this is a portable graph; `specrt build` lowers it before TensorRT sees it")
@@ -57,13 +58,13 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
 def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
-    from specrt.engine.tensorrt.library import OLDEST
+    from specrt.engine.tensorrt.library import LAST_MAJOR, OLDEST
 
     match = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
     version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-    if version < OLDEST:
+    if not OLDEST <= version < (LAST_MAJOR + 1,):
         oldest = ".".join(map(str, OLDEST))
-        raise BuildError(f"--tensorrt is {text!r}; expected {oldest} or later, such as 11.0")
+        raise BuildError(f"--tensorrt is {text!r}; expected {oldest} to {LAST_MAJOR}.x, as 11.0")
     return version
 
 

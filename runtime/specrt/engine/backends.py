@@ -75,15 +75,24 @@ def backend_named(name: str) -> Backend:
     """
     if name not in BACKENDS:
         raise EngineError(
-            f"backend {short(name)} is unknown to this version of specrt; "
-            f"known: {', '.join(BACKENDS)}"
+            f"backend {short(name)} is unknown to this version of specrt; known: "
+            f"{', '.join(BACKENDS)}"
         )
     return BACKENDS[name]
 
 
 def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
-    """Return the backend that runs a model of a bundle."""
-    return backend_named(manifest.backend_of(model))
+    """Return the backend that runs a model of a bundle.
+
+    Raises: BundleError for one that this version does not know.
+    """
+    try:
+        return backend_named(manifest.backend_of(model))
+    except EngineError as error:
+        raise BundleError(
+            f"bundle {manifest.name!r}: {error}; upgrade specrt, or build the bundle again with "
+            "`specrt build RECIPE`"
+        ) from error
 
 
 def open_engine(
