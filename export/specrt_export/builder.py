@@ -23,6 +23,7 @@ import specrt
 from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt.params import AUTO
+from specrt.system import how_to_install
 from specrt.text import Tokenizer
 from specrt_export.check.equivalence import check_engine, max_width
 from specrt_export.check.quality import QualityGate
@@ -316,7 +317,7 @@ def _export(checkpoint: Checkpoint, graph: Path) -> Path:
     except ImportError as error:
         raise BuildError(
             f"exporting a checkpoint needs {error.name}; install it with "
-            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
+            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
         ) from None
     return export_graph(checkpoint, graph).path
 

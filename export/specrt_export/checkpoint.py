@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.errors import CheckpointError
+from specrt.system import how_to_install
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -24,7 +25,7 @@ def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     except ImportError as error:
         raise CheckpointError(
             f"no folder {name}, and fetching it from the hub needs huggingface_hub: "
-            'pip install "specrt[export]"'
+            f"{how_to_install('export')}"
         ) from error
     # The root of what the hub's HTTP library raises, whichever library that is.
     network = errors.HTTPError  # type: ignore[attr-defined]

@@ -505,14 +505,17 @@ def how_to_get(recipe: Recipe) -> str:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print the recipes that can be built now; on standard error, a line for each of the others."""
+    """Print the recipes that can be built now; on standard error, a line for each of the others.
+
+    One that is broken has a line too, and fails where it is asked for by name.
+    """
     others = []
     for path in map(Path, paths):
         try:
             recipe = read_recipe(path)
         except SpecrtError as error:
-            click.echo(f"specrt: {error}", err=True)
-            return 2
+            click.echo(f"specrt: left out: {error}", err=True)
+            continue
         if can_build(recipe):
             click.echo(path)
         else:

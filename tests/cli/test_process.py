@@ -16,6 +16,7 @@ import pytest
 
 from cli.conftest import COMMAND
 from shared import REPOSITORY
+from specrt_export.recipe import COMPILERS
 
 
 def run(*words: str, **how: Any) -> subprocess.CompletedProcess[Any]:
@@ -89,6 +90,28 @@ def test_make_passes_a_prompt_on_as_it_is() -> None:
     for given in ([f"PROMPT={prompt}"], []):
         done = run(*words, *given, input=show, env={**os.environ, "PROMPT": prompt})
         assert done.stdout.decode() == prompt
+
+
+def test_make_refuses_what_it_does_not_know_before_any_work() -> None:
+    for given, known in (("BACKEND=cuda", COMPILERS), ("PAIR=typo", ["codelet", "qwen3-8b"])):
+        done = run("make", "-n", "-C", str(REPOSITORY), "engines", given)
+        assert done.returncode == 2
+        assert not any(b"pip" in line for line in done.stdout.splitlines())
+        assert all(name in done.stderr.decode() for name in known)
+
+
+def test_a_pair_that_fails_stops_no_other(tmp_path: Path) -> None:
+    scripts = {
+        "python": "echo one two three",
+        "specrt": f"echo $2 >> {tmp_path}/built; test $2 != two",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".runtime").touch()
+    done = run("make", "-C", str(REPOSITORY), "engines", f"VENV={tmp_path}", f"BIN={tmp_path}")
+    assert done.returncode == 2
+    assert (tmp_path / "built").read_text().split() == ["one", "two", "three"]
 
 
 LIMITED = """

@@ -142,6 +142,16 @@ def test_pairs_whose_weights_are_not_here_are_a_line_each(
     assert lines == [Path(path).parent.name for path in recipes if "codelet" not in path]
 
 
+def test_a_broken_recipe_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, codelet = tmp_path / "recipe.toml", ENGINES / "codelet" / "recipe.toml"
+    broken.write_text("[targt]\n", "utf-8")
+    assert main([str(broken), str(codelet)]) == 0
+    out, said = capsys.readouterr()
+    assert (out, str(broken) in said) == (f"{codelet}\n", True)
+
+
 def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen" / "Qwen3-8B"
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ import pytest
 
 from specrt.engine import ort_cuda
 from specrt.engine.tensorrt import library
-from specrt.system import Devices, Gpu, Survey, doctor, read_jetson
+from specrt.system import Devices, Gpu, Survey, doctor, how_to_install, read_jetson
 from specrt.system.doctor import Check, fits
 
 NO_DRIVER = "no NVIDIA driver: libcuda.so.1 is not there"
@@ -86,7 +86,7 @@ CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"lacks": ["tensorrt"]}, RUN_RTX, "yes", ""),
     ({"lacks": ["tensorrt-rtx"]}, RUN_RTX, "no", "install tensorrt-rtx"),
     ({"lacks": ["tensorrt-rtx"]}, "build tensorrt-rtx plans", "no", "install tensorrt-rtx"),
-    ({"absent": "onnx"}, "build tensorrt-rtx plans", "no", 'pip install "specrt[build]"'),
+    ({"absent": "onnx"}, "build tensorrt-rtx plans", "no", "make setup"),
     ({"absent": "cuda.bindings"}, "cuda.bindings", "missing", "pip install cuda-bindings"),
     ({}, "onnxruntime", "of unknown version: runs bundles", ""),
     ({"packages": {"onnxruntime-gpu": "1.3"}}, "onnxruntime", "1.3 (onnxruntime-gpu): runs", ""),
@@ -115,6 +115,11 @@ def test_a_finding_says_what_is_there_or_how_to_get_it(
     assert found in check.found
     assert (check.works, bool(check.remedy)) == (not remedy, bool(remedy))
     assert remedy in check.remedy
+
+
+def test_a_clone_installs_by_its_makefile(tmp_path: Path) -> None:
+    assert how_to_install("export", tmp_path) == 'pip install "specrt[export]"'
+    assert how_to_install("export") == "make setup-export"
 
 
 def test_the_best_backend_is_one_that_runs(machine: Callable[..., dict[str, Check]]) -> None:

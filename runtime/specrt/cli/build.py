@@ -17,6 +17,7 @@ from specrt.bundle import BUILD_ROOT
 from specrt.cli.options import progress
 from specrt.engine.backends import backend_named
 from specrt.errors import BuildError
+from specrt.system import how_to_install
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def command(
         from specrt_export import builder
     except ImportError as error:
         raise BuildError(
-            f'building needs {error.name}; install it with `pip install "specrt[build]"`'
+            f"building needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
     place = out or BUILD_ROOT / _folder(recipe, plan, backend)
     if if_stale and builder.is_fresh(plan, place):

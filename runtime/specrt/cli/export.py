@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.errors import ExportError
+from specrt.system import how_to_install
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
@@ -50,7 +51,7 @@ def command(
         graph, report = _export(checkpoint, out, check, config_only, attach, revision)
     except ImportError as error:
         raise ExportError(
-            f'exporting needs {error.name}; install it with `pip install "specrt[export]"`'
+            f"exporting needs {error.name}; install it with `{how_to_install('export')}`"
         ) from error
     facts = _facts(graph, report, time.monotonic() - began)
     print(json.dumps(facts) if as_json else _lines(facts))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.errors import BuildError
+from specrt.system import how_to_install
 
 if TYPE_CHECKING:
     import onnx
@@ -44,7 +45,7 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
         from specrt_export.lint import lint
     except ImportError as error:
         raise BuildError(
-            f'linting needs {error.name}; install it with `pip install "specrt[build]"`'
+            f"linting needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
     model = _read(graph)
     portable = any(p.key == GEOMETRY for p in model.metadata_props)

@@ -36,6 +36,18 @@ def _trim() -> Any:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
+_CLONE = Path(__file__).parents[3]
+
+_TARGETS = {"build": "make setup", "export": "make setup-export"}
+
+
+def how_to_install(extra: str, clone: Path = _CLONE) -> str:
+    """Return the command that installs an extra; in a clone a target of its Makefile."""
+    if extra in _TARGETS and (clone / "Makefile").is_file() and (clone / "engines").is_dir():
+        return _TARGETS[extra]
+    return f'pip install "specrt[{extra}]"'
+
+
 _MEMINFO = Path("/proc/meminfo")
 
 _CGROUP = Path("/sys/fs/cgroup")

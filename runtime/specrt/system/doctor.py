@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
 from specrt.engine.tensorrt.library import form_of
-from specrt.system import Jetson, Survey, read_jetson, survey, vector_units
+from specrt.system import Jetson, Survey, how_to_install, read_jetson, survey, vector_units
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Check:
     remedy: str = ""
 
 
-_EXPORT = 'pip install "specrt[export]"'
+_EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
 
 _LIBRARIES = (
     ("onnxruntime", "runs bundles", "pip install specrt"),
     ("tokenizers", "reads and writes text", "pip install specrt"),
     ("jinja2", "renders chat templates", "pip install specrt"),
-    ("onnx", "builds bundles from portable graphs", 'pip install "specrt[build]"'),
+    ("onnx", "builds bundles from portable graphs", _BUILD),
     ("torch", "exports checkpoints", _EXPORT),
     ("transformers", "exports checkpoints", _EXPORT),
     ("onnxscript", "exports checkpoints", _EXPORT),
@@ -86,7 +86,7 @@ def abilities() -> list[Check]:
     """Return what can be done here."""
     have = {check.name for check in libraries() if check.works}
     texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
-    builds = texts or ("" if "onnx" in have else 'pip install "specrt[build]"')
+    builds = texts or ("" if "onnx" in have else _BUILD)
     exports = {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
     remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
     remedies["build from portable graphs"] = builds
