@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from specrt.errors import ExportError
 from specrt.system import how_to_install
+from specrt.system.doctor import EXPORTERS
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
@@ -47,12 +49,10 @@ def command(
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
-    try:
-        graph, report = _export(checkpoint, out, check, config_only, attach, revision)
-    except ImportError as error:
-        raise ExportError(
-            f"exporting needs {error.name}; install it with `{how_to_install('export')}`"
-        ) from error
+    absent = next((name for name in EXPORTERS if find_spec(name) is None), None)
+    if absent is not None:  # before a checkpoint is downloaded, and without importing any
+        raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
+    graph, report = _export(checkpoint, out, check, config_only, attach, revision)
     facts = _facts(graph, report, time.monotonic() - began)
     print(json.dumps(facts) if as_json else _lines(facts))
 

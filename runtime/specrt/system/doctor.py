@@ -27,6 +27,9 @@ class Check:
 
 _EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
 
+EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir")
+"""What turns a checkpoint into a graph."""
+
 _LIBRARIES = (
     ("onnxruntime", "runs bundles", "pip install specrt"),
     ("tokenizers", "reads and writes text", "pip install specrt"),
@@ -87,7 +90,7 @@ def abilities() -> list[Check]:
     have = {check.name for check in libraries() if check.works}
     texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
     builds = texts or ("" if "onnx" in have else _BUILD)
-    exports = {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    exports = have.issuperset(EXPORTERS)
     remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
     remedies["build from portable graphs"] = builds
     remedies["export checkpoints"] = builds or ("" if exports else _EXPORT)
