@@ -20,6 +20,7 @@ import click
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
+from specrt.system import size
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe
 
 SHAPES = "shape.json"
@@ -275,11 +276,6 @@ class RecipeEstimate:
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes in GB or MB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def estimate(recipe: Recipe) -> RecipeEstimate:

@@ -57,6 +57,7 @@ OTHERS = [
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),
     ("build --dry-run {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected"),
+    ("build {none} {none} --out b", "--out is the place of one bundle, and 2 are named"),
     ("lint {none} --tensorrt 99.9", "--tensorrt is '99.9'; expected 10.3 to 11.x, as 11.0"),
     ("lint {none}", "{none} cannot be read (No such file or directory); name an ONNX file"),
     ("config", "no option; expected --cflags"),

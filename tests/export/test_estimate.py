@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from specrt.bundle import Bundle
+from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
+from specrt.system import Bandwidth
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
 
@@ -108,6 +110,21 @@ def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> 
     assert said["total_bytes"] == expected.total_bytes
     assert said["tokens_per_second"] == pytest.approx(50e9 / expected.models[0].step_bytes)
     assert not any(tmp_path.iterdir())
+
+
+def test_several_recipes_are_held_to_the_bandwidth_that_bench_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = Bandwidth(40e9, 1 << 28, 2, 12)
+    monkeypatch.setattr("specrt.system.measure_bandwidth", lambda threads: measured)
+    recipes = [str(ENGINES / name / "recipe.toml") for name in ("codelet", "qwen3-8b")]
+    assert run(["build", "--dry-run", *recipes]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if " for ort-cpu: " in line] == [
+        "codelet",
+        "qwen3-8b",
+    ]
+    assert sum(str(measured) in line for line in lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     ({}, "onnxruntime", "of unknown version: runs bundles", ""),
     ({"packages": {"onnxruntime-gpu": "1.3"}}, "onnxruntime", "1.3 (onnxruntime-gpu): runs", ""),
     ({"packages": BOTH}, "onnxruntime", "1.31.1 and onnxruntime-gpu 1.30.0 in one place", ""),
-    ({}, "NVIDIA GPU", "A GPU, capability 8.7, 8.0 GiB shared with the processor", ""),
+    ({}, "NVIDIA GPU", "A GPU, capability 8.7, 8.59 GB shared with the processor", ""),
     ({}, "CUDA", "12.6, driver 540.4.0", ""),
     ({}, "largest models", "; ".join(fits(8 << 30)), ""),
     ({"gpu": False}, "NVIDIA GPU", f"none ({NO_DRIVER})", "only ort-cuda and TensorRT bundles"),
@@ -136,7 +136,7 @@ def test_the_best_backend_is_one_that_runs(machine: Callable[..., dict[str, Chec
 
 def test_what_fits_does_fit() -> None:
     """Weights, keys and values of 2048 positions and a GiB leave a fifth free, and hardly more."""
-    assert fits(1 << 30) == ["nothing: at least 1.6 GiB are needed before any weights"]
+    assert fits(1 << 30) == ["nothing: at least 1.68 GB are needed before any weights"]
     for gib in (2, 141):
         said = fits(gib << 30)
         assert [line.split()[0] for line in said] == ["fp16", "int8", "int4"]

@@ -18,7 +18,7 @@ from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import SpeculationStats
 from specrt.engine.backends import backend_named
 from specrt.params import AUTO, SamplingParams
-from specrt.system import Bandwidth, Machine, this_machine
+from specrt.system import Bandwidth, Machine, size, this_machine
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""
@@ -354,11 +354,9 @@ class Footprint:
 
     def __str__(self) -> str:
         """Return a sentence."""
-        mib = 1 << 20
         return (
-            f"peak memory {self.peak / mib:.0f} MiB, {self.before / mib:.0f} of it before the "
-            f"bundle was opened; weights take {self.weights / mib:.0f} MiB and full caches "
-            f"{self.caches / mib:.0f} MiB"
+            f"peak memory {size(self.peak)}, {size(self.before)} of it before the bundle was "
+            f"opened; weights take {size(self.weights)} and full caches {size(self.caches)}"
         )
 
     def to_json(self) -> dict[str, Any]:

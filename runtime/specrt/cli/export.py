@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.errors import ExportError
-from specrt.system import how_to_install
+from specrt.system import how_to_install, size
 from specrt.system.doctor import EXPORTERS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) ->
 def _lines(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['path']}: {facts['nodes']} nodes, {facts['bytes'] / 1e3:.0f} kB, "
-        f"{facts['seconds']:.1f} s, peak memory {facts['peak_memory_bytes'] / 1e6:.0f} MB"
+        f"{facts['seconds']:.1f} s, peak memory {size(facts['peak_memory_bytes'])}"
     ]
     parity = facts.get("parity")
     if parity:

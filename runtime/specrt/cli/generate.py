@@ -83,7 +83,7 @@ def command(
     if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
-    most = memory << 20 if memory is not None else None
+    most = memory * 10**6 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         print_notices(generator.notices)
         rendered = _with_template(source, bundle, generator) if chat else source

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.errors import BuildError
-from specrt.system import how_to_install
+from specrt.system import how_to_install, size
 
 if TYPE_CHECKING:
     import onnx
@@ -73,11 +73,11 @@ def _read(path: Path) -> onnx.ModelProto:
     import onnx
 
     try:
-        size = path.stat().st_size
-        if size > LARGEST_BYTES:
+        length = path.stat().st_size
+        if length > LARGEST_BYTES:
             raise BuildError(
-                f"{path} is {size / 2**30:.1f} GiB, and protobuf reads 2 at most; keep its weights "
-                "in external data"
+                f"{path} has {size(length)}, and protobuf reads {size(LARGEST_BYTES)} at most; "
+                "keep its weights in external data"
             )
         model = onnx.load_model_from_string(path.read_bytes())
     except IsADirectoryError:

@@ -274,7 +274,7 @@ _BEHIND = (
     click.option(
         "--memory",
         type=click.IntRange(min=1),
-        help="MiB for weights and caches; without room for it the draft model is not loaded.  "
+        help="MB for weights and caches; without room for it the draft model is not loaded.  "
         "[default: what is available]",
     ),
 )

@@ -48,6 +48,11 @@ def how_to_install(extra: str, clone: Path = _CLONE) -> str:
     return f'pip install "specrt[{extra}]"'
 
 
+def size(count: float) -> str:
+    """Return a number of bytes in GB or MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 _MEMINFO = Path("/proc/meminfo")
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -107,7 +112,7 @@ class Bandwidth:
         """Return a sentence on what was measured, and how."""
         return (
             f"{self.bytes_per_second / 1e9:.1f} GB/s of memory read, at least: the fastest of "
-            f"{self.reads} reads of {self.array_bytes >> 20} MiB in NumPy by {self.threads} "
+            f"{self.reads} reads of {size(self.array_bytes)} in NumPy by {self.threads} "
             f"thread{'s' if self.threads > 1 else ''}"
         )
 
