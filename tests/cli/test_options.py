@@ -6,9 +6,12 @@ import io
 import itertools
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cli.conftest import Run
 from specrt.cli.options import progress, table
 
 
@@ -34,3 +37,23 @@ def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.Monkey
     assert all(line.startswith("build x: ") for line in lines)
     assert len(set(lines)) == len(lines)
     assert not any(thread.name == "specrt progress" for thread in threading.enumerate())
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("verb", ["bench", "verify", "build"])
+def test_a_long_verb_is_heard_of_in_a_pipe(
+    cli: Run, codelet: Path, engines: Path, two_prompts: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, verb: str,
+) -> None:  # fmt: skip
+    def build(_: object, place: Path, show: Callable[[str, float], None]) -> None:
+        show("lower", 0.5)
+        place.mkdir()
+
+    monkeypatch.setattr("specrt_export.builder.build", build)
+    monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 0.001)
+    few = (codelet, "--prompts", two_prompts, "--max-tokens", 9, "--gammas", "2")
+    recipe = (engines / "codelet" / "recipe.toml", "--out", tmp_path / "made", "--no-tune")
+    ran = cli(verb, *(recipe if verb == "build" else few))
+    assert ran.status == 0
+    assert ran.err.startswith(f"{verb}")
+    assert "%" in ran.err
