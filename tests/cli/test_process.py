@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -16,6 +17,8 @@ import pytest
 
 from cli.conftest import COMMAND
 from shared import REPOSITORY
+from specrt.errors import RequestError
+from specrt.text import read_text
 from specrt_export.recipe import COMPILERS
 
 
@@ -146,6 +149,17 @@ def test_what_the_machine_lacks_is_said(
             assert told in done.stderr
             assert b"build" not in done.stderr
     assert failed
+
+
+def test_a_file_that_cannot_be_opened_for_lack_of_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_bytes", full)
+    with pytest.raises(RequestError, match="allow more with `ulimit -n"):
+        read_text(tmp_path / "prompts.jsonl")
 
 
 FAILING = """
