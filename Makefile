@@ -14,6 +14,10 @@ export PROMPT
 # What building for a backend needs besides.
 EXTRA := $(if $(filter tensorrt-rtx,$(BACKEND)),$(VENV)/.tensorrt-rtx)
 RECIPE := $(if $(filter tensorrt%,$(BACKEND)),tensorrt,recipe).toml
+BACKENDS := auto ort-cpu ort-cuda tensorrt tensorrt-rtx
+PAIRS = $(patsubst engines/%/$(RECIPE),%,$(wildcard engines/*/$(RECIPE)))
+$(if $(filter-out $(BACKENDS),$(BACKEND)),$(error BACKEND is $(BACKEND); expected one of: $(BACKENDS)))
+$(if $(filter-out $(PAIRS),$(PAIR)),$(error PAIR is $(PAIR), and there is no engines/$(PAIR)/$(RECIPE); there are: $(PAIRS)))
 # Without a PAIR nothing is downloaded: the pairs whose weights are here are built, the others named.
 RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.estimate engines/*/$(RECIPE))
 # A checkpoint without a graph beside it is exported, which takes torch.
@@ -30,7 +34,7 @@ help: ## list the targets
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-$(VENV)/.runtime: pyproject.toml requirements/runtime.txt
+$(VENV)/.runtime: pyproject.toml setup.py requirements/runtime.txt
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 10) \
 	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
@@ -54,8 +58,9 @@ setup: $(VENV)/.runtime ## make .venv with what building and running need (no to
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
 
 engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights are here; PAIR=name downloads and builds one
-	@recipes=$$($(RECIPES)) || exit $$?; for recipe in $$recipes; do \
-	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || exit $$?; done
+	@recipes=$$($(RECIPES)) || exit $$?; failed=0; for recipe in $$recipes; do \
+	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
+	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
 generate bench: PAIR := $(or $(PAIR),codelet)
 generate: engines ## complete PROMPT with the codelet pair, or PAIR

@@ -24,7 +24,7 @@ import specrt
 from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
-from specrt.system import available_bytes
+from specrt.system import available_bytes, how_to_install
 from specrt.text import Tokenizer
 from specrt_export.check.equivalence import (
     Reference,
@@ -351,7 +351,7 @@ def _export(checkpoint: Checkpoint, graph: Path) -> Path:
     except ImportError as error:
         raise BuildError(
             f"exporting a checkpoint needs {error.name}; install it with "
-            '`pip install "specrt[export]"`, or name an exported `graph` in the recipe'
+            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
         ) from None
     return export_graph(checkpoint, graph).path
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.errors import CheckpointError
+from specrt.system import how_to_install
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -24,7 +25,7 @@ def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     except ImportError as error:
         raise CheckpointError(
             f"no folder {name}, and fetching it from the hub needs huggingface_hub: "
-            'pip install "specrt[export]"'
+            f"{how_to_install('export')}"
         ) from error
     # The root of what the hub's HTTP library raises, whichever library that is.
     network = errors.HTTPError  # type: ignore[attr-defined]
@@ -155,10 +156,17 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
     if folder.exists():
         raise CheckpointError(f"{folder} is a file; give the folder that holds config.json")
     name = str(name_or_path)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
-        raise CheckpointError(f"no folder {name}, and a hub name looks like 'owner/model'")
+    if not is_hub_name(name):
+        raise CheckpointError(
+            f"no folder {name}, and a hub name looks like 'owner/model'; name one"
+        )
 
     return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
+
+
+def is_hub_name(name: str) -> bool:
+    """Tell whether a text may be the name of a model on the hub."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is not None
 
 
 def _json(path: Path, why: str) -> dict[str, Any]:

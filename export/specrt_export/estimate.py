@@ -20,6 +20,7 @@ import click
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
+from specrt.system import size
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe
 
 SHAPES = "shape.json"
@@ -277,11 +278,6 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in GB or MB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
 def estimate(recipe: Recipe) -> RecipeEstimate:
     """Work out what a recipe takes, from the configs of its models.
 
@@ -505,14 +501,17 @@ def how_to_get(recipe: Recipe) -> str:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print the recipes that can be built now; on standard error, a line for each of the others."""
+    """Print the recipes that can be built now; on standard error, a line for each of the others.
+
+    One that is broken has a line too, and fails where it is asked for by name.
+    """
     others = []
     for path in map(Path, paths):
         try:
             recipe = read_recipe(path)
         except SpecrtError as error:
-            click.echo(f"specrt: {error}", err=True)
-            return 2
+            click.echo(f"specrt: left out: {error}", err=True)
+            continue
         if can_build(recipe):
             click.echo(path)
         else:

@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.system import size
 from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.graph import (
@@ -133,9 +134,6 @@ def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
     return [tokens[at : at + length] for at in chosen.astype(int) * length]
 
 
-MIB = 1 << 20
-
-
 @dataclass(frozen=True)
 class ModelInputs:
     """One model of the pair."""
@@ -149,7 +147,7 @@ class ModelInputs:
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
     """Find checkpoints and graphs of a recipe, the target first.
 
-    Raises: CheckpointError, BuildError when something named is not there.
+    Raises: CheckpointError, BuildError naming recipe and key when something is not there.
     """
     return [_find(recipe, role, source) for role, source in recipe.sources.items()]
 
@@ -157,7 +155,10 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     local = recipe.folder / source.checkpoint
     name = local if local.is_dir() else source.checkpoint
-    checkpoint = Checkpoint.open(name, source.revision or None)
+    try:
+        checkpoint = Checkpoint.open(name, source.revision or None)
+    except CheckpointError as error:
+        raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
     graph = recipe.folder / source.graph if source.graph else None
     if graph is not None and not graph.is_file():
         raise BuildError(
@@ -190,12 +191,12 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     for model in inputs:
         if model.graph is not None:
             check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
-    needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + 16 * MIB
+    needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + (16 << 20)
     free = _free(out.parent)
     if free < needed:
         raise BuildError(
-            f"{out.parent} has {free // MIB} MiB free, and the build needs about "
-            f"{needed // MIB} MiB; free some, or build elsewhere with --out"
+            f"{out.parent} has {size(free)} free, and the build needs about {size(needed)}; free "
+            "some, or build elsewhere with --out"
         )
 
 
@@ -212,11 +213,11 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
     ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
-    size = sum(
+    total = sum(
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
         for weight in model.checkpoint.weights.values()
     )
-    return int(size * recipe.spec_of(model.role).disk_factor)
+    return int(total * recipe.spec_of(model.role).disk_factor)
 
 
 def _free(folder: Path) -> int:

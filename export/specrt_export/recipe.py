@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from specrt.engine.tensorrt.library import NATIVE_FROM, OLDEST, parse_version
+from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import RecipeError
 from specrt.params import AUTO, Gamma
-from specrt.records import read
+from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
+from specrt_export.checkpoint import is_hub_name
 from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, Precision
 
 if sys.version_info >= (3, 11):
@@ -90,6 +91,10 @@ class ModelSource:
     """What runs this model; `engine.backend` when empty."""
 
 
+_MOST_POSITIONS = 10**7
+"""More than any model was trained for."""
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """What the engines are built for."""
@@ -101,9 +106,9 @@ class EngineOptions:
     batch: int = 1
     """Rows of text that an engine holds, each with KV buffers of its own: as many completions can
     share a pass. On a CPU a pass costs what the tokens of its rows cost, without padding."""
-    max_length: int = 2048
+    max_length: Annotated[int, Interval(2, _MOST_POSITIONS)] = 2048
     """Positions of the KV buffers: prompt and completion together."""
-    prefill: int = 256
+    prefill: Annotated[int, Interval(1, _MOST_POSITIONS)] = 256
     """Widest prefill pass, in tokens; a longer prompt goes through in several."""
     gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """Every gamma a verify pass is built for; 0 always is."""
@@ -338,10 +343,21 @@ Problems = Iterator[tuple[bool, str]]
 
 def problems(recipe: Recipe) -> Problems:
     """Yield, for each thing that can be wrong, whether it is, and what to say of it."""
+    yield from _checkpoints(recipe)
     yield from _engine(recipe)
     yield from _tensorrt(recipe)
     yield from _weights(recipe)
     yield from _quality(recipe)
+
+
+def _checkpoints(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        places = (recipe.folder / source.checkpoint, Path(source.checkpoint).expanduser())
+        yield (
+            not is_hub_name(source.checkpoint) and not any(place.is_dir() for place in places),
+            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder beside the recipe, "
+            "or a hub name as 'owner/model'",
+        )
 
 
 def _engine(recipe: Recipe) -> Problems:
@@ -361,13 +377,12 @@ def _engine(recipe: Recipe) -> Problems:
             f"engine.batch is {e.batch}, and {recipe.backend_of(role)} builds "
             f"{f'1 to {most}' if most > 1 else 'batch 1'}; change it, or the backend",
         )
-    yield e.max_length < 2, f"engine.max_length is {e.max_length}; expected 2 or more"
     yield (
         e.gamma not in (AUTO, 0, *e.gammas),
         f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
     )
     yield (
-        not 1 <= e.prefill <= e.max_length,
+        e.prefill > e.max_length,
         f"engine.prefill is {e.prefill}; expected 1 to max_length ({e.max_length})",
     )
     yield (
@@ -388,10 +403,11 @@ def _tensorrt(recipe: Recipe) -> Problems:
         and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9.]*)?", options.version) is None,
         f"tensorrt.version is {options.version!r}; expected one such as '10.3'",
     )
+    known = OLDEST <= parse_version(options.version)[:2] < (LAST_MAJOR + 1,)
     yield (
-        bool(options.version) and parse_version(options.version)[:2] < OLDEST,
+        bool(options.version) and not known,
         f"tensorrt.version is {options.version!r}; graphs are written for TensorRT "
-        f"{'.'.join(map(str, OLDEST))} and later",
+        f"{'.'.join(map(str, OLDEST))} to {LAST_MAJOR}.x",
     )
     lengths = options.kv_lengths
     yield (

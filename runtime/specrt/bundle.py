@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from reprlib import repr as short
 from typing import Annotated, Any
 
-from specrt.errors import BundleError
+from specrt.errors import BundleError, shortage
 from specrt.records import Count, Interval, read
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
@@ -224,7 +224,9 @@ def _load(path: Path) -> dict[str, Any]:
             f"{folder} {what}; build one with `make engines` or `specrt build RECIPE`"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+        raise BundleError(
+            f"{path} cannot be read ({error}); {shortage(error) or _AGAIN}"
+        ) from error
     return data
 
 
@@ -334,9 +336,7 @@ class Bundle:
             reason = (
                 "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
             )
-            raise BundleError(
-                f"{path} {reason}; build the bundle again with `specrt build RECIPE`"
-            ) from error
+            raise BundleError(f"{path} {reason}; {shortage(error) or _AGAIN}") from error
         raise BundleError(
             f"{path} has {size} bytes, expected {expected.bytes}; build the bundle again with "
             "`specrt build RECIPE`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 
@@ -48,6 +49,37 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     words = sorted(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(words)}"
+
+
+_NO_MEMORY = (
+    "bad_alloc", "bad allocation", "failed to map segment", "Cannot allocate memory",
+    "Failed to allocate memory", "can't start new thread",
+)  # fmt: skip
+"""What libraries write where the system gave them no memory."""
+
+_NO_FILES = "Too many open files"
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return what this process is short of, with the remedy; None where that is not the reason.
+
+    Libraries pass the reason on in their messages alone.
+    """
+    number, text = getattr(error, "errno", None), str(error)
+    if number in (errno.EMFILE, errno.ENFILE) or _NO_FILES in text:
+        return "too many files are open: close some, or allow more with `ulimit -n 1024`"
+    known = isinstance(error, MemoryError) or number == errno.ENOMEM
+    if known or any(words in text for words in _NO_MEMORY):
+        return (
+            "not enough memory: free some, raise the limit of `ulimit -v` if there is one, or take "
+            "a smaller bundle"
+        )
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; the name of its type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 _LONGEST = 200

@@ -19,7 +19,7 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
-from specrt.system import available_bytes
+from specrt.system import available_bytes, size
 from specrt.text import Tokenizer
 from specrt.tuning.tuning_record import Tuning, read_tuning
 
@@ -114,8 +114,8 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
     if both <= most:
         return None
     return (
-        f"the draft model is not opened: target and draft take {both >> 20} MiB with their KV "
-        f"buffers full, and {most >> 20} MiB may be used"
+        f"the draft model is not opened: target and draft take {size(both)} with their KV "
+        f"buffers full, and {size(most)} may be used"
     )
 
 

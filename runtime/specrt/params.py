@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import Any, Literal, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,13 @@ class SamplingParams:
     A seed repeats its text under `match` always, under `rejection` only with a gamma that is a
     number: `auto` depends on the clock."""
 
+    if not TYPE_CHECKING:  # which reads the fields
+
+        def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
+            """Refuse an unknown option, naming the nearest one."""
+            _check_names(options)
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Normalise sequences and check every range."""
         self._fill()
@@ -215,16 +222,20 @@ class SamplingParams:
 
         `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are aliases.
         """
-        known = [f.name for f in fields(cls)]
         named = {}
         for given, value in options.items():
             name = _ALIASES.get(given, given)
-            if name not in known:
-                raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
             if name in named:
                 raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
+
+
+def _check_names(options: Iterable[str]) -> None:
+    known = [f.name for f in fields(SamplingParams)]
+    for name in options:
+        if name not in known:
+            raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
 
 
 def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.errors import BundleError, RequestError, SpecrtError, did_you_mean
+from specrt.errors import BundleError, RequestError, SpecrtError, did_you_mean, shortage
 
 _INCOMPLETE = "\ufffd"
 
@@ -271,9 +271,8 @@ def read_text(path: Path) -> str:
     try:
         return decode_utf8(path.read_bytes(), str(path))
     except OSError as error:
-        raise RequestError(
-            f"{path} cannot be read: {error.strerror}; name a file of text"
-        ) from error
+        remedy = shortage(error) or "name a file of text"
+        raise RequestError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
 
 
 def decode_utf8(data: bytes, origin: str) -> str:

@@ -41,4 +41,6 @@ def test_a_value_out_of_range_is_refused() -> None:
         SamplingParams(stop=("a", ""))
     lists = ("stop", "stop_token_ids", "bad_words", "logits_processors", "logit_bias", "extra_args")
     assert SamplingParams(**dict.fromkeys(lists)) == SamplingParams()  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"'temprature'; did you mean 'temperature'\?"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ class EchoDrafter(NoDrafter):
 
 
 def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"drafter 'echo' is unknown.*model"):
+    with pytest.raises(RequestError, match=r"drafter 'echo' is unknown; known: [\w, ]+$"):
         toy.generate(PROMPT, SAMPLED, drafter="echo")
     monkeypatch.setitem(DRAFTERS, "echo", DrafterSpec(lambda _: EchoDrafter(), ("echo",)))
     done = toy.generate(PROMPT, SAMPLED, gamma=2, drafter="echo")

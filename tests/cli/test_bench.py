@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
@@ -84,3 +87,49 @@ def test_rows_structures_and_verifiers(cli: Run, codelet: Path, two_prompts: Pat
     found = json.loads(ran.out.splitlines()[-1])["structure"]
     assert [(cost["gamma"], cost["pairs"]) for cost in found] == [(0, 2), (2, 2)]
     assert found[0]["tokens_per_round"] == {"free": 1.0, "structured": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("calls", "options"),
+    [
+        (("specrt.bench.measure.PromptRunner", "run", 2), ()),
+        (("specrt.generator.Generator", "generate_many", 4), ("--rows", "1")),
+        (("specrt.generator.Generator", "generate", 10), ("--regex", "([a-z]+ ){40}")),
+    ],
+)
+def test_ctrl_c_leaves_a_table_of_what_was_measured(
+    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch,
+    calls: tuple[str, str, int], options: tuple[str, ...],
+) -> None:  # fmt: skip
+    if "--regex" in options:
+        pytest.importorskip("llguidance", reason="needs the structured extra")
+    place, name, whole = calls
+    honest = getattr(resolve_name(place), name)
+    made = itertools.count(1)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        if next(made) == limit + 1:
+            raise KeyboardInterrupt
+        return honest(*given, **named)
+
+    few = ("--prompts", two_prompts, "--max-tokens", 6, "--gammas", "0,2", "--repeats", 2)
+    monkeypatch.setattr(f"{place}.{name}", interrupted)
+    limit = whole
+    ran = cli("bench", codelet, *few, *options)
+    assert (ran.status, "interrupted" in ran.err) == (130, True)
+    assert "tokens" in ran.out
+    if not options:
+        (task,) = json.loads(ran.out.splitlines()[-1])["tasks"]
+        assert (task["prompts"], [row["rounds"] > 0 for row in task["results"]]) == (1, [True] * 2)
+    made, limit = itertools.count(1), 1
+    ran = cli("bench", codelet, *few, *options)
+    assert (ran.status, ran.out) == (130, "")
+
+
+def test_a_terminal_shows_the_table_alone(
+    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    few = ("--prompts", two_prompts, "--max-tokens", 6, "--gammas", "0,2", "--repeats", 1)
+    assert "{" not in cli("bench", codelet, *few).out
+    assert json.loads(cli("bench", codelet, *few, "--json").out)["name"] == "codelet"

@@ -33,4 +33,4 @@ def test_doctor_gives_remedies(cli: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "ok  run ort-cpu bundles" in text.out
     assert "--  torch" in text.out
     torch = next(f for f in found["libraries"] if f["name"] == "torch")
-    assert (torch["works"], torch["remedy"]) == (False, 'pip install "specrt[export]"')
+    assert (torch["works"], torch["remedy"]) == (False, "make setup-export")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import pytest
 
 from cli.conftest import COMMAND
 from shared import REPOSITORY
+from specrt.errors import RequestError
+from specrt.text import read_text
+from specrt_export.recipe import COMPILERS
 
 
 def run(*words: str, **how: Any) -> subprocess.CompletedProcess[Any]:
@@ -70,7 +76,8 @@ def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
 def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = run(*COMMAND, "inspect", str(codelet), "--json", stdout=full)
-    assert (done.returncode, done.stderr) == (2, b"specrt: No space left on device\n")
+    told = b"specrt: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_closed_streams_are_no_reason_to_fail() -> None:
@@ -86,3 +93,112 @@ def test_make_passes_a_prompt_on_as_it_is() -> None:
     for given in ([f"PROMPT={prompt}"], []):
         done = run(*words, *given, input=show, env={**os.environ, "PROMPT": prompt})
         assert done.stdout.decode() == prompt
+
+
+def test_make_refuses_what_it_does_not_know_before_any_work() -> None:
+    for given, known in (("BACKEND=cuda", COMPILERS), ("PAIR=typo", ["codelet", "qwen3-8b"])):
+        done = run("make", "-n", "-C", str(REPOSITORY), "engines", given)
+        assert done.returncode == 2
+        assert not any(b"pip" in line for line in done.stdout.splitlines())
+        assert all(name in done.stderr.decode() for name in known)
+
+
+def test_a_pair_that_fails_stops_no_other(tmp_path: Path) -> None:
+    scripts = {
+        "python": "echo one two three",
+        "specrt": f"echo $2 >> {tmp_path}/built; test $2 != two",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".runtime").touch()
+    done = run("make", "-C", str(REPOSITORY), "engines", f"VENV={tmp_path}", f"BIN={tmp_path}")
+    assert done.returncode == 2
+    assert (tmp_path / "built").read_text().split() == ["one", "two", "three"]
+
+
+LIMITED = """
+import os, resource, sys
+import numpy, onnxruntime, specrt.cli, specrt.cli.generate
+kind, spare = getattr(resource, sys.argv[1]), int(sys.argv.pop(2))
+with open("/proc/self/statm") as file:
+    taken = int(file.read().split()[0]) * 4096
+now = taken if sys.argv.pop(1) == "RLIMIT_AS" else len(os.listdir("/proc/self/fd")) - 1
+resource.setrlimit(kind, (now + spare, now + spare))
+specrt.cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "spares", "told"),
+    [
+        ("RLIMIT_AS", (1 << 20, 24 << 20, 64 << 20), b"not enough memory: "),
+        ("RLIMIT_NOFILE", range(4), b"too many files are open: "),
+    ],
+)
+def test_what_the_machine_lacks_is_said(
+    codelet: Path, limit: str, spares: Sequence[int], told: bytes
+) -> None:
+    failed = 0
+    for spare in spares:
+        words = ("generate", str(codelet), "--prompt", "a", "--max-tokens", "2", "--threads", "1")
+        done = run(sys.executable, "-c", LIMITED, limit, str(spare), *words)
+        if done.returncode:
+            failed += 1
+            assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
+            assert told in done.stderr
+            assert b"build" not in done.stderr
+    assert failed
+
+
+def test_a_file_that_cannot_be_opened_for_lack_of_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_bytes", full)
+    with pytest.raises(RequestError, match="allow more with `ulimit -n"):
+        read_text(tmp_path / "prompts.jsonl")
+
+
+FAILING = """
+import sys
+from pathlib import Path
+import specrt
+from specrt.engine.ort import open_session
+from specrt.errors import EngineError
+
+bundle = Path(sys.argv[1])
+for fails in (
+    lambda: open_session(bundle / "target/engine.onnx", 1, False),
+    lambda: specrt.load(sys.argv[2], threads=1).models.target.forward([[10**6]], 0),
+):
+    try:
+        fails()
+    except EngineError as error:
+        print(type(error.__cause__).__name__, str(error).startswith("ONNX Runtime"))
+"""
+
+
+def test_the_library_logs_nothing_of_what_its_exceptions_say(codelet: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(codelet, tmp_path / "copy")
+    (copy / "target/engine.data").unlink()
+    done = run(sys.executable, "-c", FAILING, str(copy), str(codelet))
+    assert done.stderr == b""
+    assert [line.endswith(b" True") for line in done.stdout.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_the_library_is_imported_silently_and_without_telemetry(
+    codelet: Path, tmp_path: Path, chosen: str | None
+) -> None:
+    name = "ORT_DISABLE_TELEMETRY"
+    (tmp_path / "onnxruntime.py").write_text(
+        f"import os\nos.write(2, b'noise')\nraise ImportError('telemetry ' + os.environ['{name}'])"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path} | ({name: chosen} if chosen else {})
+    done = run(*COMMAND, "generate", str(codelet), "--prompt", "a", env=environment)
+    assert (done.returncode, done.stderr[:8], done.stderr.count(b"\n")) == (2, b"specrt: ", 1)
+    assert f"telemetry {chosen or 1}; `specrt doctor`" in done.stderr.decode()

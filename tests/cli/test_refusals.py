@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,14 @@ GENERATE = [
     ("--prompt a --logit-bias 5=much", "'5=much' is not a bias; expected a token id and a number"),
     ("--prompt a --logprobs 2", "--logprobs needs --json"),
     ("--prompt a --json-schema=", "--json-schema is empty; expected a file, a schema, or true"),
+    ("--prompt a --json-schema {none}", "--json-schema {none} cannot be read: No such file"),
+    ("--prompt a --json-schema {latin}", "--json-schema {latin} is not UTF-8: byte 0xe9"),
+    ("--prompt a --json-schema {prompts}", "--json-schema {prompts} has 'prompt' at #"),
+    ("--prompt a --json-schema {{", "--json-schema is no JSON: "),
+    ("--prompt a --regex (a", "--regex cannot be enforced: unclosed group; docs/structured.md"),
+    ("--prompt a --grammar {none}", "--grammar {none} cannot be read: No such file"),
+    ("--prompt a --grammar {grammar}", "--grammar {grammar} cannot be enforced: line 1: "),
+    ("text", "'text' is one argument too many; give a text as --prompt TEXT"),
 ]
 BENCH = [
     ("--gammas 2;3", "--gammas is '2;3'; expected numbers and auto"),
@@ -46,6 +56,10 @@ OTHERS = [
     ("tune {codelet} --prompts {few}", "3 prompts with room for 288 tokens are too few to tune on"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
+    ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),
+    ("build --dry-run {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected"),
+    ("build {none} {none} --out b", "--out is the place of one bundle, and 2 are named"),
+    ("lint {none} --tensorrt 99.9", "--tensorrt is '99.9'; expected 10.3 to 11.x, as 11.0"),
     ("lint {none}", "{none} cannot be read (No such file or directory); name an ONNX file"),
     ("config", "no option; expected --cflags"),
     ("config --cflags --to {none}", "build it with `specrt config --build --to {none}`"),
@@ -67,6 +81,8 @@ def places(codelet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "few": b'{"prompt": "x"}\n' * 3,
         "long": json.dumps({"prompt": "x = 1\n" * 3000}).encode(),
         "latin": b"# caf\xe9",
+        "nowhere": b"[target]\ncheckpoint = 'nowhere/at/all'\n",
+        "grammar": b"start: missing",
     }
     for name, text in texts.items():
         (folder / f"{name}.jsonl").write_bytes(text)
@@ -84,6 +100,42 @@ def test_bad_input_is_one_line_before_any_work(
     words = [word.format(**places) for word in line.split()]
     assert told.format(**places) in cli(*words).refusal
     assert not (places["codelet"] / "tuning.json").exists()
+
+
+ALONE = """
+import sys
+from specrt.cli import run
+status = run(sys.argv[1:])
+print(sorted({"onnx", "onnxruntime", "torch", "transformers"} & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["build {few}", "build {few} --dry-run", "export {none} --out {none}/a.onnx",
+             "lint {none} --tensorrt 99.9"],
+)  # fmt: skip
+def test_what_can_be_refused_at_once_loads_no_library(places: dict[str, Path], line: str) -> None:
+    words = [word.format(**places) for word in line.split()]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "[]\n", 1)
+
+
+def test_a_backend_of_a_later_version(cli: Run, codelet: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(codelet, tmp_path / "copy"))
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"ort-cpu"', '"x"'))
+    for words in (("inspect",), ("generate", "--prompt", "a"), ("chat",), ("tune",)):
+        said = cli(words[0], copy, *words[1:]).refusal
+        assert "bundle 'codelet': backend 'x' is unknown" in said
+        assert "upgrade specrt, or build the bundle again" in said
+
+
+def test_an_empty_prompt_says_where_the_text_begins(cli: Run, codelet: Path) -> None:
+    ran = cli("generate", codelet, "--prompt", "", "--max-tokens", 2, "--threads", 1)
+    assert (ran.status, ran.err.startswith("note: the prompt is empty")) == (0, True)
 
 
 def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_path: Path) -> None:

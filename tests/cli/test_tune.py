@@ -60,6 +60,8 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     assert again is not None
     assert again.settings == tuning.settings
     assert (again.drafter, again.fixed_gamma) == (tuning.drafter, tuning.fixed_gamma)
+    assert "plain steps: " in ran.out
+    assert ran.err.startswith("tune: ")
     assert ran.out.splitlines()[-1] == f"written to {place}"
 
     record: dict[str, Any] = json.loads(place.read_text())

@@ -202,9 +202,11 @@ def test_a_disk_that_fills_loses_nothing(
     with monkeypatch.context() as tiny:
         free = SimpleNamespace(total=1 << 30, used=1 << 30, free=0)
         tiny.setattr(shutil, "disk_usage", lambda path: free)
-        with pytest.raises(BuildError, match=r"0 MiB free, and the build needs about \d\d+ MiB"):
+        with pytest.raises(
+            BuildError, match=r" 0\.0 MB free, and the build needs about \d\d+\.\d MB"
+        ):
             build(recipe, built)
-    told = r"engine\.data could not be written, with \d+ MiB free on its disk"
+    told = r"engine\.data could not be written, with \d+\.\d+ [MG]B free on its disk"
     with largest_file(1 << 20), pytest.raises(BuildError, match=told):
         build(recipe, built)
     assert (hashes(built), leftovers(built)) == (before, [])

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from specrt.bundle import Bundle
+from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
+from specrt.system import Bandwidth
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
 
@@ -110,6 +112,21 @@ def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
+def test_several_recipes_are_held_to_the_bandwidth_that_bench_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = Bandwidth(40e9, 1 << 28, 2, 12)
+    monkeypatch.setattr("specrt.system.measure_bandwidth", lambda threads: measured)
+    recipes = [str(ENGINES / name / "recipe.toml") for name in ("codelet", "qwen3-8b")]
+    assert run(["build", "--dry-run", *recipes]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if " for ort-cpu: " in line] == [
+        "codelet",
+        "qwen3-8b",
+    ]
+    assert sum(str(measured) in line for line in lines) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -140,6 +157,16 @@ def test_pairs_whose_weights_are_not_here_are_a_line_each(
     assert out.splitlines() == [str(ENGINES / "codelet" / "recipe.toml")]
     lines = [line.split()[0] for line in said.splitlines() if line.startswith("  ")]
     assert lines == [Path(path).parent.name for path in recipes if "codelet" not in path]
+
+
+def test_a_broken_recipe_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, codelet = tmp_path / "recipe.toml", ENGINES / "codelet" / "recipe.toml"
+    broken.write_text("[targt]\n", "utf-8")
+    assert main([str(broken), str(codelet)]) == 0
+    out, said = capsys.readouterr()
+    assert (out, str(broken) in said) == (f"{codelet}\n", True)
 
 
 def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ from specrt_export.inputs import (
     begin_token,
     check_vocabulary,
     end_tokens,
+    find_inputs,
     read_calibration,
     read_tokens,
 )
+from specrt_export.recipe import read_recipe
 
 WORDS = ["<unk>", "def", "return", "x"]
 
@@ -51,6 +53,13 @@ def test_equal_vocabularies_and_unused_tokens_at_the_end_are_accepted(tmp_path: 
     longer = checkpoint(tmp_path / "l", WORDS, ["<|end|>", *FILLERS])
     check_vocabulary(target, longer)
     check_vocabulary(longer, target)
+
+
+def test_a_checkpoint_that_will_not_do_is_named_with_recipe_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[target]\ncheckpoint = '.'\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"recipe\.toml: target\.checkpoint: .* no config"):
+        find_inputs(read_recipe(path))
 
 
 @pytest.mark.parametrize(

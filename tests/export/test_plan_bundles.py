@@ -75,7 +75,7 @@ def test_a_bundle_is_stale_once_an_option_changes(
 
 def stage(line: str) -> str:
     """Return the stage that a line of progress names."""
-    return re.sub(r"^build pair: +\d+% ", "", line)
+    return re.sub(r"^build pair: +\d+% (.*) \(\d+ s\)$", r"\1", line)
 
 
 @no_gpu

@@ -88,10 +88,12 @@ WRONG = [
     (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
     (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
     (plans("candidatez = 5"), "unknown key 'candidatez'; did you mean 'candidates'"),
-    (plans('version = "9.9"'), "version is '9.9'; graphs are written for TensorRT 10.3 and later"),
     *((plans(f"{more}kv_lengths = {lengths}"), f"kv_lengths is {lengths}; expected rising lengths")
       for more, lengths in (("", "[8, 8]"), ("", "[0]"), ("", "[2048]"))),
     (plans('version = "10.14"\nkv_lengths = [8]'), "before TensorRT 10.15 passes write whole KV"),
+    (plans('version = "9.9"'), "version is '9.9'; graphs are written for TensorRT 10.3 to 11"),
+    (plans('version = "99.9"'), "version is '99.9'; graphs are written for TensorRT 10.3 to 11.x"),
+    (models(engine="max_length = -1"), "max_length is -1; expected a whole number from 2 to 1"),
     (plans("candidates = 5000"), "tensorrt.candidates is 5000; expected 0 to 3840"),
     (models(engine=f"{PLANS}gammas = [1, 3]\nprefill = 3"), "expected 4 or more"),
     (models(engine=f"{CUDA}{ROWS}"), "engine.batch is 2, and ort-cuda builds batch 1"),

@@ -230,5 +230,5 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     line = [sys.executable, "-c", WITHOUT_EXPORTER, "export", str(tmp_path), "--out", "x.onnx"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert 'needs onnx_ir; install it with `pip install "specrt[export]"`' in done.stderr
+    assert "needs onnx_ir; install it with `make setup-export`" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -13,7 +13,7 @@ import pytest
 
 from specrt.engine import ort_cuda
 from specrt.engine.tensorrt import library
-from specrt.system import Devices, Gpu, Survey, doctor, read_jetson
+from specrt.system import Devices, Gpu, Survey, doctor, how_to_install, read_jetson
 from specrt.system.doctor import Check, fits
 
 NO_DRIVER = "no NVIDIA driver: libcuda.so.1 is not there"
@@ -86,12 +86,12 @@ CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"lacks": ["tensorrt"]}, RUN_RTX, "yes", ""),
     ({"lacks": ["tensorrt-rtx"]}, RUN_RTX, "no", "install tensorrt-rtx"),
     ({"lacks": ["tensorrt-rtx"]}, "build tensorrt-rtx plans", "no", "install tensorrt-rtx"),
-    ({"absent": "onnx"}, "build tensorrt-rtx plans", "no", 'pip install "specrt[build]"'),
+    ({"absent": "onnx"}, "build tensorrt-rtx plans", "no", "make setup"),
     ({"absent": "cuda.bindings"}, "cuda.bindings", "missing", "pip install cuda-bindings"),
     ({}, "onnxruntime", "of unknown version: runs bundles", ""),
     ({"packages": {"onnxruntime-gpu": "1.3"}}, "onnxruntime", "1.3 (onnxruntime-gpu): runs", ""),
     ({"packages": BOTH}, "onnxruntime", "1.31.1 and onnxruntime-gpu 1.30.0 in one place", ""),
-    ({}, "NVIDIA GPU", "A GPU, capability 8.7, 8.0 GiB shared with the processor", ""),
+    ({}, "NVIDIA GPU", "A GPU, capability 8.7, 8.59 GB shared with the processor", ""),
     ({}, "CUDA", "12.6, driver 540.4.0", ""),
     ({}, "largest models", "; ".join(fits(8 << 30)), ""),
     ({"gpu": False}, "NVIDIA GPU", f"none ({NO_DRIVER})", "only ort-cuda and TensorRT bundles"),
@@ -117,6 +117,11 @@ def test_a_finding_says_what_is_there_or_how_to_get_it(
     assert remedy in check.remedy
 
 
+def test_a_clone_installs_by_its_makefile(tmp_path: Path) -> None:
+    assert how_to_install("export", tmp_path) == 'pip install "specrt[export]"'
+    assert how_to_install("export") == "make setup-export"
+
+
 def test_the_best_backend_is_one_that_runs(machine: Callable[..., dict[str, Check]]) -> None:
     both = ["tensorrt", "tensorrt-rtx"]
     for made, expected in (
@@ -131,7 +136,7 @@ def test_the_best_backend_is_one_that_runs(machine: Callable[..., dict[str, Chec
 
 def test_what_fits_does_fit() -> None:
     """Weights, keys and values of 2048 positions and a GiB leave a fifth free, and hardly more."""
-    assert fits(1 << 30) == ["nothing: at least 1.6 GiB are needed before any weights"]
+    assert fits(1 << 30) == ["nothing: at least 1.68 GB are needed before any weights"]
     for gib in (2, 141):
         said = fits(gib << 30)
         assert [line.split()[0] for line in said] == ["fp16", "int8", "int4"]

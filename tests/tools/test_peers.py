@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +55,36 @@ def row(name: str, rates: list[float], tokens: list[int] | None = None, error: s
         for rate in rates
     ]
     return Row(Contender.parse(name), outcomes, error)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "tiles", "native"),
+    [("12.2.0", 0, "OFF"), ("13.1.0", 0, "ON"), ("12.2.0", 1, "ON")],
+)
+def test_llamacpp_has_no_amx_where_gcc_12_compiles_it(
+    tmp_path: Path, compiler: str, tiles: int, native: str
+) -> None:
+    shutil.copy(PEERS / "setup_llamacpp.sh", tmp_path)
+    venv = tmp_path / ".venvs" / "llamacpp"
+    (venv / "llama_cpp_python-0.3.36").mkdir(parents=True)
+    scripts = {
+        venv / "bin" / "python": ":",
+        tmp_path / "c++": f"echo {compiler}",
+        tmp_path / "grep": f"exit {tiles}",
+        tmp_path / "cmake": f"echo $* >> {tmp_path}/told",
+    }
+    for path, script in scripts.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "setup_llamacpp.sh"), "1"], capture_output=True, text=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    told = (tmp_path / "told").read_text()
+    assert f"-DGGML_NATIVE={native} " in told
+    assert "AMX" not in told
 
 
 def test_rates_leave_out_what_the_prefill_brought() -> None:

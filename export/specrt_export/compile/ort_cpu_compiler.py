@@ -16,8 +16,9 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
-from specrt.errors import BuildError
+from specrt.errors import BuildError, first_line
 from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
@@ -171,14 +172,13 @@ def optimise(
 
 
 def _optimise(model: onnx.ModelProto, folder: Path) -> Path:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options = silent_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(folder / _OPTIMISED)
     try:
         ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         if "serialization failed" in reason:  # said of a full disk
             raise disk_full(folder / _OPTIMISED) from error
         raise BuildError(f"ONNX Runtime {ort.__version__} could not compile: {reason}") from error

@@ -16,10 +16,11 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Tokens, check_bounds
 from specrt.engine.tensorrt.engine_record import FILE_NAME, KV_LENGTH, PLAN, least_length
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
-from specrt.errors import BuildError
+from specrt.errors import BuildError, first_line
 from specrt.system import available_bytes, survey
 from specrt_export.compile import KV_BYTES, CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.network import CURRENT, check_options, profiles
@@ -279,9 +280,8 @@ class LoweredEngine:
         self.batch = batch
         self.max_length = self.max_width = max_length
         self._path, self._kv_lengths = path, kv_lengths
-        options = ort.SessionOptions()
+        options = silent_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
         # Only checks run here, beside other work: waiting threads must not take its cores.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         with _blamed(path):
@@ -334,6 +334,6 @@ def _blamed(path: Path) -> Iterator[None]:
     except Exception as error:  # the library's exceptions have no common class
         raise BuildError(
             f"ONNX Runtime {ort.__version__} does not run the lowered graph {path.name}: "
-            f"{str(error).splitlines()[0][:300]}. This is a defect of the lowering: please report "
+            f"{first_line(error)[:300]}. This is a defect of the lowering: please report "
             "the architecture"
         ) from error

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.bundle import Geometry
+from specrt.engine.ort import silent_options
 from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
 from specrt_export.lower.shapes import Shapes
@@ -101,8 +102,7 @@ def surplus() -> int:
     Equal queries weigh all the keys they see alike, and each value is a row of its own, so what
     comes out tells which they were.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options = silent_options()
     session = ort.InferenceSession(_attention(), options, ["CPUExecutionProvider"])
     values = np.eye(_KEYS, _SIZE, dtype=np.float32)[None]
     empty = np.zeros((1, 1, _KEYS, _SIZE), np.float32)
@@ -457,8 +457,7 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
     part.graph.input.extend(inputs)
     for value in part.graph.input:
         _free_shape(value)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options = silent_options()
     session = ort.InferenceSession(part.SerializeToString(), options, ["CPUExecutionProvider"])
     feeds = {
         "input_ids": np.zeros((1, length), np.int64),

@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import BuildError, CheckpointError
+from specrt.system import size
 
 STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -259,8 +260,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 def disk_full(path: Path) -> BuildError:
     """Return the error for a file that could not be written, with what is free on its disk."""
-    free = shutil.disk_usage(path.parent).free >> 20
+    free = size(shutil.disk_usage(path.parent).free)
     return BuildError(
-        f"{path} could not be written, with {free} MiB free on its disk; free some, or build "
+        f"{path} could not be written, with {free} free on its disk; free some, or build "
         "elsewhere with --out"
     )

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.ort import silent_options
 from specrt.errors import BuildError, CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.external_data import (
@@ -145,8 +146,7 @@ class GraphRun:
         weights = map_weights(model, folder)
         # Held as long as the session is: it may read the mapped bytes in place.
         self._weights = _linked(model, weights, folder)
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options = silent_options()
         # ONNX Runtime maps files that it opens itself, and copies what it is handed.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(folder)

@@ -115,7 +115,8 @@ def measure_throughput(
     """Complete all prompts with every number of rows at every gamma, in turn, `repeats` times.
 
     A row that finishes takes the next prompt. Each repeat begins with another load, so that a
-    machine that slows down slows all of them.
+    machine that slows down slows all of them. Ctrl-C ends it early: whole repeats are returned.
+    Raises: KeyboardInterrupt before the first whole repeat.
     """
     loads = [BatchLoad(n, gamma) for gamma in gammas for n in rows]
     trials: dict[BatchLoad, list[Trial]] = {load: [] for load in loads}
@@ -131,10 +132,17 @@ def measure_throughput(
     brief = replace(params, max_tokens=min(_WARM_UP_TOKENS, params.max_tokens))
     for load in loads:
         run(load, brief)
-    for repeat in range(repeats):
-        for place, load in enumerate(turned(loads, repeat)):
-            trials[load].append(run(load, params))
-            progress((repeat * len(loads) + place + 1) / (repeats * len(loads)))
+    try:
+        for repeat in range(repeats):
+            taken = {}
+            for place, load in enumerate(turned(loads, repeat)):
+                taken[load] = run(load, params)
+                progress((repeat * len(loads) + place + 1) / (repeats * len(loads)))
+            for load, trial in taken.items():
+                trials[load].append(trial)
+    except KeyboardInterrupt:
+        if not trials[loads[0]]:
+            raise
     return [_throughput(load, trials, loads) for load in loads]
 
 
@@ -241,8 +249,9 @@ def measure_constraint(
     """Complete every prompt with the constraint of `params` and without, `repeats` times.
 
     A free completion goes on past the model's end; a constrained one ends where its text is
-    complete. Times are per token.
-    Raises: RequestError where a text is complete before there is anything to time.
+    complete. Times are per token. Ctrl-C ends it early: the gammas that are done are returned.
+    Raises: RequestError where a text is complete before there is anything to time,
+        KeyboardInterrupt before the first gamma is done.
     """
     constrained = replace(params, ignore_eos=False)
     free = SamplingParams(
@@ -260,14 +269,18 @@ def measure_constraint(
         return Pair(results[False], results[True])
 
     costs = []
-    for number, gamma in enumerate(gammas):
-        run(prompts[0], gamma, 0)
-        turns = range(repeats * len(prompts))
-        pairs = []
-        for turn in turns:
-            pairs.append(run(prompts[turn % len(prompts)], gamma, turn + turn // len(prompts)))
-            progress((number + (turn + 1) / len(turns)) / len(gammas))
-        costs.append(_cost(gamma, pairs))
+    try:
+        for number, gamma in enumerate(gammas):
+            run(prompts[0], gamma, 0)
+            turns = range(repeats * len(prompts))
+            pairs = []
+            for turn in turns:
+                pairs.append(run(prompts[turn % len(prompts)], gamma, turn + turn // len(prompts)))
+                progress((number + (turn + 1) / len(turns)) / len(gammas))
+            costs.append(_cost(gamma, pairs))
+    except KeyboardInterrupt:
+        if not costs:
+            raise
     return costs
 
 

@@ -271,7 +271,8 @@ def measure(
 
     Each configuration has a generator of its own, so that a gamma policy learns from its own
     rounds alone. A warm-up completes the first prompt whole and the others for a few tokens.
-    Raises: RequestError for no prompts or no repeats.
+    Ctrl-C ends it early, and what every configuration has completed is returned.
+    Raises: RequestError for no prompts or no repeats, KeyboardInterrupt before the first samples.
     """
     if repeats < 1 or not prompts:
         raise RequestError(
@@ -288,12 +289,19 @@ def measure(
         for runner in runners.values():
             runner.stream(prompt, brief if number else params).finish()
         progress((number + 1) / turns)
-    for turn in range(len(prompts) * repeats):
-        repeat, number = divmod(turn, len(prompts))
-        for configuration in in_turn(list(compared), turn):
-            sample = runners[configuration].run(prompts[number], params, number, repeat)
-            samples[configuration].append(sample)
-        progress((len(prompts) + turn + 1) / turns)
+    try:
+        for turn in range(len(prompts) * repeats):
+            repeat, number = divmod(turn, len(prompts))
+            taken = {
+                c: runners[c].run(prompts[number], params, number, repeat)
+                for c in in_turn(list(compared), turn)
+            }
+            for configuration, sample in taken.items():
+                samples[configuration].append(sample)
+            progress((len(prompts) + turn + 1) / turns)
+    except KeyboardInterrupt:
+        if not samples[PLAIN]:
+            raise
     return samples
 
 

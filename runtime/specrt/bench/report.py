@@ -18,7 +18,7 @@ from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import SpeculationStats
 from specrt.engine.backends import backend_named
 from specrt.params import AUTO, SamplingParams
-from specrt.system import Bandwidth, Machine, this_machine
+from specrt.system import Bandwidth, Machine, size, this_machine
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""
@@ -238,12 +238,13 @@ def report(
 ) -> BenchReport:
     """Sort samples by the category of their prompt.
 
-    `categories` holds one entry a prompt; `weight_bytes` are the target's.
+    `categories` holds one entry a prompt, measured or not; `weight_bytes` are the target's.
     """
-    names = list(dict.fromkeys(categories))
-    members = {n: {i for i, c in enumerate(categories) if c == n} for n in names}
+    measured = sorted({sample.prompt for sample in samples[PLAIN]})
+    names = list(dict.fromkeys(categories[number] for number in measured))
+    members = {name: {n for n in measured if categories[n] == name} for name in names}
     if len(names) > 1:
-        members[ALL] = set(range(len(categories)))
+        members[ALL] = set(measured)
     tasks = (_task(name, samples, prompts, weight_bytes) for name, prompts in members.items())
     return BenchReport(tuple(tasks), outputs)
 
@@ -353,11 +354,9 @@ class Footprint:
 
     def __str__(self) -> str:
         """Return a sentence."""
-        mib = 1 << 20
         return (
-            f"peak memory {self.peak / mib:.0f} MiB, {self.before / mib:.0f} of it before the "
-            f"bundle was opened; weights take {self.weights / mib:.0f} MiB and full caches "
-            f"{self.caches / mib:.0f} MiB"
+            f"peak memory {size(self.peak)}, {size(self.before)} of it before the bundle was "
+            f"opened; weights take {size(self.weights)} and full caches {size(self.caches)}"
         )
 
     def to_json(self) -> dict[str, Any]:

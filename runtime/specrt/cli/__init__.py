@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 import click
 
-from specrt.errors import SpecrtError, did_you_mean
+from specrt.errors import SpecrtError, did_you_mean, first_line, shortage
 
 COMMANDS = {
     "generate": "generate.command",
@@ -61,14 +66,16 @@ def specrt() -> None:
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 2."""
     _fill_streams()
+    # The process is ours: no telemetry of a library, and none of its log lines.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    sys.meta_path.insert(0, SilentImport())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # a completion has characters no old locale has
     status = run(sys.argv[1:], owns_process=True)
     try:
         sys.stdout.flush()
-    except OSError:
-        status = status or 2
-        _discard_output()
+    except OSError as error:
+        status = status or _unwritten(error)
     sys.exit(status)
 
 
@@ -93,9 +100,76 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
     except BrokenPipeError:
         _discard_output()  # the reader is gone
         return 1
-    except OSError as error:
-        _discard_output()
-        return _fail(error.strerror or str(error), 2)
+    except Exception as error:
+        if not isinstance(error, (OSError, ImportError)) and shortage(error) is None:
+            raise  # a defect of ours: its traceback says where
+        return _refused(error)
+
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _refused(error: Exception) -> int:
+    """Report what the machine refused; a write to standard output names no file."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+        return _unwritten(error)
+    return _fail(_explained(error), 2)
+
+
+def _unwritten(error: OSError) -> int:
+    """Report that standard output takes no more, and leave it alone from now on."""
+    _discard_output()
+    return _fail(f"standard output cannot be written: {error.strerror}", 2)
+
+
+def _explained(error: Exception) -> str:
+    """Return what failed, the file it is about, and the remedy where one is known."""
+    remedy = shortage(error)
+    if remedy is None and isinstance(error, ImportError):
+        remedy = "`specrt doctor` names what is missing"
+    if remedy and not str(error):
+        return remedy
+    reason = getattr(error, "strerror", None) or first_line(error)
+    named = getattr(error, "filename", None)
+    return "; ".join(filter(None, (f"{named}: {reason}" if named else reason, remedy)))
+
+
+class SilentImport:
+    """Finds ONNX Runtime for the import system, and keeps what it logs off the terminal.
+
+    It logs while it is imported, before any option can be set.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the module's spec with a loader that is silent; None for every other module."""
+        spec = PathFinder.find_spec(name) if name == "onnxruntime" else None
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_silently(module: ModuleType) -> None:
+                with _no_errors():
+                    load(module)
+                module.set_default_logger_severity(4)
+
+            spec.loader.exec_module = load_silently  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _no_errors() -> Iterator[None]:
+    """Discard what libraries write to standard error."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+        _discard(2)
+    except OSError:  # no file may be opened any more
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _fail(message: str, status: int) -> int:
@@ -112,4 +186,12 @@ def _fill_streams() -> None:
 
 def _discard_output() -> None:
     """Redirect standard output, so that the flush at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError, ValueError):  # no file may be opened any more, or there is no output
+        _discard(sys.stdout.fileno())
+
+
+def _discard(descriptor: int) -> None:
+    """Redirect a descriptor to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

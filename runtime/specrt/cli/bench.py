@@ -206,11 +206,17 @@ class Measured:
     facts: dict[str, Any]
 
     def show(self, setting: Environment, markdown: bool, as_json: bool) -> None:
-        """Print the table, unless only JSON is wanted, and then one line of JSON."""
+        """Print the table, unless only JSON is wanted, and the JSON."""
         if not as_json:
             print(setting, self.title, sep="\n\n", end="\n\n")
-            print(table(self.columns, self.rows, markdown=markdown), end="\n\n")
-        print(json.dumps({**setting.to_json(), **self.facts}))
+            print(table(self.columns, self.rows, markdown=markdown))
+        print_json({**setting.to_json(), **self.facts}, as_json)
+
+
+def print_json(facts: dict[str, Any], as_json: bool) -> None:
+    """Print one line of JSON where it is asked for, or behind a table that no terminal shows."""
+    if as_json or not sys.stdout.isatty():
+        print("" if as_json else "\n", json.dumps(facts), sep="")
 
 
 def one_drafter(generator: Generator, request: BenchRequest, what: str) -> str | None:
@@ -272,9 +278,7 @@ def parse_rows(text: str) -> list[int]:
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print only the JSON object of the last line."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_obj
 def command(
     owns_process: bool, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
@@ -282,11 +286,13 @@ def command(
     threads: int | None, markdown: bool, as_json: bool, rows: str | None,
     **sampling: Any,
 ) -> int:  # fmt: skip
-    """Measure the speed of BUNDLE on files of prompts; the last line is JSON.
+    """Measure the speed of BUNDLE on files of prompts.
 
     Each prompt is completed at every gamma by every drafter back to back, plain decoding among
     them, so that a machine that slows down slows all of them. Where outputs differ from plain
     decoding and rounding does not explain it, no speed is reported and the exit status is 1.
+    Ctrl-C ends it with the table of what was measured, and status 130. Where standard output is no
+    terminal, the last line is JSON.
     """
     if as_json and markdown:
         raise RequestError("--json and --markdown exclude each other; give one of them")
@@ -308,8 +314,10 @@ def command(
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
         print_notices(generator.notices)
         with progress("bench") as line:
+            shares = [0.0]
 
             def show(share: float) -> None:
+                shares.append(share)
                 line(share, "")
 
             if at_once is not None:
@@ -319,26 +327,29 @@ def command(
             else:
                 result = compare_configurations(generator, manifest, request, show)
         memory = footprint(manifest, before, generator.models.draft is not None)
+    status = 0
+    if shares[-1] < 1:
+        print(f"note: interrupted, with {shares[-1]:.0%} done", file=sys.stderr)
+        status = 130
     if at_once is not None or constrained:
         measured.show(setting, markdown, as_json)
-        return 0
+        return status
     if result.outputs.unexplained:
         remedy = f"run `specrt verify {bundle} --prompts {files[0]}`"
         print(f"specrt: {result.outputs}, so no speed is reported; {remedy}", file=sys.stderr)
         return 1
     print_summary(Summary(setting, result, memory, measure_bandwidth(cores)), markdown, as_json)
-    return 0
+    return status
 
 
 def print_summary(summary: Summary, markdown: bool, as_json: bool) -> None:
-    """Print table and verdict, unless only JSON is wanted, and then one line of JSON."""
+    """Print table and verdict, unless only JSON is wanted, and the JSON."""
     if not as_json:
         print(summary.setting, end="\n\n")
         print(table(COLUMNS, table_rows(summary.report), left=1, markdown=markdown))
         print(f"\n{CAPTION}\n")
         print("\n".join(f"{'- ' if markdown else ''}{text}" for text in summary.sentences))
-        print()
-    print(json.dumps(summary.to_json()))
+    print_json(summary.to_json(), as_json)
 
 
 def compare_configurations(

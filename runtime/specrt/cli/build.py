@@ -17,6 +17,7 @@ from specrt.bundle import BUILD_ROOT
 from specrt.cli.options import progress
 from specrt.engine.backends import backend_named
 from specrt.errors import BuildError
+from specrt.system import how_to_install, size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ _TUNING_S = 600
 
 
 @click.command("build")
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
 @click.option(
     "--backend",
     help="Build for ort-cpu, ort-cuda, tensorrt or tensorrt-rtx instead of the recipe's backend, "
@@ -49,12 +51,23 @@ _TUNING_S = 600
 @click.option("--bandwidth", type=float, help="With --dry-run: GB/s of the memory it will run in.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
+    recipes: tuple[Path, ...], backend: str | None, out: Path | None, no_tune: bool,
+    if_stale: bool, dry_run: bool, bandwidth: float | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Build the bundle of each RECIPE (default place: engines/build/NAME)."""
+    if not dry_run and (as_json or bandwidth is not None):
+        raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
+    if out is not None and len(recipes) > 1:
+        raise click.UsageError(f"--out is the place of one bundle, and {len(recipes)} are named")
+    for recipe in recipes:
+        _one(recipe, backend, out, no_tune, if_stale, dry_run, bandwidth, as_json)
+
+
+def _one(
     recipe: Path, backend: str | None, out: Path | None, no_tune: bool, if_stale: bool,
     dry_run: bool, bandwidth: float | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Build the bundle of RECIPE (default place: engines/build/NAME)."""
-    if not dry_run and (as_json or bandwidth is not None):
-        raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
+    """Build the bundle of one recipe, or say what it takes."""
     try:
         # Before all that building needs, which takes a second to import.
         from specrt_export.recipe import read_recipe
@@ -66,7 +79,7 @@ def command(
         from specrt_export import builder
     except ImportError as error:
         raise BuildError(
-            f'building needs {error.name}; install it with `pip install "specrt[build]"`'
+            f"building needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
     place = out or BUILD_ROOT / _folder(recipe, plan, backend)
     if if_stale and builder.is_fresh(plan, place):
@@ -81,27 +94,26 @@ def command(
             _, reason = tune_quickly(place)
     if reason is not None:
         print(f"note: {reason}", file=sys.stderr)
-    size = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
+    total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
-    print(
-        f"built {place} ({size / 1e6:.1f} MB) in {took:.1f} s; look at it: specrt inspect {place}"
-    )
+    print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")
 
 
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
     from specrt.system import available_bytes, measure_bandwidth
-    from specrt_export.estimate import estimate, size
+    from specrt_export.estimate import estimate
     from specrt_export.recipe import COMPILERS
 
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")
     found = estimate(plan)
     here = COMPILERS[plan.backend_of("target")].on_cpu
-    speed, how = (bandwidth * 1e9 if bandwidth else None), "as given"
+    speed = bandwidth * 1e9 if bandwidth else None
+    told = f"{bandwidth:.1f} GB/s of memory, as given" if bandwidth else ""
     if speed is None and here:
-        measured = measure_bandwidth(len(os.sched_getaffinity(0)), reads=_READS)
-        speed, how = measured.bytes_per_second, "measured here"
+        measured = measure_bandwidth(len(os.sched_getaffinity(0)))
+        speed, told = measured.bytes_per_second, str(measured)
     rates = [found.tokens_per_second(speed, full=full) for full in (False, True)] if speed else []
     free = available_bytes() if here else None
     if as_json:
@@ -117,12 +129,9 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
         print("--bandwidth GB/s of the GPU's memory adds the tokens per second that it allows")
         return
     print(
-        f"{speed / 1e9:.1f} GB/s of memory, {how}: at most {rates[0]:.1f} tokens/s in plain "
-        f"decoding,\n{rates[1]:.1f} with all positions filled; a round checks its draft in one step"
+        f"{told};\nat that rate up to {rates[0]:.1f} tokens/s in plain decoding, {rates[1]:.1f} "
+        "with all positions filled; a round checks its draft in one step"
     )
-
-
-_READS = 4
 
 
 def _tuned_elsewhere(plan: Recipe, place: Path) -> str | None:

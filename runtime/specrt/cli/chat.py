@@ -458,7 +458,7 @@ def command(
     piped input each line is a message. Answers go to standard output, the rest to standard error.
     """
     params = read_params(options)
-    most = memory << 20 if memory is not None else None
+    most = memory * 10**6 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         template = _template(bundle)
         session = Session(

@@ -7,12 +7,15 @@ import resource
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specrt.errors import ExportError
+from specrt.system import how_to_install, size
+from specrt.system.doctor import EXPORTERS
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
@@ -46,12 +49,10 @@ def command(
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
-    try:
-        graph, report = _export(checkpoint, out, check, config_only, attach, revision)
-    except ImportError as error:
-        raise ExportError(
-            f'exporting needs {error.name}; install it with `pip install "specrt[export]"`'
-        ) from error
+    absent = next((name for name in EXPORTERS if find_spec(name) is None), None)
+    if absent is not None:  # before a checkpoint is downloaded, and without importing any
+        raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
+    graph, report = _export(checkpoint, out, check, config_only, attach, revision)
     facts = _facts(graph, report, time.monotonic() - began)
     print(json.dumps(facts) if as_json else _lines(facts))
 
@@ -60,9 +61,11 @@ def _export(
     name: str, out: Path, check: bool, config_only: bool, attach: bool, revision: str | None
 ) -> tuple[ExportedGraph, ParityReport | None]:
     from specrt_export.checkpoint import Checkpoint
-    from specrt_export.portable.exporter import attach_graph, export_graph
 
     checkpoint = Checkpoint.open(name, revision, config_only)
+    # After it, because importing torch takes seconds.
+    from specrt_export.portable.exporter import attach_graph, export_graph
+
     # A graph takes its place only once it has passed.
     place = out.with_name(f".{out.name}.unchecked") if check else out
     try:
@@ -107,7 +110,7 @@ def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) ->
 def _lines(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['path']}: {facts['nodes']} nodes, {facts['bytes'] / 1e3:.0f} kB, "
-        f"{facts['seconds']:.1f} s, peak memory {facts['peak_memory_bytes'] / 1e6:.0f} MB"
+        f"{facts['seconds']:.1f} s, peak memory {size(facts['peak_memory_bytes'])}"
     ]
     parity = facts.get("parity")
     if parity:

@@ -40,7 +40,7 @@ class FilePrompts:
 Source = str | list[int] | FilePrompts
 
 
-@click.command("generate")
+@click.command("generate", context_settings={"allow_extra_args": True})
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--prompt", help="Text to complete.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
@@ -78,15 +78,23 @@ def command(
     standard output as it is generated, one line of statistics to standard error. With --n or
     --prompts the exit status is 1 where a completion failed; the others go on.
     """
+    if extra := click.get_current_context().args:
+        raise RequestError(f"{extra[0]!r} is one argument too many; give a text as --prompt TEXT")
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
     if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
-    most = memory << 20 if memory is not None else None
+    most = memory * 10**6 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         print_notices(generator.notices)
         rendered = _with_template(source, bundle, generator) if chat else source
+        if rendered == "":
+            start = generator.tokenizer.encode("")
+            print(
+                f"note: the prompt is empty: the text begins behind token {start[0]}",
+                file=sys.stderr,
+            )
         if isinstance(rendered, FilePrompts):
             return complete_file(generator, rendered, params, gamma, drafter)
         if params.n > 1:

@@ -13,10 +13,9 @@ from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
 from specrt.cli.options import graphs_text, table
 from specrt.engine.backends import backend_of
 from specrt.params import AUTO
+from specrt.system import size
 from specrt.system.doctor import abilities, libraries, machine
 from specrt.tuning.tuning_record import read_tuning
-
-MIB = 1 << 20
 
 
 @click.command("inspect")
@@ -40,8 +39,8 @@ def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
     weights = sum(model.weight_bytes for model in manifest.models)
     caches = 0
     for model in manifest.models:
-        size = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
-        caches += size * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
+        one = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
+        caches += one * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
     return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
 
 
@@ -78,7 +77,7 @@ def _print_facts(facts: list[tuple[str, str]]) -> None:
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     gamma = AUTO if manifest.gamma is None else manifest.gamma
-    needs = {name: f"{size / MIB:.0f}" for name, size in memory(bundle, manifest).items()}
+    needs = {name: size(count) for name, count in memory(bundle, manifest).items()}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
@@ -90,7 +89,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
         (
             "memory",
-            f"{needs['total_bytes']} MiB: weights {needs['weight_bytes']}, "
+            f"{needs['total_bytes']}: weights {needs['weight_bytes']}, "
             f"KV buffers up to {needs['kv_bytes']}",
         ),
     ]

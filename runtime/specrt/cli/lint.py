@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.errors import BuildError
+from specrt.system import how_to_install, size
 
 if TYPE_CHECKING:
     import onnx
@@ -39,16 +40,17 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
     The exit status is 1 when anything is refused or dropped.
     """
+    version = _version(tensorrt)
     try:
         from specrt_export.lint import lint
     except ImportError as error:
         raise BuildError(
-            f'linting needs {error.name}; install it with `pip install "specrt[build]"`'
+            f"linting needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
     model = _read(graph)
     portable = any(p.key == GEOMETRY for p in model.metadata_props)
     folder = None if portable else graph.parent  # those of a portable graph lie in the checkpoint
-    findings = lint(model, _version(tensorrt), folder)
+    findings = lint(model, version, folder)
     print(json.dumps([asdict(f) for f in findings]) if as_json else _text(graph, findings))
     if findings and portable and not as_json:
         print("note: this is a portable graph; `specrt build` lowers it before TensorRT sees it")
@@ -57,13 +59,13 @@ def command(graph: Path, tensorrt: str, as_json: bool) -> int:
 
 def _version(text: str) -> tuple[int, int]:
     """Read a version such as 10.3 or 10.13.3.9."""
-    from specrt.engine.tensorrt.library import OLDEST
+    from specrt.engine.tensorrt.library import LAST_MAJOR, OLDEST
 
     match = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4})(\.\d{1,9}){0,3})?", text, re.ASCII)
     version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-    if version < OLDEST:
+    if not OLDEST <= version < (LAST_MAJOR + 1,):
         oldest = ".".join(map(str, OLDEST))
-        raise BuildError(f"--tensorrt is {text!r}; expected {oldest} or later, such as 11.0")
+        raise BuildError(f"--tensorrt is {text!r}; expected {oldest} to {LAST_MAJOR}.x, as 11.0")
     return version
 
 
@@ -71,11 +73,11 @@ def _read(path: Path) -> onnx.ModelProto:
     import onnx
 
     try:
-        size = path.stat().st_size
-        if size > LARGEST_BYTES:
+        length = path.stat().st_size
+        if length > LARGEST_BYTES:
             raise BuildError(
-                f"{path} is {size / 2**30:.1f} GiB, and protobuf reads 2 at most; keep its weights "
-                "in external data"
+                f"{path} has {size(length)}, and protobuf reads {size(LARGEST_BYTES)} at most; "
+                "keep its weights in external data"
             )
         model = onnx.load_model_from_string(path.read_bytes())
     except IsADirectoryError:

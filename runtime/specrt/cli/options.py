@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, TypeVar, cast
 
 import click
 
+from specrt.constraints import KINDS
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import RequestError
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -90,10 +93,27 @@ _CONSTRAINT_OPTIONS = (
 
 
 def constraint_options(command: F) -> F:
-    """Add the options that constrain the text."""
+    """Add the options that constrain the text; what is refused of them names option and file."""
+
+    @wraps(command)
+    def named(*args: Any, **options: Any) -> Any:
+        schema, grammar = options["json_schema"], options["grammar"]
+        files = {"json_schema": schema and _schema_file(schema), "grammar": grammar}
+        try:
+            return command(*args, **options)
+        except RequestError as error:
+            kind, _, rest = str(error).partition(" ")
+            if kind not in KINDS:
+                raise
+            option = f"--{kind.replace('_', '-')}"
+            place = f"{option} {files[kind]}" if files.get(kind) else option
+            bare = "cannot be enforced: " in rest and "; " not in rest
+            remedy = "; docs/structured.md tells what can be" if bare else ""
+            raise RequestError(f"{place} {rest}{remedy}") from error
+
     for option in reversed(_CONSTRAINT_OPTIONS):
-        command = option(command)
-    return command
+        named = option(named)
+    return cast(F, named)
 
 
 def read_constraint(options: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +127,7 @@ def read_constraint(options: dict[str, Any]) -> dict[str, Any]:
         "json_schema": None if schema is None else read_schema(schema),
         "regex": options.pop("regex"),
         "choice": choice or None,
-        "grammar": None if grammar is None else read_text(grammar),
+        "grammar": None if grammar is None else _read_file("grammar", grammar, "a grammar's file"),
     }
 
 
@@ -115,8 +135,22 @@ def read_schema(value: str) -> str:
     """Return the text of a schema: the value itself, or the content of the file it names."""
     if not value.strip():
         raise RequestError("--json-schema is empty; expected a file, a schema, or true")
+    file = _schema_file(value)
+    return value if file is None else _read_file("json-schema", file, "a file, a schema, or true")
+
+
+def _schema_file(value: str) -> Path | None:
+    """Return the file that a value of --json-schema names; None where it is a schema."""
     is_schema = value.lstrip().startswith("{") or value.strip() in ("true", "false")
-    return value if is_schema else read_text(Path(value))
+    return None if is_schema else Path(value)
+
+
+def _read_file(option: str, file: Path, expected: str) -> str:
+    try:
+        return read_text(file)
+    except RequestError as error:
+        reason = str(error).partition("; ")[0]
+        raise RequestError(f"--{option} {reason}; expected {expected}") from error
 
 
 _LOGPROB_OPTIONS = (
@@ -241,7 +275,7 @@ _BEHIND = (
     click.option(
         "--memory",
         type=click.IntRange(min=1),
-        help="MiB for weights and caches; without room for it the draft model is not loaded.  "
+        help="MB for weights and caches; without room for it the draft model is not loaded.  "
         "[default: what is available]",
     ),
 )
@@ -311,8 +345,8 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
 
     At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
-    `INTERVAL_S` without one, so that a log shows that work goes on. A stage that begins with
-    `warning: ` is a line that stays.
+    `INTERVAL_S` without one, with the seconds so far: a log shows that work goes on. A stage that
+    begins with `warning: ` is a line that stays.
     """
     line = ProgressLine(title)
     try:
@@ -328,7 +362,8 @@ class ProgressLine:
         self._title = title
         self._share, self._stage = 0.0, ""
         self._terminal = sys.stderr.isatty()
-        self._printed = False
+        self._began = monotonic()
+        self._printed = ""
         self._ended = Event()
         self._thread = Thread(target=self._repeat, name="specrt progress", daemon=True)
         if not self._terminal:
@@ -363,7 +398,10 @@ class ProgressLine:
 
     def _print(self) -> None:
         text = f"{self._title}: {self._share:4.0%} {self._stage}".rstrip()
-        # One write a line: Ctrl-C must not find half of one.
-        sys.stderr.write(f"\r{text}\x1b[K" if self._terminal else f"{text}\n")
+        seconds = monotonic() - self._began
+        line = f"\r{text}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
+        if line == self._printed:
+            return
+        sys.stderr.write(line)  # one write a line: Ctrl-C must not find half of one
         sys.stderr.flush()
-        self._printed = True
+        self._printed = line

@@ -194,6 +194,7 @@ def print_tables(tuning: Tuning, rows: int = 1) -> None:
         for gamma in range(most + 1)
     ]
     print(table(("gamma", "draft ms", "verify ms", "round ms", "plain steps"), rounds))
+    print("plain steps: what a round costs in steps of plain decoding; it pays with more tokens")
     if len(tuning.verify_ns) > len(tuning.draft_ns):
         shared = [
             (f"{n}", *(f"{costs.verify(n * (g + 1) - 1) / 1e6:.2f}" for g in (0, most)))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from specrt.bundle import ONNXRUNTIME, Geometry, Manifest, ModelRecord, installed, version
 from specrt.engine.protocol import Engine, FusedRounds
-from specrt.errors import BundleError, EngineError
+from specrt.errors import BundleError, EngineError, first_line, shortage
 
 
 class OpenEngine(Protocol):
@@ -75,15 +75,24 @@ def backend_named(name: str) -> Backend:
     """
     if name not in BACKENDS:
         raise EngineError(
-            f"backend {short(name)} is unknown to this version of specrt; "
-            f"known: {', '.join(BACKENDS)}"
+            f"backend {short(name)} is unknown to this version of specrt; known: "
+            f"{', '.join(BACKENDS)}"
         )
     return BACKENDS[name]
 
 
 def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
-    """Return the backend that runs a model of a bundle."""
-    return backend_named(manifest.backend_of(model))
+    """Return the backend that runs a model of a bundle.
+
+    Raises: BundleError for one that this version does not know.
+    """
+    try:
+        return backend_named(manifest.backend_of(model))
+    except EngineError as error:
+        raise BundleError(
+            f"bundle {manifest.name!r}: {error}; upgrade specrt, or build the bundle again with "
+            "`specrt build RECIPE`"
+        ) from error
 
 
 def open_engine(
@@ -95,20 +104,24 @@ def open_engine(
 
     `pad_single_token`, `pad_to_even` and `upcast_weights` are described in `OrtEngine`. `beside`
     is the other engine of a pair, whose device may be shared.
-    Raises: EngineError when the library is missing or refuses the engine.
+    Raises: EngineError when the library is missing or refuses the engine, or memory is short.
     """
-    return backend_named(backend).open(
-        path,
-        geometry,
-        batch=batch,
-        max_length=max_length,
-        max_width=max_width,
-        threads=threads,
-        pad_single_token=pad_single_token,
-        pad_to_even=pad_to_even,
-        upcast_weights=upcast_weights,
-        beside=beside,
-    )
+    try:
+        return backend_named(backend).open(
+            path,
+            geometry,
+            batch=batch,
+            max_length=max_length,
+            max_width=max_width,
+            threads=threads,
+            pad_single_token=pad_single_token,
+            pad_to_even=pad_to_even,
+            upcast_weights=upcast_weights,
+            beside=beside,
+        )
+    except (MemoryError, ImportError) as error:
+        remedy = shortage(error) or f"install what runs {backend} bundles: `specrt doctor` names it"
+        raise EngineError(f"{path} cannot be opened ({first_line(error)}); {remedy}") from error
 
 
 def check_versions(bundle: Path, manifest: Manifest) -> None:

@@ -21,7 +21,7 @@ from specrt.engine.protocol import (
     check_bounds,
     pass_size,
 )
-from specrt.errors import EngineError
+from specrt.errors import EngineError, first_line, shortage
 
 MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
 """A name, and the memory that is bound to it: device, type, shape and address."""
@@ -152,17 +152,23 @@ class OrtEngine:
         self._session = None
 
 
+def silent_options() -> Any:
+    """Return options of a session that writes no log lines: what fails is in its exception."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # fatal
+    return options
+
+
 def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
     """Open a saved graph.
 
     Raises: EngineError when the library refuses it.
     """
-    options = ort.SessionOptions()
+    options = silent_options()
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
     options.graph_optimization_level = (
         levels.ORT_ENABLE_BASIC if upcast_weights else levels.ORT_DISABLE_ALL
     )
-    options.log_severity_level = 3
     if shared_pool:
         options.use_per_session_threads = False
     else:
@@ -171,10 +177,10 @@ def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
+        remedy = shortage(error) or "build the bundle again with the version installed here"
         raise EngineError(
-            f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
-            "build the bundle again with the version installed here"
+            f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; {remedy}"
         ) from error
 
 
@@ -212,7 +218,7 @@ def run_bound(session: Any, binding: Any, width: int) -> None:
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # the library raises its own pybind types
-        reason = str(error).splitlines()[0]
+        reason = "; ".join(filter(None, (first_line(error), shortage(error))))
         raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
 
 

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.ort import shared_pool
+from specrt.engine.ort import shared_pool, silent_options
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,
@@ -27,7 +27,7 @@ from specrt.engine.protocol import (
     check_bounds,
     pass_size,
 )
-from specrt.errors import EngineError
+from specrt.errors import EngineError, first_line
 from specrt.system import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
@@ -54,13 +54,13 @@ def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any
     except Exception as error:  # the library raises its own pybind types
         if device == "cuda" and (absent := unloadable()):
             raise EngineError(_not_started(path, absent)) from error
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise EngineError(
             f"ONNX Runtime {ort.__version__} cannot open {path} on {device}: {reason}; ask "
             "`specrt doctor` what is missing, or build the bundle again with this version"
         ) from error
     if device == "cuda" and PROVIDER not in session.get_providers():
-        raise EngineError(_not_started(path, unloadable() or "its reason is above"))
+        raise EngineError(_not_started(path, unloadable() or "it gives no reason"))
     return session
 
 
@@ -124,9 +124,8 @@ def _check_device(path: Path, device_id: int) -> None:
 
 
 def _options(device: str) -> Any:
-    options = ort.SessionOptions()
+    options = silent_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
     options.use_per_session_threads = not shared_pool  # beside a shared pool others are refused
     if device == "cuda":
         options.intra_op_num_threads = 1
@@ -332,7 +331,7 @@ class OrtCudaEngine:
         try:
             self._run(bound)
         except Exception as error:  # the library raises its own pybind types
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise EngineError(
                 f"ONNX Runtime failed in a pass of width {width} on {self._device[0]}: {reason}"
             ) from error

@@ -203,10 +203,7 @@ class DrafterPool:
                 return NO_DRAFTER
             return models.drafter or available_drafters(has_model=models.draft is not None)[0]
         if drafter not in DRAFTERS:
-            raise RequestError(
-                f"drafter {drafter!r} is unknown{did_you_mean(drafter, DRAFTERS)}; known: "
-                f"{', '.join(DRAFTERS)}"
-            )
+            raise RequestError(f"drafter {drafter!r} is unknown{did_you_mean(drafter, DRAFTERS)}")
         if DRAFTERS[drafter].needs_model and models.draft is None:
             reason = models.absent or "this bundle has no draft model"
             others = [name for name, spec in DRAFTERS.items() if not spec.needs_model]

@@ -36,6 +36,23 @@ def _trim() -> Any:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
+_CLONE = Path(__file__).parents[3]
+
+_TARGETS = {"build": "make setup", "export": "make setup-export"}
+
+
+def how_to_install(extra: str, clone: Path = _CLONE) -> str:
+    """Return the command that installs an extra; in a clone a target of its Makefile."""
+    if extra in _TARGETS and (clone / "Makefile").is_file() and (clone / "engines").is_dir():
+        return _TARGETS[extra]
+    return f'pip install "specrt[{extra}]"'
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in GB or MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 _MEMINFO = Path("/proc/meminfo")
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -95,7 +112,7 @@ class Bandwidth:
         """Return a sentence on what was measured, and how."""
         return (
             f"{self.bytes_per_second / 1e9:.1f} GB/s of memory read, at least: the fastest of "
-            f"{self.reads} reads of {self.array_bytes >> 20} MiB in NumPy by {self.threads} "
+            f"{self.reads} reads of {size(self.array_bytes)} in NumPy by {self.threads} "
             f"thread{'s' if self.threads > 1 else ''}"
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
 from specrt.engine.tensorrt.library import form_of
-from specrt.system import Jetson, Survey, read_jetson, survey, vector_units
+from specrt.system import Jetson, Survey, how_to_install, read_jetson, size, survey, vector_units
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,16 @@ class Check:
     remedy: str = ""
 
 
-_EXPORT = 'pip install "specrt[export]"'
+_EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
+
+EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir")
+"""What turns a checkpoint into a graph."""
 
 _LIBRARIES = (
     ("onnxruntime", "runs bundles", "pip install specrt"),
     ("tokenizers", "reads and writes text", "pip install specrt"),
     ("jinja2", "renders chat templates", "pip install specrt"),
-    ("onnx", "builds bundles from portable graphs", 'pip install "specrt[build]"'),
+    ("onnx", "builds bundles from portable graphs", _BUILD),
     ("torch", "exports checkpoints", _EXPORT),
     ("transformers", "exports checkpoints", _EXPORT),
     ("onnxscript", "exports checkpoints", _EXPORT),
@@ -61,8 +64,6 @@ _OWN_BYTES = 1 << 30
 _PARAMETER_BYTES = {"fp16": 2.0, "int8": 1.01, "int4": 0.52}
 """With the scales; int4 in blocks of 128."""
 
-_GIB = 1 << 30
-
 
 def machine() -> list[Check]:
     """Return what is known about the machine itself."""
@@ -86,8 +87,8 @@ def abilities() -> list[Check]:
     """Return what can be done here."""
     have = {check.name for check in libraries() if check.works}
     texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
-    builds = texts or ("" if "onnx" in have else 'pip install "specrt[build]"')
-    exports = {"torch", "transformers", "onnxscript", "onnx_ir"} <= have
+    builds = texts or ("" if "onnx" in have else _BUILD)
+    exports = have.issuperset(EXPORTERS)
     remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
     remedies["build from portable graphs"] = builds
     remedies["export checkpoints"] = builds or ("" if exports else _EXPORT)
@@ -115,8 +116,8 @@ def fits(memory_bytes: int) -> list[str]:
     """
     left = memory_bytes * 4 // 5 - _OWN_BYTES - _KV_BYTES
     if left <= 0:
-        needed = (_OWN_BYTES + _KV_BYTES) * 5 / 4 / _GIB
-        return [f"nothing: at least {needed:.1f} GiB are needed before any weights"]
+        needed = (_OWN_BYTES + _KV_BYTES) * 5 / 4
+        return [f"nothing: at least {size(needed)} are needed before any weights"]
     return [
         f"{name} up to {left / each / 1e9:.1f} B parameters with {_POSITIONS} positions"
         for name, each in _PARAMETER_BYTES.items()
@@ -130,7 +131,7 @@ def _devices(devices: Survey, jetson: Jetson | None) -> list[Check]:
         return [*_board(jetson), none]
     gpus = [
         f"{gpu.name}, capability {gpu.capability or 'unknown'}, "
-        f"{gpu.memory_bytes / _GIB:.1f} GiB{' shared with the processor' * gpu.integrated}"
+        f"{size(gpu.memory_bytes)}{' shared with the processor' * gpu.integrated}"
         for gpu in devices.gpus
     ]
     cuda = f"{devices.cuda[0]}.{devices.cuda[1]}, driver {devices.driver or 'of unknown version'}"
@@ -185,9 +186,7 @@ def _is_there(name: str) -> bool:
 def _memory() -> str:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        return (
-            f"{kib['MemAvailable'] / (1 << 20):.1f} of {kib['MemTotal'] / (1 << 20):.1f} GiB free"
-        )
+        held = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+        return f"{size(held['MemAvailable'])} of {size(held['MemTotal'])} free"
     except (OSError, KeyError, ValueError, IndexError):
         return "unknown"

@@ -14,7 +14,7 @@ from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library,
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
 from specrt.records import Count, Interval, read
-from specrt.system import Survey, survey
+from specrt.system import Survey, size, survey
 
 FORMAT = 1
 
@@ -316,9 +316,6 @@ def _span(sizes: Range) -> str:
     return str(sizes.most) if sizes.fixed else f"{sizes.least} to {sizes.most}"
 
 
-_MIB = 1 << 20
-
-
 def engine_facts(engine: Path) -> tuple[tuple[tuple[str, str], ...], int]:
     """Return what the record of a plan tells, in the order to be shown, and its KV sets."""
     record = read_engine_record(engine.with_name(FILE_NAME))
@@ -343,7 +340,7 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
     if record.plan_bytes:
         yield (
             "plan",
-            f"{_mib(record.plan_bytes)}, of which {_mib(record.weight_bytes)} weights",
+            f"{size(record.plan_bytes)}, of which {size(record.weight_bytes)} weights",
         )
     if record.capabilities:
         yield "compute capabilities", ", ".join(record.capabilities)
@@ -368,14 +365,10 @@ def _profile(profile: Profile, compiled: Compiled | None) -> str:
         return f"width {width}"
     text = (
         f"width {width}; {compiled.launches} kernels, {compiled.attention} attention, "
-        f"{_mib(compiled.activation_bytes)} working memory"
+        f"{size(compiled.activation_bytes)} working memory"
     )
     many = compiled.dequantising
     return text + (f"; {many} kernels that only dequantise a weight" if many else "")
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:.1f} MiB"
 
 
 AMPERE_PLUS, SAME_CAPABILITY = "ampere+", "same-capability"

@@ -98,6 +98,9 @@ def first_line(text: str) -> str:
 OLDEST, NATIVE_FROM = (10, 3), (10, 15)
 """The first TensorRT that specrt builds for, and the first that updates KV buffers in place."""
 
+LAST_MAJOR = 11
+"""The newest major version whose parser is known."""
+
 
 NATIVE, DECOMPOSED = "native", "decomposed"
 """Forms of a graph: KV buffers are updated in place, or written whole by every pass."""

@@ -20,15 +20,21 @@ double host_bytes(const Manifest& manifest, const ModelRecord& model) {
                                                        model.kv_item_bytes;
 }
 
+// A number of bytes in GB or MB.
+std::string size(double bytes) {
+  char text[64];
+  const bool large = bytes >= 1e9;
+  std::snprintf(text, sizeof text, large ? "%.2f GB" : "%.1f MB", bytes / (large ? 1e9 : 1e6));
+  return text;
+}
+
 std::string no_room(const Manifest& manifest, std::uint64_t limit) {
   const std::uint64_t most = limit > 0 ? limit : available_bytes();
   if (!manifest.draft || most == 0) return "";
   const double both = host_bytes(manifest, manifest.target) + host_bytes(manifest, *manifest.draft);
   if (both <= static_cast<double>(most)) return "";
-  char mebibytes[64];
-  std::snprintf(mebibytes, sizeof mebibytes, "%.0f", both / (1 << 20));
-  return std::string("the draft model is not opened: target and draft take ") + mebibytes +
-         " MiB with their KV buffers full, and " + std::to_string(most >> 20) + " MiB may be used";
+  return "the draft model is not opened: target and draft take " + size(both) +
+         " with their KV buffers full, and " + size(static_cast<double>(most)) + " may be used";
 }
 
 std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model,

@@ -165,7 +165,8 @@ bool OrtLibrary::has_pool() const {
 
 namespace {
 
-constexpr int kLogErrors = 3;
+// Only what ends the process is logged: what fails is in a status.
+constexpr int kLogFatal = 4;
 
 std::string shape_of(const OrtEntries& call, const OrtTypeInfo* info, OrtPort& port) {
   const OrtTensorTypeAndShapeInfo* tensor = nullptr;
@@ -214,7 +215,7 @@ std::string SharedSession::open(const std::string& path, int threads, bool upcas
   // The graph was optimised when it was compiled.
   const auto level = upcast_weights ? ORT_ENABLE_BASIC : ORT_DISABLE_ALL;
   set(call.SetSessionGraphOptimizationLevel(options, level));
-  set(call.SetSessionLogSeverityLevel(options, kLogErrors));
+  set(call.SetSessionLogSeverityLevel(options, kLogFatal));
   if (pooled) {
     set(call.DisablePerSessionThreads(options));
   } else {
