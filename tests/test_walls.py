@@ -51,6 +51,7 @@ specrt.engine.tensorrt specrt.engine.ort_packed specrt.engine.ort_cuda
 specrt.engine.ort
 specrt.engine
 specrt.system
+specrt.chat_template
 specrt.bundle specrt.text specrt.params
 specrt.constraints
 specrt.records

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specrt.aio import AsyncStream
+    from specrt.chat_template import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import SpecrtError
     from specrt.generator import Generator
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from specrt.params import SamplingParams
     from specrt.sampling.distribution import Logprob
     from specrt.session import Session
-    from specrt.text import ChatTemplate, read_template
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ __all__ = [
 _HOMES = {
     "LLM": "loading",
     "AsyncStream": "aio",
-    "ChatTemplate": "text",
+    "ChatTemplate": "chat_template",
     "Chunk": "completion",
     "Completion": "completion",
     "Generator": "generator",
@@ -51,7 +51,7 @@ _HOMES = {
     "Stream": "completion",
     "load": "loading",
     "open": "loading",
-    "read_template": "text",
+    "read_template": "chat_template",
 }
 
 _ALIASES = {"open": "load"}

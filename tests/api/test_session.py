@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.support import target_of
+from specrt.chat_template import ChatTemplate
 from specrt.completion import Stream
 from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.speculation.pool import Models
-from specrt.text import ChatTemplate, Tokenizer
+from specrt.text import Tokenizer
 from support.rows import packed
 from support.toy import EOS, TableEngine, byte_fallback, generator, near
 

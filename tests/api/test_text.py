@@ -1,8 +1,7 @@
-"""Text comes out whole characters at a time, chats as templates make them, prompts from files."""
+"""Text comes out whole characters at a time, prompts from files."""
 
 from __future__ import annotations
 
-import json
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tokenizers import models
 
 from specrt.errors import BundleError, RequestError
 from specrt.text import (
-    ChatTemplate,
     PromptRecord,
     StopStrings,
     Tokenizer,
@@ -22,7 +20,6 @@ from specrt.text import (
     first_of_each,
     of_categories,
     read_prompts,
-    read_template,
     read_text,
 )
 from support.toy import BOS, EOS, SPECIAL, byte_fallback
@@ -137,106 +134,6 @@ def test_what_is_shown_and_when() -> None:
         ((), ["anything"], ["anything", ""], None),
     ):
         assert feed(stops, pieces) == (shown, met)
-
-
-# Chat templates
-
-LLAMA = """
-{{- bos_token }}
-{%- if tools is not none %}{{ raise_exception('tools were given') }}{% endif %}
-{%- for message in messages %}
-    {%- if message.role == 'robot' %}{{- raise_exception('unknown role: robot') }}{%- endif %}
-    {{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' }}
-    {%- generation %}{{ message.content | trim ~ eos_token }}{%- endgeneration %}
-    {%- if loop.index > 8 %}{% break %}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant' }}{%- endif %}
-"""
-TALK = [
-    {"role": "system", "content": "Be brief. "},
-    {"role": "user", "content": "What is <b>ż & 'x'</b>?\n"},
-]
-TOKENS = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
-
-
-def bundle(folder: Path, **config: object) -> Path:
-    (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
-    return folder
-
-
-def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
-    begin = {"content": "<s>", "lstrip": False, "special": True}
-    folder = bundle(tmp_path, chat_template=LLAMA, bos_token=begin, add_bos_token=True)
-    said = read_template(folder).render([{"role": "user", "content": "hi"}])
-    assert said.startswith("<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>")
-    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
-        read_template(folder).render([{"role": "robot", "content": "hi"}])
-
-
-def test_templates_render_as_in_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=HubTokenizer(models.BPE()), chat_template=LLAMA, **TOKENS
-    )
-    for prompted in (True, False):
-        said = {"tokenize": False, "add_generation_prompt": prompted}
-        found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
-        assert found == tokenizer.apply_chat_template(TALK, **said)
-
-
-DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
-
-
-def test_blocks_of_a_template_leave_no_lines() -> None:
-    source = "{% if true %}\nX\n  {% endif %}\nY"
-    assert ChatTemplate(source, {}).render([]) == "X\nY"
-
-
-def test_whatever_a_template_raises_is_one_short_line() -> None:
-    for source, told in (
-        ("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", "refused the messages"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "refused the messages"),
-        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refused the messages"),
-        ("{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}", "refused the messages"),
-        ("{% for %}", "is not valid Jinja"),
-        (DEEP, "is not valid Jinja"),
-    ):
-        with pytest.raises(RequestError, match=f"{told}: .") as refused:
-            ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-        assert str(refused.value).isprintable()
-        assert len(str(refused.value)) < 300
-
-
-def test_a_damaged_config_is_named(tmp_path: Path) -> None:
-    for text, told in (
-        (b"[" * 100_000, "is not JSON"),
-        (b'{"chat_template": 5}', "has the chat_template 5; expected a string"),
-        (b"\xff", "cannot be read as UTF-8"),
-    ):
-        (tmp_path / "tokenizer_config.json").write_bytes(text)
-        with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
-            read_template(tmp_path)
-
-
-def test_json_is_not_escaped_for_the_web() -> None:
-    source = "{{ {'b': messages[0].content} | tojson(separators=(',', ':'), sort_keys=true) }}"
-    found = ChatTemplate(source, {}).render([{"role": "user", "content": "<ż>"}])
-    assert found == '{"b":"<ż>"}'
-
-
-def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path) -> None:
-    told = f"{tmp_path} has no chat template.*complete plain text instead"
-    named: list[object] = [
-        {"name": "tool_use", "template": "tools"},
-        {"name": "default", "template": "plain {{ eos_token }}"},
-    ]
-    for others in (named[:1], [{"name": "default"}], [5]):
-        with pytest.raises(RequestError, match=told):
-            read_template(bundle(tmp_path, chat_template=others))
-    folder = bundle(tmp_path, chat_template=named)
-    assert read_template(folder).render([]) == "plain <|eot|>"
-    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
-    assert read_template(folder).render([]) == "from the file"
 
 
 # Prompt files

@@ -11,9 +11,10 @@ import pytest
 
 from cli.conftest import Run
 from scheduler.support import rows
+from specrt.chat_template import ChatTemplate
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import ChatTemplate, Tokenizer
+from specrt.text import Tokenizer
 from support.rows import packed
 
 PROMPT = "def fibonacci(n):\n"
@@ -161,7 +162,7 @@ def test_a_file_gives_a_line_for_each_prompt_in_order(
     cli: Run, toy: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
     template = ChatTemplate("<{{ messages[0].content }}>", {})
-    monkeypatch.setattr("specrt.text.read_template", lambda _: template)
+    monkeypatch.setattr("specrt.chat_template.read_template", lambda _: template)
     asked = ("--prompts", written(tmp_path, TEXTS), "--max-tokens", 9, "--seed", 3)
     ran = cli("generate", tmp_path, *asked, *(["--chat"] if chat else []))
     assert (ran.status, ran.err) == (0, "")

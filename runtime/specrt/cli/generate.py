@@ -97,7 +97,7 @@ def command(
 
 def _with_template(source: Source, bundle: Path, generator: Generator) -> Source:
     """Return prompts as a user's messages, rendered by the bundle's chat template."""
-    from specrt.text import read_template
+    from specrt.chat_template import read_template
 
     if isinstance(source, list):
         raise RequestError("--chat needs a text prompt, not --prompt-ids")
