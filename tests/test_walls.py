@@ -53,6 +53,7 @@ specrt.engine
 specrt.system
 specrt.chat_template
 specrt.bundle specrt.text specrt.params
+specrt.detokenizer
 specrt.constraints
 specrt.records
 specrt.errors

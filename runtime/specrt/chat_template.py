@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NoReturn
 
 from specrt.errors import RequestError, SpecrtError
+from specrt.text import ChatPrompt
 
 Message = dict[str, str]
 
@@ -42,11 +44,18 @@ class ChatTemplate:
                 f"the bundle's chat template is not valid Jinja: {_line(error)}"
             ) from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the prompt text for messages of `role` and `content`.
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> ChatPrompt:
+        """Return the prompt for messages of `role` and `content`.
 
+        Contents are text, whatever they hold, where the prompt is encoded as it is.
         Raises: RequestError when the template refuses them.
         """
+        render = partial(self._render, add_generation_prompt=add_generation_prompt)
+        return ChatPrompt(render(messages), messages, render)
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
                 messages=list(messages),

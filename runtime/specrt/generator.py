@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import index
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from specrt.aio import AsyncStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
@@ -32,13 +32,17 @@ Prompt = str | Sequence[int]
 """Text or token ids."""
 
 
-def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, target: Engine) -> list[int]:
-    """Return the tokens of a prompt for a target.
+def prompt_tokens(
+    prompt: Prompt, tokenizer: Tokenizer, target: Engine, *, parse_special: bool = True
+) -> list[int]:
+    """Return the tokens of a prompt for a target; see `GenerateOptions` for `parse_special`.
 
     Raises: RequestError for another type or an unknown id, CapacityError above the context.
     """
     vocab, context = target.geometry.vocab_size, target.max_length
-    given = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    given: Any = prompt
+    if isinstance(prompt, str):
+        given = tokenizer.encode(prompt, parse_special=parse_special)
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise RequestError(
             f"the prompt is of type {type(given).__name__}; expected text or token ids"
@@ -116,6 +120,7 @@ class RequestFactory:
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
+        parse_special: bool = True,
     ) -> Request:
         """Return the one request of a stream, after every check.
 
@@ -127,7 +132,9 @@ class RequestFactory:
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self.requests(prompt, params, gamma=gamma, drafter=drafter)
+        (request,) = self.requests(
+            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special
+        )
         return request
 
     def requests(
@@ -137,6 +144,7 @@ class RequestFactory:
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
+        parse_special: bool = True,
     ) -> list[Request]:
         """Return the requests of a prompt, after every check.
 
@@ -152,7 +160,9 @@ class RequestFactory:
                 f"n is {params.n}, and this bundle was built for {len(scheduler)} at once: ask "
                 f"for fewer, or build with `batch = {params.n}`"
             )
-        tokens = prompt_tokens(prompt, self._tokenizer, self._models.target)
+        tokens = prompt_tokens(
+            prompt, self._tokenizer, self._models.target, parse_special=parse_special
+        )
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
         requests = []
         for number in range(params.n):
@@ -180,7 +190,7 @@ class RequestFactory:
                 params, self._tokenizer, self._eos, models.target.geometry.vocab_size,
                 self._grammars,
             ),
-            OutputProcessor(completion, params, self._eos, self._tokenizer),
+            OutputProcessor(completion, params, self._eos, self._tokenizer, tokens),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
         )  # fmt: skip
@@ -238,7 +248,7 @@ class Generator:
     Threads: any may stream and generate. Streams share the rows and run while one of them is read:
     a stream that is not read for a while pauses, and makes room for others.
 
-    `options` of the methods are those of `GenerateOptions`: `gamma` and `drafter`.
+    `options` of the methods are those of `GenerateOptions`: `gamma`, `drafter`, `parse_special`.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex
@@ -248,16 +249,18 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        parse_special: bool = True,
     ) -> list[RequestOutput]:
         """Complete one prompt or several, on all rows of the bundle.
 
         Parameters are shared, or one for each prompt. A completion that fails on the way has the
-        finish reason `error` and harms no other.
+        finish reason `error` and harms no other. `parse_special`: see `GenerateOptions`.
         Raises: RequestError, CapacityError before any work, also when the numbers of prompts and
             parameters differ.
         """
         many = _as_prompts(prompts)
-        encode = self._generator.tokenizer.encode
+        encode = partial(self._generator.tokenizer.encode, parse_special=parse_special)
         ids = [encode(p) if isinstance(p, str) else list(p) for p in many]
         results = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
         return [

@@ -16,10 +16,10 @@ from cpp import drafting, sampling
 from cpp.conftest import NativeCalls, onnxruntime_library
 from cpp.native_calls import Case, Document
 from specrt.bundle import Bundle
+from specrt.detokenizer import StopStrings
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
-from specrt.text import StopStrings
 
 # ---- text ----
 

@@ -22,13 +22,14 @@ from scheduler.support import (
     rows,
     shared_prompt,
 )
+from specrt.detokenizer import ByteDetokenizer
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
-from specrt.text import ByteDetokenizer, Tokenizer
+from specrt.text import Tokenizer
 from support.rows import packed, padded
 from support.toy import TableEngine
 

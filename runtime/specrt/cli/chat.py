@@ -152,8 +152,8 @@ class Painter:
     its text: text held back by a stop string has its span when it is shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = tokenizer.detokenizer()
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt)
         self._waiting: deque[tuple[int, bool]] = deque()
         """(characters, drafted) of tokens whose text was not shown yet."""
 
@@ -289,7 +289,7 @@ class Talk:
         if not self._explained:
             _say(LEGEND)
             self._explained = True
-        return Painter(self._tokenizer).paint
+        return Painter(self._tokenizer, self._session.prompt).paint
 
     def _obey(self, line: str) -> None:
         name, _, argument = line[1:].partition(" ")

@@ -104,8 +104,7 @@ def _with_template(source: Source, bundle: Path, generator: Generator) -> Source
     template, tokenizer = read_template(bundle), generator.tokenizer
 
     def encode(text: str) -> list[int]:
-        rendered = template.render([{"role": "user", "content": text}])
-        return tokenizer.encode(rendered, special=False)
+        return tokenizer.encode(template.render([{"role": "user", "content": text}]))
 
     return encode(source) if isinstance(source, str) else FilePrompts(source.prompts, encode)
 
