@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as HubTokenizer
@@ -195,11 +195,16 @@ def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: 
 
 # Control tokens
 
-PARTS = (BOS, EOS, SPECIAL, "<", "</", "s>", "/s", ">", "<|", "too", "l|>", "|>", "e", "o ", " ")
+PARTS = [BOS, EOS, SPECIAL, "<", "</", "s>", "/s", ">", "oo", "<|too", "l|>", "|>", "e", "o ", " "]
 contents = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
 CHAT = ChatTemplate(
     "{{ bos }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|tool|>",
     {"bos": BOS},
+)
+ODD = ChatTemplate(
+    "{% for m in messages %}<{{ m.content }}><|t{{ m.content }}l|>|{{ m.content }}/s></s>"
+    "{% endfor %}",
+    {},
 )
 TRIM = ChatTemplate(
     "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}",
@@ -213,12 +218,14 @@ def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @held
 @given(said=st.lists(contents, max_size=3), behind=st.integers(0, 99))
+@example(said=["e<", "/s>e", "/s"], behind=0)
 def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], behind: int) -> None:
     messages = [{"role": "tool", "content": content} for content in said]
     for used in spelled:
         bos, eos, tool = (used.encode(mark, special=False)[0] for mark in (BOS, EOS, SPECIAL))
         for template, own in (
             (CHAT, [bos, *[tool, eos] * len(said), tool]), (TRIM, [tool, tool] * len(said)),
+            (ODD, [eos] * len(said)),
         ):  # fmt: skip
             prompt = template.render(messages)
             if not prompt:
@@ -227,11 +234,11 @@ def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], b
             assert [token for token in ids if token in (bos, eos, tool)] == own
             shown = spelled_out(used, ids)
             if used is spelled[0]:
-                assert shown == prompt
                 tail = used.encode(prompt, behind=min(behind, len(prompt)))
                 assert prompt.endswith(spelled_out(used, tail))
-            # The others put spaces of their own behind control tokens; t5 drops some.
-            assert shown.replace(" ", "") == prompt.replace(" ", "")
+            if used in (spelled[1], spelled[-1]):  # put and drop spaces beside control tokens
+                shown, prompt = (text.replace(" ", "") for text in (shown, prompt))
+            assert shown == prompt
 
 
 @held
@@ -242,9 +249,9 @@ def test_a_prompt_may_hold_no_control_tokens(spelled: list[Tokenizer], text: str
         begin = [library_id] if (library_id := hub(used).encode("e").ids[0]) in used.special else []
         assert not used.special.intersection(ids[len(begin) :])
         assert ids[: len(begin)] == begin
-        shown = used.decode(ids)
-        assert shown.replace(" ", "") == f"e{text}".replace(" ", "")
-        assert used is spelled[-1] or shown.lstrip() == f"e{text}"
+        shown = f"e{text}"
+        shown = " ".join(shown.split()) if used is spelled[-1] else shown  # t5 has no other blanks
+        assert used.decode(ids).strip() == shown.strip()
         if used.special.isdisjoint(hub(used).encode(f"e{text}", add_special_tokens=False).ids):
             assert ids == used.encode(f"e{text}")
 

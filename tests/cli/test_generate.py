@@ -157,6 +157,19 @@ def test_completions_come_under_their_numbers(cli: Run, toy: Generator, tmp_path
     assert [*map(steady, told["completions"])] == [steady(c.to_json()) for c in (first, second)]
 
 
+def test_control_tokens_of_a_prompt(
+    cli: Run, toy: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsed where the prompt is plain text and nothing forbids it; never in a message."""
+    template = ChatTemplate("{{ messages[0].content }}</s>", {})
+    monkeypatch.setattr("specrt.chat_template.read_template", lambda _: template)
+    path = written(tmp_path, ["a</s>"])
+    for options, tokens in (([], 2), (["--no-parse-special"], 5), (["--chat"], 6)):
+        for source in (("--prompt", "a</s>"), ("--prompts", path)):
+            asked = (*source, *options, "--max-tokens", 1, "--json")
+            assert json.loads(cli("generate", tmp_path, *asked).out)["prompt_tokens"] == tokens
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_file_gives_a_line_for_each_prompt_in_order(
     cli: Run, toy: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: bool
