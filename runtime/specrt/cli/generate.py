@@ -88,6 +88,11 @@ def command(
     if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
+    if isinstance(source, list) and (chat or no_parse_special):
+        raise RequestError(
+            "--chat and --no-parse-special need a text prompt, and --prompt-ids was given; leave "
+            "one of them out"
+        )
     if chat and no_parse_special:
         raise RequestError(
             "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
@@ -115,12 +120,9 @@ Encode = Callable[[str], list[int]]
 
 def _encoded(source: Source, encode: Encode) -> Source:
     """Return prompts with another way to encode them."""
-    if isinstance(source, list):
-        raise RequestError(
-            "--chat and --no-parse-special need a text prompt, and --prompt-ids was given; leave "
-            "one out"
-        )
-    return encode(source) if isinstance(source, str) else FilePrompts(source.prompts, encode)
+    if isinstance(source, FilePrompts):
+        return FilePrompts(source.prompts, encode)
+    return encode(source) if isinstance(source, str) else source
 
 
 def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
