@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise, takewhile
@@ -24,7 +25,7 @@ from specrt.detokenizer import (
 from specrt.errors import BundleError, RequestError, did_you_mean
 
 _WORDS = ("role", "type")
-"""Keys of a message whose values are words of the template, not texts of a user."""
+"""Keys of a message whose values a template compares, and may make control tokens of."""
 
 _STAND_INS = range(0x10FFFD, 0x10F000, -1)
 """Private characters, which no tokenizer joins with others."""
@@ -41,7 +42,7 @@ class ChatPrompt(str):
     ) -> ChatPrompt:
         """Keep what the text was made of."""
         made = super().__new__(cls, text)
-        made._messages, made._render = messages, render
+        made._messages, made._render = deepcopy(messages), render
         return made
 
     _messages: Sequence[Any]
@@ -56,14 +57,14 @@ class ChatPrompt(str):
         used, stand_ins = set(self), dict[str, str]()
         free = (chr(code) for code in _STAND_INS if chr(code) not in used)
 
-        def cover(value: Any) -> Any:
+        def cover(value: Any, *, word: bool = False) -> Any:
             if isinstance(value, str):
                 text = list(value)
-                for at in _exposed(value, controls):
+                for at in _exposed(value, controls, whole=word):
                     text[at] = stand_ins.get(text[at]) or stand_ins.setdefault(text[at], next(free))
                 return "".join(text)
             if isinstance(value, Mapping):
-                return {k: v if k in _WORDS else cover(v) for k, v in value.items()}
+                return {cover(k, word=True): cover(v, word=k in _WORDS) for k, v in value.items()}
             return [cover(v) for v in value] if isinstance(value, list | tuple) else value
 
         messages = cover(list(self._messages))
@@ -73,11 +74,16 @@ class ChatPrompt(str):
         return text, text.translate({ord(s): char for char, s in stand_ins.items()})
 
 
-def _exposed(text: str, controls: Collection[str]) -> set[int]:
-    """Return where each control token that a text has a part in would begin in it."""
+def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:
+    """Return where each control token that a text has a part in, or the `whole`, begins in it."""
     found = set[int]()
     for control in controls:
-        found |= {match.start() for match in re.finditer(f"(?={re.escape(control)})", text)}
+        at = text.find(control)
+        while at >= 0:
+            found.add(at)
+            at = text.find(control, at + 1)
+        if whole:
+            continue
         if text and text in control:
             found.add(0)
         for length in range(1, min(len(control), len(text) + 1)):

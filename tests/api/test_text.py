@@ -302,9 +302,9 @@ def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> N
     template = ChatTemplate(
         "{% for m in messages %}{{ m.content[0].text }}{{ m.calls | tojson }}</s>{% endfor %}", {}
     )
-    message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {"name": f"{EOS}b"}}
+    message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
     ids = tokenizer.encode(template.render([message]))
-    assert ids == [*b'a</s>{"name": "</s>b"}', *tokenizer.encode(EOS)]
+    assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
 
 
 letters = st.text("abc", max_size=14)
