@@ -147,6 +147,7 @@ def test_values_are_refused_as_in_python(params: Params) -> None:
         ("set_integer", ("gamma", -2), "expected a whole number of 0 or more, or -1 for auto"),
         ("set_integer", ("gamma", 2**31), "expected a whole number of 0 or more"),
         ("set_integer", ("ignore_eos", 2), "ignore_eos is 2; expected 0 or 1"),
+        ("set_integer", ("parse_special", -1), "parse_special is -1; expected 0 or 1"),
         ("set_integer", ("top_p", 2), "top_p is 2.0; expected a number above 0"),
         ("set_integer", ("stop_token_ids", 1), "specrt_params_add_tokens"),
         ("set_integer", ("", 1), "unknown option ''"),

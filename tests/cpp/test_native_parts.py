@@ -119,7 +119,13 @@ def test_texts_are_encoded_as_in_python(
     texts = ["".join(chance.choices(ODD, k=chance.randrange(1, 14))) for _ in range(2000)]
     library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
     call = {"call": "encoded", "bundle": str(codelet), "tokenizer": str(library), "texts": texts}
-    native_calls.check([(call, [generator.tokenizer.encode(text) for text in texts])])
+    expected = [generator.tokenizer.encode(text) for text in texts]
+    native_calls.check([({**call, "parse_special": True}, expected)])
+    (plain,) = native_calls([{**call, "parse_special": False}])
+    for text, ids, parsed in zip(texts, plain, expected, strict=True):
+        assert generator.tokenizer.special.isdisjoint(ids)
+        assert generator.tokenizer.decode(ids) == text
+        assert (ids == parsed) == ("<|endoftext|>" not in text)
 
 
 # ---- passes ----

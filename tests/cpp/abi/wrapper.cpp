@@ -128,7 +128,13 @@ CHECK_CASE(sets) {
   params.max_tokens(9).temperature(0.5).top_k(3).top_p(0.9).min_p(0.1).typical_p(0.9);
   params.repetition_penalty(1.1).presence_penalty(0.1).frequency_penalty(0.1);
   params.no_repeat_ngram_size(3).min_tokens(2).seed(-4).logprobs(2).prompt_logprobs(0);
-  params.ignore_eos().ignore_eos(false).gamma(3).gamma_auto().verifier("rejection").drafter("none");
+  params.ignore_eos()
+      .ignore_eos(false)
+      .gamma(3)
+      .gamma_auto()
+      .verifier("rejection")
+      .drafter("none")
+      .parse_special(false);
   params.stop("a").stop(std::string("b")).bad_word("c").choice("d").stop_tokens(tokens);
   params.allowed_tokens(tokens).bias(3, -1.5).set("temperature", 1).set("verifier", "match");
   specrt::Params copy = std::move(params);

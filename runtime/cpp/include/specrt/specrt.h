@@ -133,10 +133,12 @@ SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_
 
 /* ---- Parameters -------------------------------------------------------------------------- */
 
-/* Options of a generation by name; those of `specrt.SamplingParams`, `gamma` and `drafter`:
+/* Options of a generation by name; those of `specrt.SamplingParams`, `gamma`, `drafter`
+ * and `parse_special`:
  *
  * integer  max_tokens, top_k, no_repeat_ngram_size, min_tokens, seed, logprobs, prompt_logprobs,
- *          gamma (-1: auto), ignore_eos (0 or 1)
+ *          gamma (-1: auto), ignore_eos (0 or 1), parse_special (0: the texts of control tokens in
+ *          a prompt are text like any other; 1, the default: they become those tokens)
  * number   temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty,
  *          frequency_penalty
  * text     verifier ("match", "rejection"), drafter ("model", "ngram", "cascade", "none"),

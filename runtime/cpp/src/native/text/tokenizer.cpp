@@ -4,6 +4,7 @@
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "failure.hpp"
 #include "native/text/detokenizer.hpp"
@@ -250,6 +251,7 @@ void Tokenizer::add(Token token, const std::string& name, bool special) {
   size_ = std::max(size_, at + 1);
   if (special) {
     special_.insert(token);
+    controls_.push_back(name);
   }
   if (joins_bytes_ && at < scored_) {
     bytes_.resize(std::max(bytes_.size(), at + 1));
@@ -280,11 +282,38 @@ std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
   return ids;
 }
 
-std::vector<Token> Tokenizer::encode(const std::string& text, bool special) const {
+// The ids of a text in which nothing is a control token: cut behind the first character of each, so
+// that the library sees none whole.
+std::vector<Token> Tokenizer::plain_ids_of(const std::string& text) const {
+  std::set<std::size_t> cuts = {text.size()};
+  for (const std::string& control : controls_) {
+    std::size_t at = control.empty() ? std::string::npos : text.find(control);
+    for (; at != std::string::npos; at = text.find(control, at + 1)) {
+      cuts.insert(at + character(text, at).bytes);
+    }
+  }
+  std::vector<Token> ids;
+  std::size_t begin = 0;
+  for (const std::size_t cut : cuts) {
+    const std::vector<Token> part = ids_of(text.substr(begin, cut - begin));
+    ids.insert(ids.end(), part.begin(), part.end());
+    begin = cut;
+  }
+  if (cuts.size() > 1 && decode(ids) != text) {
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "the text holds the text of a control token, parse_special is 0, and the "
+                  "tokenizer library cannot spell it as plain text; leave it out, give token ids, "
+                  "or use the hosted library");
+  }
+  return ids;
+}
+
+std::vector<Token> Tokenizer::encode(const std::string& text, bool special,
+                                     bool parse_special) const {
   if (!is_utf8(text)) {
     throw Failure(SPECRT_INVALID_ARGUMENT, "the text is not valid UTF-8; expected UTF-8");
   }
-  std::vector<Token> ids = ids_of(text);
+  std::vector<Token> ids = parse_special ? ids_of(text) : plain_ids_of(text);
   if (special) {
     ids.insert(ids.begin(), before_.begin(), before_.end());
     ids.insert(ids.end(), behind_.begin(), behind_.end());

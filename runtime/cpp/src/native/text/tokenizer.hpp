@@ -33,7 +33,10 @@ class Tokenizer {
 
   // The ids of a text; `special` adds what the tokenizer adds by itself. An empty text is the BOS
   // token alone. Throws Failure(SPECRT_INVALID_ARGUMENT), and SPECRT_UNSUPPORTED without a library.
-  std::vector<Token> encode(const std::string& text, bool special = true) const;
+  // Without `parse_special` the texts of control tokens are text like any other; SPECRT_UNSUPPORTED
+  // where the library cannot spell one so.
+  std::vector<Token> encode(const std::string& text, bool special = true,
+                            bool parse_special = true) const;
   // The text of some ids, special tokens left out.
   std::string decode(const std::vector<Token>& ids) const;
   std::unique_ptr<Detokenizer> detokenizer() const;
@@ -43,6 +46,7 @@ class Tokenizer {
   void add(Token token, const std::string& name, bool special);
   void read_template(const Json& processor);
   std::vector<Token> ids_of(const std::string& text) const;
+  std::vector<Token> plain_ids_of(const std::string& text) const;
 
   std::optional<Token> bos_;
   std::size_t scored_;
@@ -51,7 +55,8 @@ class Tokenizer {
   bool parts_digits_ = false;
   std::size_t size_ = 0;
   std::unordered_set<Token> special_;
-  std::vector<std::string> bytes_;  // of byte-level tokens
+  std::vector<std::string> controls_;  // their texts
+  std::vector<std::string> bytes_;     // of byte-level tokens
   std::unique_ptr<GenaiTokenizer> library_;
   std::size_t library_adds_ = 0;  // tokens that the library puts before a text by itself
   std::vector<Token> before_;     // what the tokenizer's template puts before a text, and behind
