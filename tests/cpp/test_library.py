@@ -50,11 +50,20 @@ def test_leaving_with_a_text_half_read_is_no_crash(library: Library, codelet: Pa
 
 
 def test_processors_decide_stop_and_throw(library: Library, codelet: Path) -> None:
-    decided, ids, stopped, threw = library.run("processors", bundle=codelet)
+    decided, ids, stopped, threw, spoiled = library.run("processors", bundle=codelet)
     assert decided == "SPECRT_OK|"
     assert json.loads(ids) == [65] * 6
     assert stopped.startswith("SPECRT_CALLBACK|a logits processor returned 3")
     assert threw == "SPECRT_CALLBACK|a logits processor threw: no scores today"
+    assert spoiled.startswith("SPECRT_CALLBACK|a logits processor left NaN or infinity")
+
+
+def test_a_stream_that_is_over_leaves_the_next_one_alone(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    reason, ids = library.run("over", bundle=codelet)
+    assert reason == "length"
+    assert json.loads(ids) == generated(generator, 24)
 
 
 @pytest.mark.nightly

@@ -77,6 +77,30 @@ CHECK_CASE(streams) {
   for (const specrt::Chunk& chunk : session.stream("count 0")) text += chunk.text;
 }
 
+CHECK_CASE(a_stream_touches_its_own_generation) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
+  const auto rest = [](specrt::Stream& stream) {
+    int chunks = 0;
+    while (stream.next() != nullptr) ++chunks;
+    return chunks;
+  };
+  auto old = std::make_unique<specrt::Stream>(session.stream("forever"));
+  THAT(old->next()->generation == old->generation());
+  session.cancel();
+  specrt::Stream now = session.stream("count 3");
+  THAT(now.next() != nullptr);
+  THAT(old->next() == nullptr);  // it is over
+  session.cancel(old->generation());
+  old.reset();
+  THAT(rest(now) == 2 && session.stats().finish_reason == "length");
+  old = std::make_unique<specrt::Stream>(session.stream("forever"));
+  THAT(old->next() != nullptr);
+  session.cancel();
+  session.generate("count 2", {}, [&](const specrt::Chunk&) { old.reset(); });
+  THAT(session.stats().finish_reason == "length");
+}
+
 CHECK_CASE(throws) {
   check::Opened opened;
   specrt::Session& session = opened.session;

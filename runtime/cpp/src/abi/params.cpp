@@ -154,6 +154,7 @@ void add_text(Params& params, const std::string& name, std::string value) {
               std::to_string(kMostChoice));
     }
   }
+  if (name == "bad_words") value = abi::checked_words(name, std::move(value));
   texts(params, name).push_back(std::move(value));
 }
 
