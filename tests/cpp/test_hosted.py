@@ -195,12 +195,12 @@ def test_a_python_application_hosts_it_and_outlives_it(
 
 @pytest.mark.parametrize("implementation", ["hosted", "native"])
 def test_control_tokens_in_a_prompt_are_parsed_unless_forbidden(
-    implementation: str, request: pytest.FixtureRequest, codelet: Path
+    implementation: str, built_library: BuildLibrary, codelet: Path
 ) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
     tokenizer = str(Path(genai.__file__).parent / "libonnxruntime-genai.so")
-    library: Library = request.getfixturevalue(implementation)
-    parsed, plain = map(int, embedded(library, codelet, CONTROLS, tokenizer=tokenizer).split())
+    told = embedded(built_library(implementation), codelet, CONTROLS, tokenizer=tokenizer)
+    parsed, plain = map(int, told.split())
     assert parsed == 2
     assert plain > 4
 

@@ -218,7 +218,8 @@ def test_an_old_tokenizer_library_is_named_with_the_release_that_will_do(
     native_calls: NativeCalls, codelet: Path
 ) -> None:
     other = str(onnxruntime_library())
-    call = {"call": "encoded", "bundle": str(codelet), "tokenizer": other, "texts": ["a"]}
+    call = {"call": "encoded", "bundle": str(codelet), "tokenizer": other, "texts": ["a"],
+            "parse_special": True}  # fmt: skip
     (refused,) = native_calls([call])
     assert refused["status"] == 7
     for word in ("0.16", "OgaCreateTokenizerFromPath", other):
