@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -171,18 +171,24 @@ _MOST_HELD = 8
 class WindowDetokenizer:
     """Asks a decoder that looks at a token's neighbours, with the last few tokens in view.
 
-    `before` are the tokens that stand before, the last ones at least. No special tokens.
+    `before` are the tokens that stand before, the last ones at least, none of them special.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        before: Sequence[int] = (),
+        special: Collection[int] = (),
+    ) -> None:
         self._decode = decode
+        self._special = special
         self._ids = list(before[-CONTEXT:])
         self._given = decode(self._ids)
         self._held = 0
 
     def push(self, ids: Iterable[int]) -> str:
         """Add tokens and return the text that became certain."""
-        return "".join([self._push(token) for token in ids])
+        return "".join([self._push(token) for token in ids if token not in self._special])
 
     def finish(self) -> str:
         """Return what was held back; half a character becomes U+FFFD."""

@@ -318,7 +318,7 @@ class Tokenizer:
         """
         if self._spelling is None:
             known = (token for token in reversed(prompt) if token not in self.special)
-            return WindowDetokenizer(self._decoded, [*islice(known, CONTEXT)][::-1])
+            return WindowDetokenizer(self._decoded, [*islice(known, CONTEXT)][::-1], self.special)
         before = b""
         for token in reversed(prompt):
             if len(before) >= _LONGEST_CHARACTER:
