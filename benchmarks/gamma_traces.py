@@ -37,6 +37,7 @@ REGRETS = {
     "changing load": 0.04,
     "wrong scale": 0.03,
     "wrong shape": 0.04,
+    "untuned": 0.03,
 }
 """The most that `auto` may fall behind the best fixed gamma, by family of traces."""
 LEVELS = 255
@@ -414,6 +415,11 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
         for name, costs in MACHINES.items()
         for wrong in wrong_shapes(costs)
         for drafts in (texts["steady"][3], texts["steady"][5], texts["telling"][4])
+    ]
+    found["untuned"] = [
+        Trace(name, drafts, costs, tuned=Costs.assume(LARGEST))
+        for name, costs in MACHINES.items()
+        for drafts in (*texts["steady"], texts["always wrong"][0], texts["telling"][4])
     ]
     return found
 

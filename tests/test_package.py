@@ -15,6 +15,12 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## {specrt.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_errors_are_caught_by_public_names() -> None:
+    assert issubclass(specrt.CapacityError, specrt.RequestError)
+    for error in (specrt.RequestError, specrt.EngineError, specrt.BundleError):
+        assert issubclass(error, specrt.SpecrtError)
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     for name in set(specrt.__all__) - {"__version__"}:
         assert getattr(specrt, name).__doc__, name

@@ -16,15 +16,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
 import specrt
 from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
-from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
+from specrt.system import available_bytes
 from specrt.text import Tokenizer
-from specrt_export.check.equivalence import check_engine, max_width
+from specrt_export.check.equivalence import (
+    Reference,
+    check_engine,
+    check_parity,
+    max_width,
+)
 from specrt_export.check.quality import QualityGate
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile import (
@@ -175,7 +182,19 @@ def _manifest(
     )
 
 
-_CPU_KV_BYTES = 4
+def _open_reference(checkpoint: Checkpoint, parameters: int) -> tuple[Reference | None, str]:
+    """Open a checkpoint with transformers; None and the reason where that cannot be."""
+    needed, free = 4 * parameters, available_bytes()
+    if free is not None and needed > free:
+        return None, f"it takes {needed / 1e9:.1f} GB there, and {free / 1e9:.1f} GB are free"
+    try:
+        return Reference(checkpoint), ""
+    except Exception as error:  # a release that lacks this model raises anything
+        return None, f"it cannot open it: {one_line(str(error))}"
+
+
+def _parameters(source: GraphSource) -> int:
+    return sum(prod(t.dims) for t in external_tensors(read_graph(source.graph)))
 
 
 @dataclass(frozen=True)
@@ -229,6 +248,7 @@ class ModelBuilder:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             scratch = Path(name)
             original = self._export(model, scratch, progress)
+            self._compare_with_model(model, original, progress)
             quantized = self._quantize(role, original, scratch, progress)
             source = original
             if quantized is not None:
@@ -254,6 +274,19 @@ class ModelBuilder:
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
+
+    def _compare_with_model(
+        self, model: ModelInputs, source: GraphSource, progress: Progress
+    ) -> None:
+        """Compare the portable graph with transformers, where that is installed and has room."""
+        if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
+            return
+        reference, reason = _open_reference(model.checkpoint, _parameters(source))
+        if reference is None:
+            progress(f"warning: {model.role} is not compared with transformers: {reason}", 0.1)
+            return
+        progress(f"compare {model.role} with transformers", 0.1)
+        check_parity(model.checkpoint, source.graph, reference=reference)
 
     def _quantize(
         self, role: str, original: GraphSource, scratch: Path, progress: Progress
@@ -286,7 +319,7 @@ class ModelBuilder:
             geometry=lowered.geometry,
             model_type=lowered.model_type,
             # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
-            parameters=sum(prod(t.dims) for t in external_tensors(read_graph(original.graph))),
+            parameters=_parameters(original),
             weight_bytes=compiled.weight_bytes,
             kv_item_bytes=KV_BYTES[lowered.compute],
             fused=lowered.fused,

@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from specrt.aio import AsyncStream
     from specrt.chat_template import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
-    from specrt.errors import SpecrtError
+    from specrt.errors import (
+        BundleError,
+        CapacityError,
+        EngineError,
+        RequestError,
+        SpecrtError,
+    )
     from specrt.generator import Generator
     from specrt.loading import LLM, load
     from specrt.loading import load as open  # noqa: A004
@@ -22,11 +28,15 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncStream",
+    "BundleError",
+    "CapacityError",
     "ChatTemplate",
     "Chunk",
     "Completion",
+    "EngineError",
     "Generator",
     "Logprob",
+    "RequestError",
     "SamplingParams",
     "Session",
     "SpecrtError",
@@ -40,11 +50,15 @@ __all__ = [
 _HOMES = {
     "LLM": "loading",
     "AsyncStream": "aio",
+    "BundleError": "errors",
+    "CapacityError": "errors",
     "ChatTemplate": "chat_template",
     "Chunk": "completion",
     "Completion": "completion",
+    "EngineError": "errors",
     "Generator": "generator",
     "Logprob": "sampling.distribution",
+    "RequestError": "errors",
     "SamplingParams": "params",
     "Session": "session",
     "SpecrtError": "errors",

@@ -225,6 +225,7 @@ class Run:
             counts.drafter.encode(),
             (done.finish_reason or "").encode(),
             (counts.fallback or "").encode(),
+            times.queue_ms,
         )
 
     @_exported

@@ -8,11 +8,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from reprlib import Repr
 from typing import Any, NamedTuple, Protocol
 
-from specrt.params import Gamma
+from specrt.params import AUTO, Gamma
 from specrt.sampling.distribution import Entry
+from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.round import Round
+
+
+class _Shortening(Repr):
+    """Cuts long texts and lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxlist, self.maxother = 80, 4, 1000
+
+    def repr_float(self, number: float, level: int) -> str:
+        return f"{number:.4g}"
+
+
+def shown(record: object, *names: str) -> str:
+    """Return a short representation of a record: some of its attributes, those that are not None.
+
+    The others are there all the same; a notebook and a debugger print this.
+    """
+    values = ((name, getattr(record, name)) for name in names)
+    told = [f"{name}={_SHORT.repr(value)}" for name, value in values if value is not None]
+    return f"{type(record).__name__}({', '.join(told)})"
+
+
+_SHORT = _Shortening()
 
 
 @dataclass
@@ -22,7 +48,9 @@ class SpeculationStats:
     gamma: Gamma
     drafter: str = ""
     fallback: str | None = None
-    """Why speculation went off, where a limit was crossed."""
+    """Why nothing is drafted, or no longer; None where something is, and where gamma is 0."""
+    tuned: bool = True
+    """Whether gamma `auto` began with costs that were measured on this machine."""
     log: list[Round] = field(default_factory=list, init=False)
     """Every round; `add` records it and the counts."""
     drafted: int = field(default=0, init=False)
@@ -33,6 +61,12 @@ class SpeculationStats:
     """Drafted tokens that the target accepted."""
     emitted: int = field(default=0, init=False)
     """Tokens delivered: those of the rounds, less what was cut off at an end."""
+
+    def __repr__(self) -> str:
+        return shown(
+            self, "gamma", "drafter", "fallback", "rounds", "drafted", "evaluated", "accepted",
+            "emitted", "acceptance_rate", "tokens_per_round",
+        )  # fmt: skip
 
     def add(self, round_: Round, emitted: int) -> None:
         """Count one round, of whose tokens `emitted` were delivered."""
@@ -81,6 +115,22 @@ class SpeculationStats:
         """τ = emitted / rounds; 0 where no round ran."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
+    def __str__(self) -> str:
+        """Return in one phrase what came of drafting, nothing before the first round."""
+        if not self.log:
+            return ""
+        if not self.drafted:
+            asked = self.gamma != 0 and self.drafter != NO_DRAFTER
+            why = f"{self.drafter} proposed nothing" if asked else "drafting is off"
+            return f"nothing drafted: {self.fallback or why}"
+        untuned = " (not tuned)" if self.gamma == AUTO and not self.tuned else ""
+        rates = (
+            f"{self.drafter}, gamma {self.gamma}{untuned}: {self.rounds} rounds, "
+            f"{self.tokens_per_round:.2f} tokens per round, "
+            f"acceptance rate {self.acceptance_rate:.2f}"
+        )
+        return rates + (f"; drafting stopped: {self.fallback}" if self.fallback else "")
+
     @property
     def sources(self) -> dict[str, tuple[int, int]]:
         """Per source of proposals, the tokens drafted and accepted."""
@@ -122,16 +172,31 @@ class Timings:
     """
 
     began_ns: int
+    """When it was asked for."""
+    queued_ns: int = 0
+    """When it was ready to run, its prompt read as tokens."""
+    taken_ns: int | None = None
+    """When a row took it first."""
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """(time, tokens delivered) per round, the prefill first."""
     _known: tuple[int, list[float]] = field(default=(0, []), init=False, repr=False, compare=False)
     """How many arrivals were read, and their gaps in order; replaced as a whole, so that several
     threads may read."""
 
+    def __repr__(self) -> str:
+        return shown(self, "queue_ms", "ttft_ms", "itl_ms", "tokens_per_second")
+
+    @property
+    def queue_ms(self) -> float:
+        """How long it waited for a row; 0 until one took it."""
+        return 0.0 if self.taken_ns is None else (self.taken_ns - self.queued_ns) / 1e6
+
     @property
     def ttft_ms(self) -> float:
-        """Time to first token: from the request to the first delivery."""
-        return (self.arrivals[0][0] - self.began_ns) / 1e6 if self.arrivals else 0.0
+        """Time to first token: from the request to the first delivery, less the wait for a row."""
+        if not self.arrivals:
+            return 0.0
+        return (self.arrivals[0][0] - self.began_ns) / 1e6 - self.queue_ms
 
     @property
     def itl_ms(self) -> float:
@@ -201,13 +266,23 @@ class Completion:
     index: int = 0
     """Which of the n completions of its prompt it is."""
     error: str | None = None
-    """What ended it before its time, where others went on."""
+    """What ended it before its time, or let it not begin, where others went on."""
     stop_reason: int | str | None = None
     """The token or string that ended the text, when it was not the model's own end."""
     logprobs: list[Entry] | None = None
     """Of each token and of the likeliest, by the target; None without `logprobs`."""
     prompt_logprobs: list[Entry | None] | None = None
     """The same of the prompt's tokens, None for the first; None without `prompt_logprobs`."""
+
+    def __repr__(self) -> str:
+        return shown(
+            self, "index", "text", "token_ids", "finish_reason", "stop_reason", "error",
+            "prompt_tokens", "cached_tokens", "seed", "timings", "speculation",
+        )  # fmt: skip
+
+    def fail(self, reason: str) -> None:
+        """End with an error, where others go on."""
+        self.finish_reason, self.error = "error", reason
 
     def to_json(self) -> dict[str, Any]:
         """Return the public JSON object; it has log-probabilities where the request has them."""
@@ -219,6 +294,7 @@ class Completion:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "seed": self.seed,
+            "queue_ms": round(self.timings.queue_ms, 3),
             "ttft_ms": round(self.timings.ttft_ms, 3),
             "itl_ms": round(self.timings.itl_ms, 3),
             "tokens_per_second": round(self.timings.tokens_per_second, 2),

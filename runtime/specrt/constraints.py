@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from fractions import Fraction
 from math import lcm
 from reprlib import repr as short
@@ -275,6 +276,15 @@ _MOST_LEVELS = 2000
 _MOST_OF = {"patternProperties": 100, "anyOf": 1000, "oneOf": 500, "allOf": 500, "required": 10_000}
 
 
+_YEAR = r"([1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])"
+
+_LEAP_YEAR = (
+    r"(\d\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"  # never 0000
+)
+
+_REAL_DATE = rf"^({_YEAR}-(0[13-9]|1[0-2])-|{_YEAR}-02-([01]\d|2[0-8])|{_LEAP_YEAR}-02-29)"
+
+
 class SchemaPart(NamedTuple):
     """A schema within a schema, the JSON pointer that leads there, and how deep it lies."""
 
@@ -292,7 +302,7 @@ def check_schema(schema: Any) -> None:
     """
     if not isinstance(schema, (bool, Mapping)):
         raise RequestError(f"json_schema is {short(schema)}; expected an object or true")
-    parts = list(_parts(schema, "#"))
+    parts = list(schema_parts(schema, "#"))
     for part in parts:
         _check_keywords(part)
         _check_count(part)
@@ -310,7 +320,7 @@ def check_names(schema: Any) -> None:
 
     Raises: RequestError.
     """
-    for part in _parts(schema, "#"):
+    for part in schema_parts(schema, "#"):
         closed = part.schema.get("additionalProperties", True) is False
         if "patternProperties" in part.schema or ("properties" in part.schema and not closed):
             raise RequestError(
@@ -320,7 +330,7 @@ def check_names(schema: Any) -> None:
             )
 
 
-def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[SchemaPart]:
+def schema_parts(schema: Any, place: str, depth: int = 1) -> Iterator[SchemaPart]:
     """Go through a schema and all within it."""
     if not isinstance(schema, Mapping):
         return
@@ -329,13 +339,26 @@ def _parts(schema: Any, place: str, depth: int = 1) -> Iterator[SchemaPart]:
     for word in SCHEMAS_BY_NAME:
         if isinstance(schema.get(word), Mapping):
             for name, inner in schema[word].items():
-                yield from _parts(inner, f"{place}/{word}/{_shown(name)}", depth)
+                yield from schema_parts(inner, f"{place}/{word}/{_shown(name)}", depth)
     for word in LISTS_OF_SCHEMAS:
         if isinstance(schema.get(word), list):
             for at, inner in enumerate(schema[word]):
-                yield from _parts(inner, f"{place}/{word}/{at}", depth)
+                yield from schema_parts(inner, f"{place}/{word}/{at}", depth)
     for word in SCHEMAS:
-        yield from _parts(schema.get(word), f"{place}/{word}", depth)
+        yield from schema_parts(schema.get(word), f"{place}/{word}", depth)
+
+
+def with_real_dates(schema: Any) -> Any:
+    """Return a schema whose dates are of the calendar: no year 0, February 29 in leap years only.
+
+    The compiler's own pattern of a date has four digits and the days of each month.
+    """
+    schema = deepcopy(schema)
+    for part in schema_parts(schema, "#"):
+        if part.schema.get("format") in ("date", "date-time"):
+            dated: dict[str, Any] = part.schema  # type: ignore[assignment]
+            dated["allOf"] = [*dated.get("allOf", ()), {"pattern": _REAL_DATE}]
+    return schema
 
 
 def _shown(name: str) -> str:

@@ -60,3 +60,11 @@ def one_line(message: str) -> str:
     reason = re.sub(r"^(at )?(\d+)\(\d+\): ", r"line \2: ", reason)
     shown = "".join(c if c.isprintable() else "?" for c in reason)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, in one line; of an error that is not ours, its type too."""
+    if isinstance(error, SpecrtError):
+        return str(error)
+    text = str(error)
+    return f"{type(error).__name__}: {one_line(text)}" if text.strip() else type(error).__name__

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Generator as Generates
+from contextlib import closing
+from itertools import chain, islice
 from operator import index
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from specrt.aio import AsyncStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import Engine
-from specrt.errors import CapacityError, RequestError, SpecrtError
+from specrt.errors import CapacityError, RequestError, reason_of
 from specrt.params import Gamma, GenerateOptions, SamplingParams
 from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
@@ -129,56 +132,77 @@ class RequestFactory:
         given: object = params
         if not isinstance(given, SamplingParams | None):
             raise RequestError(f"params is {given!r}; expected SamplingParams")
-        params = params or SamplingParams()
+        params, called_ns = params or SamplingParams(), perf_counter_ns()
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self.requests(
-            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special
+        (completion,) = self._completions(params, gamma, drafter)
+        tokens = prompt_tokens(
+            prompt, self._tokenizer, self._models.target, parse_special=parse_special
         )
+        request = self._request(tokens, params, completion)
+        self._begin([completion], called_ns)
         return request
 
-    def requests(
+    def several(
         self,
         prompt: Prompt,
         params: SamplingParams,
+        place: str,
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
         parse_special: bool = True,
-    ) -> list[Request]:
-        """Return the requests of a prompt, after every check.
+    ) -> PromptRequests:
+        """Return the requests of a prompt, after every check; they are made as they are taken.
 
-        Raises: RequestError, CapacityError.
+        The completions of a prompt that cannot be completed are over: they say so, and its place.
+        Raises: RequestError for options that no prompt could have.
         """
-        scheduler, called_ns = self._scheduler, perf_counter_ns()
+        called_ns = perf_counter_ns()
+        completions = self._completions(params, gamma, drafter)
+        try:
+            tokens = prompt_tokens(
+                prompt, self._tokenizer, self._models.target, parse_special=parse_special
+            )
+        except RequestError as error:
+            for completion in completions:
+                completion.fail(f"{place}: {error}")
+            return PromptRequests(completions, iter(()))
+        first = self._request(list(tokens), params, completions[0])
+        others = (self._request(list(tokens), params, one) for one in completions[1:])
+        self._begin(completions, called_ns)
+        return PromptRequests(completions, chain([first], others))
+
+    def _completions(
+        self, params: SamplingParams, gamma: Gamma | None, drafter: str | None
+    ) -> list[Completion]:
+        """Return the completions of a prompt, still empty, after checks of their options."""
+        scheduler, default = self._scheduler, drafter is None
         scheduler.lock.require_open()
         check_verifier(params.verifier)
-        drafters, default = scheduler.drafters, drafter is None
+        drafters = scheduler.drafters
         gamma, drafter = drafters.check_gamma(gamma), drafters.check_drafter(drafter)
-        if params.n > len(scheduler):
-            raise RequestError(
-                f"n is {params.n}, and this bundle was built for {len(scheduler)} at once: ask "
-                f"for fewer, or build with `batch = {params.n}`"
-            )
-        tokens = prompt_tokens(
-            prompt, self._tokenizer, self._models.target, parse_special=parse_special
-        )
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        requests = []
+        completions = []
         for number in range(params.n):
             counts = SpeculationStats(gamma, drafter)
             counts.fallback = self._models.absent if default else None
-            completion = Completion(len(tokens), seed, counts, Timings(0), index=number)
-            requests.append(self._request(list(tokens), params, completion))
-        began_ns = scheduler.lock.now_ns() - (perf_counter_ns() - called_ns)
-        for request in requests:
-            request.completion.timings.began_ns = began_ns
-        return requests
+            counts.tuned = self._models.costs is not None
+            completions.append(Completion(0, seed, counts, Timings(0), index=number))
+        return completions
+
+    def _begin(self, completions: Sequence[Completion], called_ns: int) -> None:
+        """Note when completions were asked for, and that they wait from now on."""
+        now_ns = self._scheduler.lock.now_ns()
+        for completion in completions:
+            completion.timings.began_ns = now_ns - (perf_counter_ns() - called_ns)
+            completion.timings.queued_ns = now_ns
 
     def _request(
         self, tokens: list[int], params: SamplingParams, completion: Completion
     ) -> Request:
         models = self._models
+        completion.prompt_tokens = len(tokens)
         return Request(
             tokens,
             # The last token is never fed, so one more than fits the buffers can be committed.
@@ -196,47 +220,47 @@ class RequestFactory:
         )  # fmt: skip
 
 
+class PromptRequests(NamedTuple):
+    """The completions of a prompt, and the requests that make them."""
+
+    completions: list[Completion]
+    requests: Iterator[Request]
+    """Of those that are not over."""
+
+
 def _collect(
-    scheduler: Scheduler, prompts: Sequence[Sequence[Request]], rows: int
+    scheduler: Scheduler, prompts: Sequence[PromptRequests], rows: int
 ) -> Iterator[list[Completion]]:
     """Run all requests, at most `rows` at once; yield the completions of each prompt, in order."""
-    requests = [request for one in prompts for request in one]
-    for request in requests:
-        request.collected = True
-    done = 0
+    left = [sum(c.finish_reason is None for c in one.completions) for one in prompts]
+    numbered = ((number, r) for number, one in enumerate(prompts) for r in one.requests)
+    with closing(_run(scheduler, numbered, rows)) as ended:
+        for number, one in enumerate(prompts):
+            while left[number]:
+                left[next(ended)] -= 1
+            yield one.completions
+
+
+def _run(
+    scheduler: Scheduler, requests: Iterator[tuple[int, Request]], rows: int
+) -> Generates[int, None, None]:
+    """Run requests to their ends, at most `rows` at once; yield the number of each that ends."""
+    running: dict[Request, int] = {}
     try:
-        for _ in _run(scheduler, requests, rows):
-            while done < len(prompts) and all(r.completion.finish_reason for r in prompts[done]):
-                yield [request.completion for request in prompts[done]]
-                done += 1
+        while True:
+            for number, request in islice(requests, rows - len(running)):
+                request.collected = True
+                running[request] = number
+                scheduler.submit(request)
+            if not running:
+                return
+            request = scheduler.finish_one(running.keys())
+            if request.error is not None:
+                request.completion.fail(reason_of(request.error))
+            yield running.pop(request)
     finally:
-        for request in requests:
+        for request in running:
             request.drop()
-
-
-def _run(scheduler: Scheduler, requests: Iterable[Request], rows: int) -> Iterator[None]:
-    """Run requests to their ends, at most `rows` at once, yielding at each end."""
-    running: list[Request] = []
-    for request in requests:
-        if len(running) == rows:
-            _finish_one(scheduler, running)
-            yield
-        scheduler.submit(request)
-        running.append(request)
-    while running:
-        _finish_one(scheduler, running)
-        yield
-
-
-def _finish_one(scheduler: Scheduler, running: list[Request]) -> None:
-    """Run until a request is over; an error becomes part of its completion."""
-    request = scheduler.finish_one(running)
-    running.remove(request)
-    if request.error is not None:
-        if not isinstance(request.error, SpecrtError):
-            raise request.error
-        request.completion.error = str(request.error)
-        request.completion.finish_reason = "error"
 
 
 class Generator:
@@ -322,10 +346,11 @@ class Generator:
     ) -> list[list[Completion]]:
         """Complete several prompts, `n` times each, on all rows; return n completions of each.
 
-        `params` are shared, or one for each prompt. A row that is done takes the next prompt at
-        once; `rows` is how many run at once at most, all when None. A completion that fails on the
-        way has the finish reason `error` and the reason in `error`, and harms no other.
-        Raises: RequestError, CapacityError before any work, for any of the prompts.
+        `params` are shared, or one for each prompt. A row that is done takes the next completion at
+        once; `rows` is how many run at once at most, all when None. A completion that fails harms
+        no other: it has the finish reason `error` and the reason in `error`, where that is its
+        prompt with the prompt's place, as `prompts[2]: ...`.
+        Raises: RequestError before any work for options that no prompt could have.
         """
         return list(self.generate_each(prompts, params, rows=rows, **options))
 
@@ -339,14 +364,15 @@ class Generator:
     ) -> Iterator[list[Completion]]:
         """Complete prompts as `generate_many` does; yield the completions of each, in order.
 
-        Raises: RequestError, CapacityError before any work, for any of the prompts.
+        Raises: RequestError before any work for options that no prompt could have.
         """
         several = several_prompts(prompts)
         each = shared_params(len(several), params)
         rows = self._check_rows(rows)
+        pairs = enumerate(zip(several, each, strict=True))
         requests = [
-            self._requests.requests(prompt, own, **options)
-            for prompt, own in zip(several, each, strict=True)
+            self._requests.several(prompt, own, f"prompts[{number}]", **options)
+            for number, (prompt, own) in pairs
         ]
         return _collect(self._scheduler, requests, rows)
 

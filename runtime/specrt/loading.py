@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex
 
 from specrt.bundle import Bundle, Manifest, ModelRecord
-from specrt.completion import Completion
+from specrt.completion import Completion, shown
 from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.distribution import Entry
-from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.system import available_bytes
 from specrt.text import Tokenizer
-from specrt.tuning import measure_costs
 from specrt.tuning.tuning_record import Tuning, read_tuning
 
 
@@ -67,7 +64,7 @@ def load(
         manifest.gammas,
         gamma=_default_gamma(manifest, tuning),
         drafter=_default_drafter(draft, tuning),
-        measure=_costs(tuning, tokenizer),
+        costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
     )
@@ -84,14 +81,6 @@ def _share_threads(manifest: Manifest, cores: int) -> None:
     """Let target and draft share threads, if one library runs both."""
     if len({manifest.backend_of(model) for model in manifest.models}) == 1:
         backend_of(manifest, manifest.target).share_threads(cores)
-
-
-def _costs(tuning: Tuning | None, tokenizer: Tokenizer) -> Callable[[Models], Costs]:
-    """Return where costs come from: what was tuned here, else measured when first needed."""
-    if tuning is not None:
-        known = tuning.costs
-        return lambda models: known
-    return lambda models: measure_costs(models, tokenizer)
 
 
 def _default_gamma(manifest: Manifest, tuning: Tuning | None) -> Gamma:
@@ -201,6 +190,10 @@ class CompletionOutput:
     logprobs: list[Entry] | None = None
     error: str | None = None
 
+    def __repr__(self) -> str:
+        names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error")
+        return shown(self, *names, "cumulative_logprob")
+
     @property
     def cumulative_logprob(self) -> float | None:
         """The log-probability of all tokens together; None without `logprobs`."""
@@ -221,6 +214,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     completions: list[Completion]
     """The same as specrt's own records: counts of the rounds, times, seed."""
+
+    def __repr__(self) -> str:
+        return shown(self, "request_id", "prompt", "prompt_token_ids", "outputs")
 
     @property
     def completion(self) -> Completion:
@@ -254,21 +250,30 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or several, on all rows of the bundle.
 
-        Parameters are shared, or one for each prompt. A completion that fails on the way has the
-        finish reason `error` and harms no other. `parse_special`: see `GenerateOptions`.
-        Raises: RequestError, CapacityError before any work, also when the numbers of prompts and
-            parameters differ.
+        Parameters are shared, or one for each prompt. A completion that fails, also one whose
+        prompt is too long, has the finish reason `error` and harms no other. `parse_special`: see
+        `GenerateOptions`.
+        Raises: RequestError before any work for options that no prompt could have, also when the
+            numbers of prompts and parameters differ.
         """
         many = _as_prompts(prompts)
-        encode = partial(self._generator.tokenizer.encode, parse_special=parse_special)
-        ids = [encode(p) if isinstance(p, str) else list(p) for p in many]
-        results = self._generator.generate_many(ids, sampling_params, gamma=self._gamma)
+        encoded = [self._encoded(prompt, parse_special) for prompt in many]
+        results = self._generator.generate_many(encoded, sampling_params, gamma=self._gamma)
         return [
-            _output(number, prompt, tokens, completions)
-            for number, (prompt, tokens, completions) in enumerate(
-                zip(many, ids, results, strict=True)
+            _output(number, prompt, ids if isinstance(ids, list) else [], completions)
+            for number, (prompt, ids, completions) in enumerate(
+                zip(many, encoded, results, strict=True)
             )
         ]
+
+    def _encoded(self, prompt: Prompt, parse_special: bool) -> Prompt:
+        """Return the ids of a prompt, the prompt itself where it has none."""
+        if not isinstance(prompt, str):
+            return prompt
+        try:
+            return self._generator.tokenizer.encode(prompt, parse_special=parse_special)
+        except RequestError:
+            return prompt
 
     def close(self) -> None:
         """Close the engines."""

@@ -62,6 +62,9 @@ _LISTS: tuple[tuple[str, type], ...] = (
     ("choice", str),
 )
 
+MOST_COMPLETIONS = 1024
+"""Of one prompt in one call: all of them are kept until the last one ends."""
+
 _MOST_PENALTY = 100
 
 _MOST_BIAS = 10_000
@@ -71,11 +74,13 @@ _MOST_BIAS = 10_000
 class SamplingParams:
     """Options of one completion; the names are those people know from vLLM.
 
+    None in place of a list or a mapping is an empty one.
+
     Raises: RequestError for a value out of range, with the range.
     """
 
     n: int = 1
-    """Completions of the same prompt, each with noise of its own."""
+    """Completions of the same prompt, each with noise of its own; those that find no row wait."""
     max_tokens: int = 128
     """Most tokens to emit."""
     temperature: float = 0.0
@@ -140,6 +145,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalise sequences and check every range."""
+        self._fill()
         given: Any = self.stop
         stop = (given,) if isinstance(given, str) else given
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
@@ -170,6 +176,12 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
+
+    def _fill(self) -> None:
+        """Put empty collections in place of None, which vLLM has for them."""
+        for name, kind in _COLLECTIONS:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, kind())
 
     def _check_constraint(self) -> None:
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
@@ -267,8 +279,15 @@ def _is_real(value: Any) -> bool:
     return bool(abs(number) <= sys.float_info.max)  # false for NaN and infinity, too large an int
 
 
+_COLLECTIONS: tuple[tuple[str, type], ...] = (
+    ("stop", tuple), ("stop_token_ids", tuple), ("bad_words", tuple), ("logits_processors", tuple),
+    ("logit_bias", dict), ("extra_args", dict),
+)  # fmt: skip
+
+_OF_COMPLETIONS = f"a whole number from 1 to {MOST_COMPLETIONS}"
+
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("n", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
+    ("n", lambda v: _is_int(v) and 1 <= v <= MOST_COMPLETIONS, _OF_COMPLETIONS),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
     ("temperature", lambda v: _is_real(v) and v >= 0, "a number of 0 or more"),
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),

@@ -112,7 +112,7 @@ def test_a_completion_has_its_times_and_public_names(made: Generator) -> None:
     assert len(done.timings.arrivals) == done.speculation.rounds + 1
     assert min(done.timings.ttft_ms, done.timings.itl_ms, done.timings.tokens_per_second) > 0
     found = done.to_json()
-    times = "ttft_ms itl_ms tokens_per_second"
+    times = "queue_ms ttft_ms itl_ms tokens_per_second"
     assert {*f"text token_ids prompt_tokens finish_reason {times} speculation".split()} <= {*found}
     assert " ".join(sorted(found["speculation"])) == (
         "acceptance_rate accepted draft_yield drafted drafter emitted evaluated fallback gamma "

@@ -11,7 +11,7 @@ import pytest
 
 import specrt
 from scheduler.support import rows
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import LLM
 from specrt.params import SamplingParams
@@ -64,13 +64,26 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
         assert (output.prompt_token_ids, output.outputs[0].token_ids) == (ids, expected)
 
 
+def test_what_is_printed_is_short_and_nothing_is_lost(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=90, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    (output,) = llm.generate([[1, 2, 3] * 12], params)
+    done = output.completion
+    for record in (output, output.outputs[0], done, done.speculation, done.timings):
+        told = repr(record)
+        assert len(told) < 700
+        assert told.startswith(f"{type(record).__name__}(")
+        assert "\n" not in told
+    told = repr(done)
+    assert all(word in told for word in ("length", f"seed={done.seed}", "acceptance_rate="))
+    assert (len(done.token_ids), len(done.speculation.log)) == (90, len(done.timings.arrivals) - 1)
+
+
 def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) -> None:
     few = SamplingParams(max_tokens=3)
     both = {"prompt": "a", "prompt_token_ids": [1]}
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
-        (["a", "b"], [few, SamplingParams(n=4)], RequestError, "n is 4"),
+        (["a", "b"], [few, replace(few, verifier="x")], RequestError, "verifier is 'x'"),
         (["a", "b"], [few], RequestError, "2 prompts and 1 sampling params"),
-        (["a", [1] * 300], few, CapacityError, "300 tokens"),
         (both, few, RequestError, "a prompt has the keys .* expected 'prompt'"),
     ]
     for prompts, params, error, told in wrong:
@@ -78,6 +91,10 @@ def test_all_of_them_are_checked_before_any_work(llm: LLM, opened: Generator) ->
             llm.generate(prompts, params)
     target: Any = opened.models.target
     assert target.passes == []
+    outputs = llm.generate(["a", [1] * 300, "\udcff"], few)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "error"]
+    assert "prompts[1]: the prompt has 300 tokens" in str(outputs[1].outputs[0].error)
+    assert outputs[2].prompt_token_ids == []
 
 
 def test_threads_out_of_range_are_refused(codelet: Path) -> None:

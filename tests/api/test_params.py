@@ -13,6 +13,7 @@ from specrt.params import SamplingParams
 
 # A name, the ends of its range, values outside it, and what was expected.
 RANGES: list[tuple[str, tuple[Any, ...], tuple[Any, ...], str]] = [
+    ("n", (1, 1024), (0, 1025, None), "a whole number from 1 to 1024"),
     ("max_tokens", (1,), (0, 1.5, True, None), "a whole number of 1 or more"),
     ("temperature", (0, 100.0), (-0.1, math.nan, math.inf, "1", False), "a number of 0 or more"),
     ("top_k", (-1, 10**9), (-2, 2.0), "a whole number of 1 or more, or 0 for all"),
@@ -23,7 +24,7 @@ RANGES: list[tuple[str, tuple[Any, ...], tuple[Any, ...], str]] = [
     ("prompt_logprobs", (0, 20, None), (-1, 21), "a whole number from 0 to 20, or None"),
     ("ignore_eos", (True,), (1,), "True or False"),
     ("extra_args", (), (3,), "a mapping of names to values"),
-    ("stop", (("a", "b"), ("a",)), (5, None), "str values"),
+    ("stop", (("a", "b"), ("a",)), (5,), "str values"),
     ("stop_token_ids", ((1,),), (2,), "int values"),
 ]
 
@@ -38,4 +39,6 @@ def test_a_value_out_of_range_is_refused() -> None:
                 SamplingParams(**{name: value})
     with pytest.raises(RequestError, match="stop holds an empty string; leave it out"):
         SamplingParams(stop=("a", ""))
+    lists = ("stop", "stop_token_ids", "bad_words", "logits_processors", "logit_bias", "extra_args")
+    assert SamplingParams(**dict.fromkeys(lists)) == SamplingParams()  # type: ignore[arg-type]
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]

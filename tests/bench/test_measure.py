@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from specrt.bench.measure import (
     WARM_UP_TOKENS,
     Configuration,
     Samples,
-    TimedEngine,
     configurations,
     in_turn,
     measure,
@@ -25,8 +23,6 @@ from specrt.bench.measure import (
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
 from support.toy import TableEngine, generator, near
 
@@ -81,14 +77,7 @@ def test_each_has_its_turn_after_a_warm_up_and_learns_alone(
         return stream(self, prompt, params, **how)
 
     monkeypatch.setattr(Generator, "stream", noted)
-    measured: list[Models] = []
-
-    def costs(models: Models) -> Costs:
-        measured.append(models)
-        return Costs((100.0, 110.0, 120.0), (0.0, 10.0, 20.0))
-
-    models = replace(opened.models, measure=costs)
-    run(Generator(models, opened.tokenizer), configurations(["auto", 2], ["model"]))
+    run(Generator(opened.models, opened.tokenizer), configurations(["auto", 2], ["model"]))
     warm, timed = begun[:9], begun[9:]
     assert [tokens for *_, tokens in warm] == [20] * 3 + [WARM_UP_TOKENS] * 6
     assert [prompt for _, prompt, *_ in timed] == [tuple(p) for p in PROMPTS * 2 for _ in range(3)]
@@ -96,7 +85,6 @@ def test_each_has_its_turn_after_a_warm_up_and_learns_alone(
     assert all({*order} == {0, 2, "auto"} for order in orders)
     assert len(set(orders)) == 6
     assert len({made for made, *_ in begun}) == 3
-    assert [type(m.target) for m in measured] == [TimedEngine]
 
 
 @given(st.integers(1, 9), st.integers(0, 6))

@@ -52,15 +52,17 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
     )
     monkeypatch.setattr("specrt.cli.chat.read_template", lambda _: template)
     saved = tmp_path / "saved.jsonl"
-    typed = f"\nimport os\n   \nimport sys\n/stats\n/save {saved}\n".encode()
+    typed = f"/save {saved}\n\nimport os\n   \nimport sys\n/stats\n/save {saved}\n".encode()
     ran = cli("chat", codelet, *FEW, "--system", "Code.", stdin=typed)
     session = Session(generator, template, system="Code.", params=PARAMS)
     assert ran.out == "".join(session.generate(m).text + "\n" for m in ("import os", "import sys"))
+    assert re.findall("wrote .* to", ran.err) == ["wrote 1 message to", "wrote 5 messages to"]
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
     figures = (
         r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, \d+ of \d+ prompt tokens cached \| "
-        r"model: \d+ rounds, \d\.\d\d tokens per round, acceptance rate [01]\.\d\d\n"
+        r"model, gamma (?:auto|\d+).*: \d+ rounds, \d\.\d\d tokens per round, "
+        r"acceptance rate [01]\.\d\d\n"
     )
     assert re.findall(f"(this answer|the session){figures}", ran.err) == [
         ("this answer", "12"), ("the session", "24"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -67,8 +68,7 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     place.write_text(json.dumps(plain_is_best))
     with specrt.load(bundle, threads=1) as generator:
         assert generator.notices == ()
-        assert generator.models.measure is not None
-        assert generator.models.measure(generator.models) == again.costs
+        assert generator.models.costs == again.costs
         params = SamplingParams(max_tokens=8)
         for gamma, used in ((None, 0), (4, 4)):
             counts = generator.generate("import os\n", params, gamma=gamma).speculation
@@ -111,3 +111,21 @@ def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_what_a_build_warns_of_is_said_when_it_is_done(
+    cli: Run, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage of the bar would be overwritten."""
+
+    def build(recipe: object, out: Path, progress: Callable[[str, float], None]) -> None:
+        out.mkdir()
+        progress("warning: memory may be short", 0.5)
+        progress("compile target", 0.6)
+
+    monkeypatch.setattr("specrt_export.builder.build", build)
+    recipe = engines / "codelet" / "recipe.toml"
+    ran = cli("build", recipe, "--out", tmp_path / "out", "--no-tune")
+    assert ran.status == 0
+    assert ran.err.splitlines()[-1] == "note: memory may be short"
+    assert "compile target" in ran.err

@@ -28,18 +28,8 @@ DECISIONS = [DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE]
 
 
 def _costs(costs: Costs) -> Document:
-    return {"verify": costs.verify_ns, "draft": costs.draft_ns, "outside": costs.outside_ns}
-
-
-def between() -> Iterator[Case]:
-    """Yield costs between those measured."""
-    draw = random.Random(11)
-    for _ in range(100):
-        gammas = [0, *sorted(draw.sample(range(1, 20), draw.randint(0, 5)))]
-        measured = [(g, draw.uniform(1e5, 1e7)) for g in gammas]
-        most = draw.randint(0, 24)
-        call = {"call": "between", "measured": measured, "most": most}
-        yield call, [*Costs.between(measured, most)]
+    return {"verify": costs.verify_ns, "draft": costs.draft_ns, "outside": costs.outside_ns,
+            "assumed": costs.assumed}  # fmt: skip
 
 
 def rates() -> list[tuple[Document, float]]:
@@ -54,11 +44,13 @@ def rates() -> list[tuple[Document, float]]:
         "misleading": gamma_traces.made([0.7] * 3000, 1, [draw.random() for _ in range(3000)]),
         "noisy clock": gamma_traces.steady(0.9, 3000, 1),
         "wrong scale": gamma_traces.steady(0.7, 3000, 1),
+        "untuned": gamma_traces.steady(0.7, 3000, 1),
     }
     costs, found = gamma_traces.MACHINES["206 M int8"], []
     for family, drafts in texts.items():
         jitter = gamma_traces.noisy(1) if family == "noisy clock" else [1.0]
         tuned = costs.scaled(0.5, 1.0) if family == "wrong scale" else costs
+        tuned = Costs.assume(gamma_traces.LARGEST) if family == "untuned" else tuned
         best = gamma_traces.best_fixed(gamma_traces.Trace(family, drafts, costs))
         call = {"call": "rate", "right": drafts.right, "confidence": drafts.confidence,
                 "jitter": jitter, "costs": _costs(costs), "tuned": _costs(tuned)}  # fmt: skip
@@ -204,7 +196,7 @@ def _session(drafter: str, gammas: tuple[int, ...], gamma: int, asked: Document,
     draw = random.Random(seed)
     made, target = Recorded(**engine), TableEngine(vocab=TARGET, max_length=512)
     costs = gamma_traces.MACHINES["expensive draft"]
-    drafters = DrafterPool(Models(target, made, gammas), costs)
+    drafters = DrafterPool(Models(target, made, gammas, costs=costs))
     policies, params = drafters.borrow(), SamplingParams(**asked)
     generations, answers = [], []
     for number in range(2):

@@ -160,6 +160,7 @@ def test_values_are_refused_as_in_python(params: Params) -> None:
         ("set_text", ("verifier", "reject"), "expected 'match' or 'rejection'"),
         ("set_text", ("drafter", "modle"), "did you mean 'model'?"),
         ("add_text", ("regex", "a"), "specrt_params_set_text"),
+        ("add_text", ("bad_words", "a\0b"), "bad_words holds a zero byte at 1"),
         ("add_bias", (-5, 1.0), "logit_bias holds -5"),
         ("add_bias", (5, 10_001.0), "logit_bias holds 5: 10001.0"),
         ("add_bias", (5, math.nan), "logit_bias holds 5: nan"),

@@ -93,8 +93,7 @@ def cancelled() -> Iterator[Case]:
 
 
 EXACT: tuple[Callable[[], Iterator[Case]], ...] = (
-    decoded, stopped, windowed, cancelled, sampling.rules, drafting.between, drafting.built,
-    drafting.ngram,
+    decoded, stopped, windowed, cancelled, sampling.rules, drafting.built, drafting.ngram,
 )  # fmt: skip
 ROUNDED = (sampling.sampling, sampling.verify, sampling.logprobs, drafting.draft)
 """What goes through an exponential or a logarithm, which libraries round in ways of their own."""
@@ -115,9 +114,9 @@ def test_answers_are_those_of_python(
 
 
 def test_a_difference_is_found(native_calls: NativeCalls) -> None:
-    made = [*drafting.between()]
-    made[7][1][-1] *= 1 + 2**-50
-    with pytest.raises(AssertionError, match="1 of 100"):
+    made = [*drafting.built()]
+    made[7][1][-1] += 1
+    with pytest.raises(AssertionError, match=f"1 of {len(made)}"):
         native_calls.check(made)
 
 
@@ -292,5 +291,4 @@ def test_passes_leave_the_same_bits_as_in_python(
         "owns_process": owns_process, "target": target, "draft": draft,
     }  # fmt: skip
     twice = [answer for answer in (*left, *left_by_draft) for _ in range(2)]
-    built = max(bundle.manifest.gammas) + 1
-    native_calls.check([(call, {"passes": twice, "costs": [built, built]})])
+    native_calls.check([(call, twice)])

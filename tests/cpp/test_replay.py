@@ -76,12 +76,12 @@ WORDS: tuple[Options, ...] = (
     {"gamma": 2, "bad_words": ["def", "\n    "], "drafter": "ngram"},
 )
 """What takes a tokenizer."""
-TIMES = ("ttft_ms", "itl_ms", "tokens_per_second")
+TIMES = ("queue_ms", "ttft_ms", "itl_ms", "tokens_per_second")
 
 
 def requests(gammas: Sequence[int]) -> Iterator[Options]:
     """Yield what is asked, gamma and drafter included."""
-    for gamma in (AUTO, *gammas):  # measuring costs, which `auto` does first, forgets texts
+    for gamma in (AUTO, *gammas):
         yield {"gamma": gamma, "temperature": 0.8, "seed": 1}
     for number, (way, drafter) in enumerate(product(WAYS, DRAFTERS)):
         yield {"gamma": gammas[(number + number // 4) % len(gammas)], "drafter": drafter, **way}
@@ -322,9 +322,7 @@ def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
 @pytest.mark.parametrize(
     "small", [{"target": "int8", "draft": "int8", "batch": 1, "length": 5}], indirect=True
 )
-def test_costs_are_measured_where_there_is_hardly_room(
-    native: Library, small: Path, tmp_path: Path
-) -> None:
+def test_drafting_where_there_is_hardly_room(native: Library, small: Path, tmp_path: Path) -> None:
     """Four positions, one of five kept free for partners, and a gamma of four."""
     with specrt.open(small, threads=1) as opened:
         made = [case(opened, [5, 6], {"gamma": "auto", "drafter": each}) for each in DRAFTERS]

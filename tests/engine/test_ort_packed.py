@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
@@ -117,6 +118,33 @@ def test_a_pad_is_never_a_token_of_an_earlier_pass(opener: Opener) -> None:
             packed.forward_rows([Feed(2, [8192] * 4, 0, 4)])
         wanted = opener(**PADDED).forward_rows(good)[0].logits
         np.testing.assert_array_equal(packed.forward_rows(good)[0].logits, wanted)
+
+
+def test_only_rows_that_change_are_bound(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of them in sets of rows that come again and again."""
+    packed, bound = opener(), list[str]()
+    honest = ort.IOBinding.bind_input
+    monkeypatch.setattr(
+        ort.IOBinding,
+        "bind_input",
+        lambda self, name, *memory: (bound.append(name), honest(self, name, *memory))[1],
+    )
+
+    def rebound(*rows: int) -> set[int]:
+        bound.clear()
+        packed.forward_rows([Feed(row, [1], 0, 1) for row in rows])
+        kept = [name.rpartition(".") for name in bound if name.startswith(("key.", "value."))]
+        changed = {int(row) for _, _, row in kept}
+        assert len(kept) == len(changed) * 2 * packed.geometry.layers, "each of them once"
+        return changed
+
+    assert rebound(0, 1, 2) == {0, 1, 2}
+    assert rebound(0, 2) == {1}
+    assert rebound(0, 2) == set()
+    assert rebound(1, 2) == {0, 1}
+    for _ in range(4):
+        last = [rebound(*rows) for rows in ((0,), (1,), (2,), (0, 1, 2))]
+    assert last == [set()] * 4
 
 
 def test_an_engine_of_another_layout_says_what_to_do(opener: Opener) -> None:

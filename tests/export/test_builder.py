@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import onnx
 import pytest
 
@@ -254,6 +257,16 @@ def moved_weights(home: Path) -> None:
     weights.write_bytes(len(longer).to_bytes(8, "little") + longer + data[8 + size :])
 
 
+def fast_rotation(home: Path) -> None:
+    """A graph of another model: keys turn a little too fast."""
+    graph = onnx.load(home / "draft.onnx", load_external_data=False)
+    for tensor in graph.graph.initializer:
+        if tensor.name.endswith("inv_freq"):
+            turned = onnx.numpy_helper.to_array(tensor) * np.float32(1.02)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(turned, tensor.name))
+    onnx.save(graph, home / "draft.onnx")
+
+
 def short_draft(home: Path) -> None:
     """A draft that was trained for fewer positions."""
     graph = onnx.load(home / "draft.onnx", load_external_data=False)
@@ -285,6 +298,37 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
     assert stages == ["read checkpoints"]
     assert not out.exists()
     assert leftovers(out) == []
+
+
+def test_a_graph_that_computes_something_else_than_transformers_is_refused(
+    small: Path, out: Path
+) -> None:
+    """Its engine would agree with it, and fp32 has no quality gate."""
+    fast_rotation(small.parent)
+    with pytest.raises(ExportError, match=r"draft\.onnx disagrees with the model"):
+        build(read_recipe(small), out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("available_bytes", lambda: 10**6, r"target is not compared .* GB are free"),
+        ("Reference", Mock(side_effect=ValueError("no such type")), "cannot open it: no such type"),
+        ("find_spec", lambda name: None, None),
+    ],
+)
+def test_a_build_without_transformers_or_room_for_it_says_so(
+    draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any,
+    words: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(builder, name, value)
+    stages: list[str] = []
+    build(draftless, out, lambda stage, done: stages.append(stage))
+    warnings = [stage for stage in stages if stage.startswith("warning")]
+    assert len(warnings) == (words is not None)
+    assert all(re.search(words or "", warning) for warning in warnings)
+    assert not any("compare target" in stage for stage in stages) or name == "Reference"
 
 
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:

@@ -45,7 +45,7 @@ def few_rows(engine: TableEngine, batch: int) -> TableEngine:
 
 def models_of(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Models:
     target, draft = toys(tokenizer.size)
-    options = {"measure": lambda _: COSTS, **options}
+    options = {"costs": COSTS, **options}
     return Models(build(target, batch), build(draft, batch), tuple(range(9)), 4, **options)
 
 
@@ -54,7 +54,7 @@ def rows(build: Build, batch: int, tokenizer: Tokenizer, **options: Any) -> Gene
 
 
 def alone(tokenizer: Tokenizer) -> Generator:
-    models = Models(*toys(tokenizer.size), tuple(range(9)), 4, measure=lambda _: COSTS)
+    models = Models(*toys(tokenizer.size), tuple(range(9)), 4, costs=COSTS)
     return Generator(models, tokenizer, prompt_cache=False)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pytest
 
 from scheduler.support import (
-    COSTS,
     LONG,
     SOME,
     Build,
     alone,
-    models_of,
     request_of,
     rows,
     shared_prompt,
@@ -27,8 +27,7 @@ from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
-from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Models
+from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
 from support.rows import packed, padded
 from support.toy import TableEngine
@@ -107,6 +106,63 @@ def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
     assert again.cached_tokens == 0  # what such a pass wrote is unknown
 
 
+def broken(*_: Any) -> Any:
+    return 1 / 0
+
+
+def test_an_error_of_any_kind_ends_its_own_completion(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "broken", Verifier(broken))
+    bad = SamplingParams(max_tokens=40, temperature=1.0, verifier="broken")
+    found = rows(packed, 2, tokenizer).generate_many([[1, 2, 3]] * 4, [SOME, bad, bad, SOME])
+    whole = alone(tokenizer).generate([1, 2, 3], SOME).token_ids
+    assert [done.token_ids for (done,) in found] == [whole, [], [], whole]
+    assert all("ZeroDivisionError" in str(done.error) for (done,) in found[1:3])
+
+
+ROUNDING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 1e-30}, {}),
+    ({"temperature": 0.01, "top_p": 0.9, "logprobs": 2, "prompt_logprobs": 2}, {"gamma": 3}),
+    ({"temperature": 0.02, "typical_p": 0.9, "verifier": "rejection"}, {"gamma": 2}),
+    ({"repetition_penalty": 1.3, "logit_bias": {5: 1e-40}}, {"drafter": "cascade"}),
+    ({"temperature": 1e30, "top_k": 5, "min_p": 0.1}, {"gamma": "auto"}),
+]
+"""Options with which numbers get too small or too large, and how they are drafted."""
+
+
+@pytest.mark.parametrize("build", [padded, packed])
+def test_how_the_application_set_numpy_changes_nothing_and_stays(
+    build: Build, tokenizer: Tokenizer
+) -> None:
+    made, seen = rows(build, 2, tokenizer), list[dict[str, Any]]()
+    params = [SamplingParams(max_tokens=20, seed=3, **options) for options, _ in ROUNDING]
+
+    def found(read: Callable[..., Any]) -> list[Any]:
+        each = zip(params, ROUNDING, strict=True)
+        return [read(own, drafted) for own, (_, drafted) in each]
+
+    def read(own: SamplingParams, drafted: dict[str, Any]) -> list[int]:
+        ids = []
+        for chunk in made.stream([1, 2, 3], own, **drafted):
+            ids += chunk.token_ids
+            seen.append(np.geterr())
+        return ids
+
+    def task(own: SamplingParams, drafted: dict[str, Any]) -> list[int]:
+        return asyncio.run(made.agenerate([1, 2, 3], own, **drafted)).token_ids
+
+    expected = found(read)
+    seen.clear()
+    with np.errstate(all="raise"):
+        state = np.geterr()
+        assert found(read) == found(task) == expected
+        looking = processed(lambda tokens, row: (seen.append(np.geterr()), row)[1])
+        made.generate([1, 2, 3], looking)
+        asyncio.run(made.agenerate([1, 2, 3], looking))
+    assert all(one == state for one in seen)
+
+
 def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
     made, one = rows(packed, 2, tokenizer), alone(tokenizer)
     bad = made.stream([1, 2, 3], SOME)
@@ -117,30 +173,6 @@ def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
     assert good.finish().token_ids == one.generate([5, 6], SOME).token_ids
     with pytest.raises(RequestError):
         bad.finish()
-
-
-@pytest.mark.parametrize("failure", [None, EngineError("it did not draft"), KeyboardInterrupt()])
-def test_measuring_costs_leaves_nothing_trusted_that_it_overwrites(
-    tokenizer: Tokenizer, failure: BaseException | None
-) -> None:
-    def measure(models: Models) -> Costs:
-        for engine in (models.target, models.draft):
-            for row in engine.rows:
-                row.buffer[:] = 255
-        if failure is not None:
-            raise failure
-        return COSTS
-
-    made = Generator(models_of(packed, 2, tokenizer, measure=measure), tokenizer)
-    one, (first, second) = alone(tokenizer), (shared_prompt(40), [1, 2, 3])
-    expected = made.generate(first, SOME, gamma=2).token_ids
-    running = made.stream(second, SOME, gamma=2)
-    next(running)
-    with nullcontext() if failure is None else pytest.raises(type(failure)):
-        found = made.generate([4, 5], SOME, gamma="auto")
-        assert found.token_ids == one.generate([4, 5], SOME).token_ids
-    assert running.finish().token_ids == one.generate(second, SOME).token_ids
-    assert made.generate(first, SOME, gamma=2).token_ids == expected
 
 
 def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer) -> None:

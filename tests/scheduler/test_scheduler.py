@@ -9,11 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import LONG, WIDTH, Build, alone, few_rows, rows, shared_prompt
+from scheduler.support import (
+    LONG,
+    WIDTH,
+    Build,
+    alone,
+    few_rows,
+    models_of,
+    rows,
+    shared_prompt,
+    target_of,
+)
 from specrt.completion import Stream
 from specrt.errors import RequestError
-from specrt.generator import Generator
+from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
+from specrt.scheduler.scheduler import Scheduler
+from specrt.scheduler.slots import READ_AGAIN
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
@@ -97,14 +109,35 @@ def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer:
         for i in range(5)
     ]
     found = made.generate_many(prompts, params)
-    # Completions of one seed differ by their number alone, whatever else runs.
-    wider = rows(build, 4, tokenizer).generate_many(prompts, params)
-    for prompt, own, completions, others in zip(prompts, params, found, wider, strict=True):
+    for prompt, own, completions in zip(prompts, params, found, strict=True):
         assert [c.index for c in completions] == list(range(own.n))
         tokens = [c.token_ids for c in completions]
         assert len({*map(tuple, tokens)}) == (own.n if own.temperature else 1)
         assert tokens[0] == one.generate(prompt, replace(own, n=1)).token_ids
-        assert tokens == [c.token_ids for c in others]
+    # Completions of one seed differ by their number alone, however many rows there are.
+    for other, batch in ((padded, 1), (build, 2), (build, 4)):
+        others = rows(other, batch, tokenizer).generate_many(prompts, params)
+        assert [[c.token_ids for c in many] for many in others] == [
+            [c.token_ids for c in many] for many in found
+        ]
+
+
+def test_a_prompt_that_cannot_be_is_named_and_the_others_go_on(tokenizer: Tokenizer) -> None:
+    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
+    params = SamplingParams(max_tokens=9, temperature=0.8, seed=1, n=2)
+    prompts: list[Any] = [[1, 2], [1] * 300, "", [1, 9999], None, [3]]
+    found = made.generate_many(prompts, params)
+    told = ["300 tokens, and the context", "empty", "token id 9999", "type NoneType"]
+    for number, (first, second) in enumerate(found):
+        if number in (0, 5):
+            assert first.token_ids == one.generate(prompts[number], replace(params, n=1)).token_ids
+            assert second.finish_reason == "length"
+        else:
+            assert first.finish_reason == second.finish_reason == "error"
+            assert first.token_ids == second.token_ids == []
+            assert first.error == second.error
+            assert str(first.error).startswith(f"prompts[{number}]: ")
+            assert told[number - 1] in str(first.error)
 
 
 # Shared passes
@@ -222,6 +255,78 @@ def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokeniz
     assert [without.generate(text, params).cached_tokens for _ in range(2)] == [0, 0]
 
 
+# Waiting
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Counted.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("alike", [0, 60, 100], ids=lambda n: f"{n} alike")
+def test_requests_that_wait_are_not_read_each_step(tokenizer: Tokenizer, alike: int) -> None:
+    """Neither where all rows are taken, nor where the prompt of one that runs is waited for."""
+    models = models_of(packed, 3, tokenizer)
+    scheduler = Scheduler(models)
+    factory = RequestFactory(models, tokenizer, (), scheduler)
+    prompt, params = shared_prompt(100), SamplingParams(max_tokens=20, ignore_eos=True)
+    running = [factory.one(prompt, params) for _ in range(3)]
+    waiting = [factory.one([*prompt[:alike], *range(200, 220)], params) for _ in range(4)]
+    for request in waiting:
+        request.tokens = Counted(request.tokens)
+    Counted.read, steps = 0, 0
+    for request in (*running[:2], *waiting, running[2]):
+        scheduler.submit(request)
+    while not all(request.over for request in running):
+        scheduler.advance(running)
+        steps += 1
+        for request in running:
+            request.chunks.clear()
+    assert steps > 20
+    # Twice as far as they are alike, once for the text of each row, and where they part.
+    assert Counted.read <= 4 * 3 * (3 * alike + 64)
+
+
+def test_streams_read_in_turn_on_one_row_read_their_texts_again_rarely(
+    tokenizer: Tokenizer,
+) -> None:
+    made, one = rows(padded, 1, tokenizer), alone(tokenizer)
+    prompts, params = ([1, 2, 3, 4], [5, 6, 7]), SamplingParams(max_tokens=120, ignore_eos=True)
+    expected = [one.generate(prompt, params, gamma=0).token_ids for prompt in prompts]
+    target = target_of(made)
+    streams = [made.stream(prompt, params, gamma=0) for prompt in prompts]
+    order, again, last = [], 0, 0
+    while True:
+        live = [stream for stream in streams if next(stream, None)]
+        if not live:
+            break
+        order.append(len(live))
+        again += sum(call.width - 1 for call in target.calls[last:])
+        last = len(target.calls)
+    assert [stream.completion.token_ids for stream in streams] == expected
+    made_tokens = sum(map(len, expected))
+    assert 0 < again <= READ_AGAIN * made_tokens + sum(map(len, prompts))
+    assert order.count(2) > 60, "both go on"
+
+
+def test_the_wait_for_a_row_is_no_time_to_the_first_token(tokenizer: Tokenizer) -> None:
+    made, params = rows(padded, 1, tokenizer), SamplingParams(max_tokens=20, ignore_eos=True)
+    (first,), (second,) = made.generate_many([[1, 2], [3, 4]], params)
+    before, after = first.timings, second.timings
+    ended, taken = before.arrivals[-1][0], after.arrivals[0][0]
+    assert after.queue_ms >= (ended - before.queued_ns) / 1e6 > before.queue_ms
+    assert after.ttft_ms <= (taken - ended + after.queued_ns - after.began_ns) / 1e6 + 1e-6
+    assert after.ttft_ms + after.queue_ms == pytest.approx((taken - after.began_ns) / 1e6)
+    waiting = made.stream([1], params).completion.timings
+    assert (waiting.queue_ms, waiting.ttft_ms) == (0.0, 0.0)
+
+
 # Refusals
 
 
@@ -229,11 +334,10 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
     made = rows(packed, 2, tokenizer)
     target: Any = made.models.target
     refused: list[tuple[str, Any, dict[str, Any]]] = [
-        (r"n is 3, .* built for 2 at once", [[1]], {"params": SamplingParams(n=3)}),
         (r"2 prompts and 3 sampling", [[1], [2]], {"params": [SamplingParams()] * 3}),
         (r"prompts is of type str; expected a list of prompts", "abc", {}),
         (r"params holds 5; expected SamplingParams", [[1]], {"params": 5}),
-        (r"token id 9999 is not in the vocabulary", [[1], [9999]], {}),
+        (r"gamma 9 is not among", [[1], [9999]], {"gamma": 9}),
         *((rf"rows is {n}; .* built for 1 to", [[1]], {"rows": n}) for n in (0, 3, 1.5, True)),
     ]
     for message, prompts, options in refused:

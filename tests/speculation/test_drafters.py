@@ -39,7 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
 def models(draft: bool = True, closeness: float = 0.9, **options: Any) -> Models:
     target = TableEngine(3)
     found = near(target, 4, closeness) if draft else None
-    return Models(target, found, GAMMAS, measure=lambda _: COSTS, **options)
+    return Models(target, found, GAMMAS, costs=COSTS, **options)
 
 
 # The contract
@@ -190,20 +190,20 @@ def test_a_draft_of_no_numbers_ends_no_completion(
 # Policies and costs
 
 
-def test_costs_are_measured_once_and_only_where_gamma_is_left_open(tokenizer: Tokenizer) -> None:
-    measured: list[Models] = []
-    given = replace(models(), measure=lambda m: measured.append(m) or COSTS)  # type: ignore[func-returns-value]
-    made = Generator(given, tokenizer)
-    made.generate(PROMPT, PARAMS, gamma=3)
-    assert not measured
-    for temperature in (0.0, 1.0):
-        made.generate(PROMPT, SamplingParams(max_tokens=9, temperature=temperature), gamma="auto")
-    assert measured == [given]
+def test_without_costs_the_first_request_runs_no_pass_of_its_own(tokenizer: Tokenizer) -> None:
+    """Nothing is measured in a user's time: the first pass reads the prompt."""
+    given = replace(models(), costs=None)
+    target: Any = given.target
+    done = Generator(given, tokenizer).generate(PROMPT, PARAMS, gamma="auto")
+    assert target.calls[0].start == 0
+    assert target.calls[0].width == len(PROMPT)
+    assert len(target.calls) == 1 + done.speculation.rounds
+    assert done.speculation.drafted > 0
 
 
 def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
     """Acceptance differs between drafters, greedy decoding and sampling, and by processors."""
-    pool, greedy = DrafterPool(models(), COSTS), DecodingMode(greedy=True, processed=False)
+    pool, greedy = DrafterPool(models()), DecodingMode(greedy=True, processed=False)
     policies = pool.borrow()
     first = policies.adaptive("model", "model", greedy)
     pool.give_back(policies)
@@ -221,7 +221,7 @@ def test_only_drafts_that_run_passes_pay_for_them(monkeypatch: pytest.MonkeyPatc
     """And a drafter from outside, whose policy has the name of another's, learns by itself."""
     monkeypatch.setitem(DRAFTERS, "paid", DrafterSpec(DRAFTERS["none"].make, ("ngram", "mine")))
     costs = Costs((100.0, 101.0, 102.0, 103.0, 104.0), (0.0, 900.0, 1800.0, 2700.0, 3600.0))
-    policies = DrafterPool(models(), costs).borrow()
+    policies = DrafterPool(replace(models(), costs=costs)).borrow()
     mode = DecodingMode(greedy=False, processed=False)
     sources = [("model", "model"), ("ngram", "ngram"), ("cascade", "lookup"), ("paid", "ngram")]
     gammas = [policies.policy(*source, "auto", mode).choose() for source in sources]
@@ -232,7 +232,7 @@ def test_only_drafts_that_run_passes_pay_for_them(monkeypatch: pytest.MonkeyPatc
 
 def test_statistics_say_that_drafting_does_not_pay_and_why(tokenizer: Tokenizer) -> None:
     dear = Costs(tuple(1e6 * (1 + g) for g in GAMMAS), tuple(1e6 * g for g in GAMMAS))
-    made = Generator(replace(models(), measure=lambda _: dear), tokenizer)
+    made = Generator(replace(models(), costs=dear), tokenizer)
     counts = made.generate(PROMPT, PARAMS, gamma="auto").speculation
     assert "times as long" in (counts.fallback or "")
     for gamma in (4, 0):  # a fixed gamma is used whatever it costs

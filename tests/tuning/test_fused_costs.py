@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,11 +50,8 @@ def timed_pair(
     return pair
 
 
-def models_of(pair: Pair, clock: Clock) -> Models:
-    return Models(
-        pair.target, pair.draft, (0, *GAMMAS), rounds=pair.rounds,
-        measure=lambda models: measure_costs(models, clock=clock),
-    )  # fmt: skip
+def models_of(pair: Pair) -> Models:
+    return Models(pair.target, pair.draft, (0, *GAMMAS), rounds=pair.rounds)
 
 
 CHEAP = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 40_000 + 1_000 * width)
@@ -62,7 +60,7 @@ DEAR = Prices(lambda width: 400_000 + 10_000 * width, lambda width: 390_000)
 
 def test_costs_of_whole_rounds_are_told_apart(clock: Clock) -> None:
     pair = timed_pair(clock, CHEAP, 0.0)  # no draft is kept, so that none has two tokens pending
-    costs = measure_costs(models_of(pair, clock), clock=clock)
+    costs = measure_costs(models_of(pair), clock=clock)
     both = as_one_launch(costs)  # to who drafts and verifies in one launch, with one wait in it
     for gamma in (0, *GAMMAS):
         verify, drafts = SYNC + CHEAP.target(gamma + 1), gamma * CHEAP.draft(1)
@@ -87,9 +85,10 @@ def test_auto_drafts_only_where_it_pays(
 ) -> None:  # fmt: skip
     params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=temperature, seed=1)
     pair = timed_pair(clock, prices, closeness, tokenizer, memory=1 if drafter == "ngram" else None)
-    made = Generator(models_of(pair, clock), tokenizer)
+    models = models_of(pair)
+    made = Generator(replace(models, costs=measure_costs(models, clock=clock)), tokenizer)
     prompts = [[seed + i for i in range(8)] for seed in range(5)]
-    made.generate(prompts[0], params, gamma="auto", drafter=drafter)  # measures
+    made.generate(prompts[0], params, gamma="auto", drafter=drafter)
     spent = []
     for gamma in ("auto", 0):
         began = clock.now
@@ -101,7 +100,7 @@ def test_auto_drafts_only_where_it_pays(
 
 def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
     pair = timed_pair(clock, CHEAP, 0.5)
-    rehearsal = PassTimer(models_of(pair, clock), None, clock)
+    rehearsal = PassTimer(models_of(pair), None, clock)
     rehearsal.fill(clock.now + 10**12)
     for gamma in (0, *GAMMAS):
         assert {t.drafted for t in rehearsal.burst(gamma, 3)} == {gamma}
@@ -116,7 +115,7 @@ def test_a_bench_counts_the_time_of_a_launch_once(
     for module in ("bench.measure", "scheduler.scheduler", "generator"):
         monkeypatch.setattr(f"specrt.{module}.perf_counter_ns", clock)
     pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
-    generator = Generator(models_of(pair, clock), tokenizer)
+    generator = Generator(models_of(pair), tokenizer)
     compared = [Configuration(0, "none"), Configuration(4, "model"), Configuration(2, "ngram")]
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     found = measure(generator, [PROMPT, PROMPT[:7]], compared, params, repeats=2)

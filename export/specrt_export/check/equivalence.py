@@ -275,15 +275,17 @@ class ParityReport:
 
 
 def check_parity(
-    checkpoint: Checkpoint, graph: Path, *, tolerance: float = PARITY_TOLERANCE, reach: int = REACH
-) -> ParityReport:
+    checkpoint: Checkpoint, graph: Path, *, tolerance: float = PARITY_TOLERANCE,
+    reach: int = REACH, reference: Reference | None = None,
+) -> ParityReport:  # fmt: skip
     """Run graph and model on the same random tokens; return how close their logits are.
 
     Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
     stale keys; beyond each sliding window of at most `reach` tokens.
     Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
     """
-    run, reference = GraphRun(graph, checkpoint.folder), Reference(checkpoint)
+    run = GraphRun(graph, checkpoint.folder)
+    reference = Reference(checkpoint) if reference is None else reference
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
     compare = _Cases(tolerance)

@@ -62,6 +62,7 @@ struct Stats {
   std::string drafter;
   std::string finish_reason;
   std::string fallback;
+  double queue_ms = 0;
 };
 
 // A generation on its way.

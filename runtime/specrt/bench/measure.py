@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 from time import perf_counter_ns
@@ -253,10 +253,9 @@ class Clocks:
         return cls(timed(models.target), timed(models.draft) if models.draft else None)
 
     def models(self, models: Models) -> Models:
-        """Return the pair with timed engines, whose costs are measured once at most."""
+        """Return the pair with timed engines."""
         rounds = models.rounds and TimedRounds(models.rounds, self.target)
-        wrapped = models.timed(self.target, self.draft, rounds)
-        return replace(wrapped, measure=cache(models.measure) if models.measure else None)
+        return models.timed(self.target, self.draft, rounds)
 
 
 def measure(

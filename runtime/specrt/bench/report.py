@@ -489,7 +489,7 @@ def verdict(task: Task) -> str:
         if row.counts.fallback:
             count = sum(s.counts.fallback is not None for s in row.samples)
             parts.append(
-                f"{row.configuration} fell back to plain decoding in {count} of "
+                f"{row.configuration} stopped drafting in {count} of "
                 f"{len(row.samples)} completions ({row.counts.fallback})"
             )
     if task.repetition >= 0.01:

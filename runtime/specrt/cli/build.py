@@ -73,14 +73,24 @@ def command(
         print(f"{place} is up to date")
         return
     began = time.monotonic()
+    notes: list[str] = []
     with progress(f"build {plan.name}") as show:
-        builder.build(plan, place, lambda stage, share: show(share, stage))
-        reason = None
-        if not no_tune and (reason := _tuned_elsewhere(plan, place)) is None:
-            show(0.98, "measure costs")
-            _, reason = tune_quickly(place)
-    if reason is not None:
-        print(f"note: {reason}", file=sys.stderr)
+
+        def follow(stage: str, share: float) -> None:
+            if stage.startswith(_WARNING):
+                notes.append(stage.removeprefix(_WARNING))
+            else:
+                show(share, stage)
+
+        builder.build(plan, place, follow)
+        if not no_tune:
+            reason = _tuned_elsewhere(plan, place)
+            if reason is None:
+                show(0.98, "measure costs")
+                _, reason = tune_quickly(place)
+            notes += [reason] if reason else []
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     size = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
     print(
@@ -123,6 +133,9 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
 
 
 _READS = 4
+
+_WARNING = "warning: "
+"""Begins a stage of a build that is no stage but something to know."""
 
 
 def _tuned_elsewhere(plan: Recipe, place: Path) -> str | None:

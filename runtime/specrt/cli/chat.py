@@ -207,16 +207,12 @@ def _tokens_per_second(answers: Sequence[Completion]) -> float:
 
 
 def _rounds(answers: Sequence[Completion]) -> str:
-    counts = SpeculationStats(0)
+    last = answers[-1].speculation
+    drafters = ", ".join(dict.fromkeys(a.speculation.drafter for a in answers))
+    counts = SpeculationStats(last.gamma, drafters, last.fallback, last.tuned)
     for answer in answers:
         counts.merge(answer.speculation)
-    if not counts.drafted:
-        return f" | {counts.rounds} rounds, nothing drafted"
-    drafters = sorted({a.speculation.drafter for a in answers if a.speculation.drafted})
-    return (
-        f" | {', '.join(drafters)}: {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens "
-        f"per round, acceptance rate {counts.acceptance_rate:.2f}"
-    )
+    return f" | {counts}" if counts.rounds else ""
 
 
 class Talk:

@@ -204,15 +204,8 @@ def summary(completion: Completion) -> str:
     tokens = len(completion.token_ids)
     speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
     line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
-    if counts.drafted:
-        line += (
-            f" | {counts.drafter}, gamma {counts.gamma}: {counts.rounds} rounds, "
-            f"{counts.tokens_per_round:.2f} tokens per round, "
-            f"acceptance rate {counts.acceptance_rate:.2f}"
-        )
-    if counts.fallback:
-        line += f" | speculation is off: {counts.fallback}"
-    return f"[{line} | {completion.finish_reason or 'interrupted'}]"
+    parts = (line, str(counts), completion.finish_reason or "interrupted")
+    return f"[{' | '.join(part for part in parts if part)}]"
 
 
 def report(completion: Completion, as_json: bool) -> None:
@@ -227,7 +220,11 @@ def complete_several(
     generator: Generator, prompt: str | list[int], params: SamplingParams, gamma: Gamma | None,
     drafter: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Print n completions of a prompt, each under its number; return 1 where one failed."""
+    """Print n completions of a prompt, each under its number; return 1 where one failed.
+
+    Raises: RequestError, CapacityError for a prompt that cannot be completed.
+    """
+    generator.stream(prompt, replace(params, n=1), gamma=gamma, drafter=drafter)  # runs nothing
     (completions,) = generator.generate_many([prompt], params, gamma=gamma, drafter=drafter)
     if as_json:
         _print_json({"completions": [_entry(completion) for completion in completions]})

@@ -140,7 +140,7 @@ def _measure(
         return tuning
     effort = plan_effort(models, costs, len(prompts), quick=quick)
     result = sweep(
-        replace(models, measure=lambda _: costs),
+        replace(models, costs=costs),
         tokenizer,
         spread(prompts, effort.prompts),
         effort,

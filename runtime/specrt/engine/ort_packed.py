@@ -17,7 +17,6 @@ from specrt.engine.ort import (
     MemoryBinding,
     OrtEngine,
     bind_input,
-    bind_output,
     memory_binding,
     open_session,
     run_bound,
@@ -35,8 +34,11 @@ from specrt.engine.protocol import (
 )
 from specrt.errors import EngineError
 
-MOST_PACKINGS, MOST_BINDINGS = 512, 16
+MOST_PACKINGS, MOST_BINDINGS = 512, 8
 """Packings that are remembered, and sets of rows whose KV buffers stay bound."""
+
+RowMemory = tuple[tuple[MemoryBinding, MemoryBinding], ...]
+"""Of each KV buffer of a row what a pass reads and what it writes."""
 
 
 class RowSlice(NamedTuple):
@@ -187,6 +189,9 @@ class OrtPackedEngine:
         self._scores: dict[str, NDArray[Any]] = {}
         self._passes: dict[tuple[bool, tuple[RowSlice, ...]], _Pass] = {}
         self._bindings: dict[tuple[bool, ...], _Bound] = {}
+        self._rows: dict[tuple[int, bool], RowMemory] = {}
+        self._rebound = 0
+        """Rows bound again since a binding was made."""
         self._latest: _Pass | None = None
 
     def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
@@ -306,26 +311,42 @@ class OrtPackedEngine:
     def _bind_caches(self, idle: tuple[bool, ...]) -> _Bound:
         """Bind the KV buffers of the rows that are fed, and scratch memory for the others.
 
-        Where there are as many bindings as are remembered, the one with the fewest rows to change
-        is used again.
+        In the binding with the fewest rows to change these alone are bound. Another binding is made
+        once changes have cost as much as that.
         """
+        changes = {
+            other: [row for row in range(self.batch) if other[row] != idle[row]]
+            for other in self._bindings
+        }
+        nearest = min(changes, key=lambda other: len(changes[other]), default=None)
+        self._rebound += 0 if nearest is None else len(changes[nearest])
+        grows = self._rebound > self.batch and len(self._bindings) < MOST_BINDINGS
         rows: Sequence[int] = range(self.batch)
-        if len(self._bindings) < MOST_BINDINGS:
-            bound = _Bound(self._session.io_binding())
+        if nearest is None or grows:
+            bound, self._rebound = _Bound(self._session.io_binding()), 0
             bind_input(bound.binding, "start", self._start)
         else:
-            changes = {
-                other: [row for row in rows if other[row] != idle[row]] for other in self._bindings
-            }
-            nearest = min(changes, key=lambda other: len(changes[other]))
             bound, rows = self._bindings.pop(nearest), changes[nearest]
-        for name, cache in self._caches.items():
-            for row in rows:
-                memory = self._scratch_kv if idle[row] else cache[row : row + 1]
-                bind_input(bound.binding, f"{name}.{row}", memory)
-                bind_output(bound.binding, f"present_{name}.{row}", memory)
+        for row in rows:
+            for read, written in self._memory_of_row(row, idle[row]):
+                bound.binding.bind_input(*read)
+                bound.binding.bind_output(*written)
         self._bindings[idle] = bound
         return bound
+
+    def _memory_of_row(self, row: int, idle: bool) -> RowMemory:
+        """Return what each KV buffer of a row reads and writes; describing it takes long."""
+        known = self._rows.get((row, idle))
+        if known is None:
+            memories = [
+                (f"{name}.{row}", self._scratch_kv if idle else cache[row : row + 1])
+                for name, cache in self._caches.items()
+            ]
+            known = self._rows[row, idle] = tuple(
+                (memory_binding(name, memory), memory_binding(f"present_{name}", memory))
+                for name, memory in memories
+            )
+        return known
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
@@ -342,6 +363,7 @@ class OrtPackedEngine:
         """Drop the session, the bindings and the KV buffers."""
         self._passes.clear()
         self._bindings.clear()
+        self._rows.clear()
         self._caches.clear()
         self._latest = self._session = None
 

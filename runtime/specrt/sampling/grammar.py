@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specrt.constraints import Constraint
+from specrt.constraints import Constraint, with_real_dates
 from specrt.errors import RequestError, one_line
 from specrt.params import Row
 from specrt.text import Tokenizer
@@ -108,7 +109,7 @@ def _json(text: str) -> str:
     try:
         return str(
             LLMatcher.grammar_from_json_schema(
-                "{}" if text == "true" else text,
+                "{}" if text == "true" else json.dumps(with_real_dates(json.loads(text))),
                 overrides={
                     "lenient": False,
                     "coerce_one_of": False,

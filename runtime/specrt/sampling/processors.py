@@ -452,11 +452,12 @@ def _runs(
 
 
 class Custom:
-    """Applies functions of the caller's."""
+    """Applies functions of the caller's, with NumPy set as it is where the request is made."""
 
     def __init__(self, *functions: Callback) -> None:
         self._functions = functions
         self._tokens: list[int] = []
+        self._numpy: dict[str, Any] = {**np.geterr(), "call": np.geterrcall()}
 
     @classmethod
     def of(cls, functions: Sequence[Callback], context: ProcessorContext) -> Custom | None:
@@ -478,7 +479,8 @@ class Custom:
     def _scores(self, function: Callback, row: Row, path: Sequence[int]) -> Row:
         name = getattr(function, "__name__", type(function).__name__)
         try:
-            result = function([*self._tokens, *path], row.copy())
+            with np.errstate(**self._numpy):
+                result = function([*self._tokens, *path], row.copy())
             with np.errstate(over="ignore"):
                 scores = np.asarray(result).astype(np.float32)
         except Exception as error:  # whatever the caller's function raises

@@ -109,6 +109,43 @@ class OutputProcessor:
         self._completion.stop_reason = stop
 
 
+class CommonPrefix:
+    """How many first tokens two texts share, which only grow; no token is compared twice."""
+
+    def __init__(self, first: list[int], second: list[int]) -> None:
+        self.first = first
+        self._second = second
+        self._length = 0
+        self._parted = False
+        """Whether they differ behind what they share."""
+
+    def length(self) -> int:
+        """Return how many they share now."""
+        first, second = self.first, self._second
+        most = min(len(first), len(second))
+        if first is second:
+            return most
+        if not self._parted:
+            self._length = _common(first, second, self._length, most)
+            self._parted = self._length < most
+        return self._length
+
+
+def _common(first: Sequence[int], second: Sequence[int], low: int, high: int) -> int:
+    """Return how many first tokens two texts share, from `low` to `high`.
+
+    It looks no further than twice as far as they are alike.
+    """
+    width = 16
+    while low < high:
+        end = min(low + width, high)
+        if first[low:end] == second[low:end]:  # whole slices compare faster than tokens
+            low, width = end, 2 * width
+        else:
+            high, width = end - 1, max(1, (end - low) // 2)
+    return low
+
+
 AHEAD = 8
 """Chunks that wait to be fetched before a request pauses."""
 
@@ -144,6 +181,8 @@ class Request:
     """Whether it waits for a slot, or has waited."""
     cancelled: bool = False
     """Whether it was cancelled or dropped."""
+    prefixes: dict[int, CommonPrefix] = field(default_factory=dict)
+    """What it shares with the texts that slots hold, by their indices."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while it changes, never during a pass; a signal's handler may cancel within it."""
 

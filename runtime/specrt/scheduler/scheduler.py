@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import TypeVar
 
+import numpy as np
+
 from specrt.completion import Chunk
 from specrt.engine.protocol import PackedEngine
 from specrt.errors import RequestError
@@ -105,7 +107,8 @@ class Scheduler:
     A request takes the free slot that holds most of its prompt already, and a slot whose request is
     over is taken by the next at once. There is no thread here: a call that fetches a chunk runs
     steps, of all slots, until there is one for its request. A request whose chunks are not fetched
-    pauses, and makes room for others that wait; it goes on where it was, once it is fetched again.
+    pauses, and makes room for others that wait, once it has made enough for being read again; it
+    goes on where it was, once it is fetched again.
 
     Threads: any may fetch; they run steps in turn.
     """
@@ -218,11 +221,17 @@ class Scheduler:
         self.drafters.clear()
 
     def _step(self) -> None:
-        """Run a round of every slot whose request is not paused."""
+        """Run a round of every slot whose request is not paused.
+
+        A chance that is too small for a number is 0 here, however the application has set NumPy.
+        """
+        with np.errstate(all="ignore"):
+            self._run_step()
+
+    def _run_step(self) -> None:
         self._sweep()
-        if self._waiting:
-            self._admit()
-        active = [a for a, slot in self._running.items() if not _request(slot).paused]
+        needed = self._admit()
+        active = [a for a, slot in self._running.items() if needed or not _request(slot).paused]
         self._active[0] = len(active)
         try:
             for result in self._executor.step(active):
@@ -239,41 +248,41 @@ class Scheduler:
         for active in [a for a, slot in self._running.items() if _request(slot).cancelled]:
             self._end(active)
 
-    def _admit(self) -> None:
-        """Give slots to requests that wait, the first of them first."""
+    def _admit(self) -> bool:
+        """Give slots to requests that wait, the first of them first; tell whether one lacks one."""
         for request in list(self._waiting):
             if request.cancelled:
                 self._release(request)
-            elif request.paused or self._slots.should_wait(request):
+            elif request.paused:
+                continue
+            elif self._slots.full and self._idle(request) is None:
+                return True
+            elif self._slots.should_wait(request):
                 continue
             else:
                 try:
-                    if not self._start(request):
-                        return
-                except Exception as error:  # of engines that are measured or copied
+                    self._start(request)
+                except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
             self._waiting.remove(request)
+        return False
 
-    def _start(self, request: Request) -> bool:
-        """Give a request a slot; return whether there was one."""
+    def _start(self, request: Request) -> None:
+        """Give a request a slot; there is one."""
         slot = self._free_slot(request)
-        counts = request.completion.speculation
-        lacks_costs = self.drafters.lacks_costs(counts.drafter, counts.gamma)
-        if slot is None or (lacks_costs and not self._measure()):
-            return False
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
             self._slots.take(slot, request)
             if request.rounds is None:
                 request.completion.cached_tokens = slot.caches[0].length
+                request.completion.timings.taken_ns = self.lock.now_ns()
                 request.rounds = rounds
             self._running[ActiveSlot(slot.index, rounds)] = slot
         except BaseException:
             slot.invalidate()
             slot.release()
             raise
-        return True
 
     def _rounds(self, request: Request) -> Rounds:
         """Return the rounds of a request, drafted with what the policies of others learned."""
@@ -303,20 +312,27 @@ class Scheduler:
         if policies is not None:
             counts = request.completion.speculation
             mode = DecodingMode.of(request.params, request.processors)
-            reason = policies.fallback(counts.drafter, counts.gamma, mode)
+            drafted = counts.drafted > 0
+            reason = policies.fallback(counts.drafter, counts.gamma, mode, drafted=drafted)
             counts.fallback = reason or counts.fallback
             self.drafters.give_back(policies)
         request.rounds = request.processors = None
 
-    def _free_slot(self, request: Request) -> Slot | None:
+    def _free_slot(self, request: Request) -> Slot:
         """Return a free slot, that of a request that pauses if there is none."""
         slot = self._slots.free(request)
         if slot is not None:
             return slot
-        running = self._running.items()
-        idle = (a for a, slot in running if _request(slot).paused and a.pending is None)
-        active = next(idle, None)
-        return None if active is None else self._pause(active)
+        active = self._idle(request)
+        assert active is not None, "there is a slot"
+        return self._pause(active)
+
+    def _idle(self, request: Request) -> ActiveSlot | None:
+        """Return one whose request pauses, and has made enough to be read again after another."""
+        for active, slot in self._running.items():
+            if _request(slot).paused and active.pending is None and slot.may_give_way(request):
+                return active
+        return None
 
     def _deliver(self, result: StepResult) -> None:
         """Deliver the result of a slot's step."""
@@ -354,15 +370,6 @@ class Scheduler:
         self._waiting.append(_request(slot))
         slot.release()
         return slot
-
-    def _measure(self) -> bool:
-        """Measure what passes cost, which overwrites all buffers; not while a pass is pending."""
-        if any(active.pending for active in self._running):
-            return False
-        for slot in self._slots:
-            slot.invalidate()
-        self.drafters.measure()
-        return True
 
 
 def _request(slot: Slot) -> Request:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specrt.engine.protocol import Engine, PackedEngine
-from specrt.scheduler.request import Request
+from specrt.scheduler.request import CommonPrefix, Request
 from specrt.speculation.kv_cache import KVCache
+
+READ_AGAIN = 3
+"""Most tokens that are read again later for each one that a text made on a slot it gives away."""
 
 
 class Slot:
@@ -19,23 +22,36 @@ class Slot:
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
         self.index = index
         self.tokens: list[int] = []
+        """Those of its request, which may go on elsewhere later; they only grow."""
         self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
         self.request: Request | None = None
         self.used = 0
         """When it was taken last, as a count of requests."""
+        self.begin = 0
+        """How many tokens its request had then."""
         self.forgotten = False
         """Whether what it holds of its request's text serves no other."""
 
-    def shared(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens the target's buffers hold already."""
-        if self.forgotten:
-            return 0
-        return min(self.caches[0].length, common(self.tokens, tokens))
+    def common(self, request: Request) -> int:
+        """Return how many first tokens the text here shares with that of a request."""
+        known = request.prefixes.get(self.index)
+        if known is None or known.first is not self.tokens:
+            known = request.prefixes[self.index] = CommonPrefix(self.tokens, request.tokens)
+        return known.length()
+
+    def shared(self, request: Request) -> int:
+        """Return how many first tokens of a request the target's buffers hold already."""
+        return 0 if self.forgotten else min(self.caches[0].length, self.common(request))
+
+    def may_give_way(self, request: Request) -> bool:
+        """Tell whether its own request has made enough to be read again after another one."""
+        again = self.caches[0].length - self.common(request)
+        return again <= READ_AGAIN * (len(self.tokens) - self.begin)
 
     def take(self, request: Request, source: Slot, used: int) -> None:
         """Take a request, with what `source`, mostly this slot, holds of its text."""
-        most = min(common(source.tokens, request.tokens), len(request.tokens) - 1)
+        most = min(source.common(request), len(request.tokens) - 1)
         lengths = [min(cache.length, most) for cache in source.caches]
         if source is not self:
             for cache, length in zip(self.caches, lengths, strict=True):
@@ -44,7 +60,7 @@ class Slot:
                 cache.engine.copy_row(source.index, self.index, length)
         for cache, length in zip(request.caches, lengths, strict=True):
             cache.length = length
-        self.tokens = request.tokens
+        self.tokens, self.begin = request.tokens, len(request.tokens)
         self.caches = request.caches
         self.request = request
         self.used = used
@@ -52,7 +68,6 @@ class Slot:
     def release(self) -> None:
         """Drop the request; what the buffers hold of its text stays."""
         self.request = None
-        self.tokens = list(self.tokens)
         most = 0 if self.forgotten else len(self.tokens)
         self.forgotten = False
         self.caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
@@ -68,18 +83,6 @@ class Slot:
         """Count the buffers as empty: they were overwritten, and a request reads its text again."""
         for cache in self.caches:
             cache.length = 0
-
-
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many first tokens two texts share."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:  # whole slices compare faster than tokens
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 WORTHWHILE = 16
@@ -103,11 +106,16 @@ class SlotTable:
         """Go through all slots."""
         return iter(self._slots)
 
+    @property
+    def full(self) -> bool:
+        """Whether every slot has a request."""
+        return all(slot.request is not None for slot in self._slots)
+
     def free(self, request: Request) -> Slot | None:
         """Return the free slot that holds most of a text, else the one that was free longest."""
 
         def worth(slot: Slot) -> tuple[int, int]:
-            shared = slot.shared(request.tokens)
+            shared = slot.shared(request)
             return (shared if shared >= WORTHWHILE else 0, -slot.used)
 
         return max((s for s in self._slots if s.request is None), key=worth, default=None)
@@ -116,9 +124,9 @@ class SlotTable:
         """Tell whether a slot that runs will soon hold much more of a text than any does now."""
         if not self._copies or request.fresh or not self._prompt_cache:
             return False
-        have = max(slot.shared(request.tokens) for slot in self._slots)
+        have = max(slot.shared(request) for slot in self._slots)
         running = [s for s in self._slots if s.request and not (s.request.paused or s.forgotten)]
-        soon = max((common(s.tokens, request.tokens) for s in running), default=0)
+        soon = max((s.common(request) for s in running), default=0)
         return soon >= have + WORTHWHILE
 
     def take(self, slot: Slot, request: Request) -> None:
@@ -127,8 +135,8 @@ class SlotTable:
         if request.fresh or not self._prompt_cache:
             slot.forget()
         elif self._copies:
-            best = max(self._slots, key=lambda s: s.shared(request.tokens))
-            if best.shared(request.tokens) >= slot.shared(request.tokens) + WORTHWHILE:
+            best = max(self._slots, key=lambda s: s.shared(request))
+            if best.shared(request) >= slot.shared(request) + WORTHWHILE:
                 source = best
         self._taken += 1
         slot.take(request, source, self._taken)

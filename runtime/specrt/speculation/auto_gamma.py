@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import exp, log, log1p
 from typing import NamedTuple
@@ -177,11 +178,12 @@ class AutoGamma:
         """Tokens per nanosecond expected of the coming rounds."""
         return self._plan.rate
 
-    @property
-    def fallback(self) -> str | None:
-        """Why nothing is drafted but for probes; None as long as drafting pays."""
-        if self._tokens_since_draft < FALLBACK_AFTER or not self._most:
+    def fallback(self, after: int = FALLBACK_AFTER) -> str | None:
+        """Return why nothing is drafted but for probes; None before so many tokens without."""
+        if self._tokens_since_draft < after or not self._most:
             return None
+        if self._plan.gamma:
+            return "nothing was found to propose"
         ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
         return (
             f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
@@ -197,8 +199,9 @@ class AutoGamma:
         self._load = load
         if load not in self._trackers:
             shared, rival = self._costs.shared(load, self._most), self._rival
-            verify = CostTracker(shared.verify_ns) if rival is None else rival.verify_tracker
-            self._trackers[load] = verify, CostTracker(shared.draft_ns), shared.outside_ns
+            track = partial(CostTracker, assumed=shared.assumed)
+            verify = track(shared.verify_ns) if rival is None else rival.verify_tracker
+            self._trackers[load] = verify, track(shared.draft_ns), shared.outside_ns
         self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
         self._plan = self._make_plan()
 

@@ -19,7 +19,7 @@ RECENT = 1 / 16
 class Costs:
     """What target and draft passes cost on one machine.
 
-    Units: nanoseconds.
+    Units: nanoseconds; steps of the target where they are assumed.
     Raises: BundleError for costs that no machine has.
     """
 
@@ -30,6 +30,8 @@ class Costs:
     """At index g, drafting g tokens in a row; at 0 nothing."""
     outside_ns: float = 0.0
     """Per round, outside the engines."""
+    assumed: bool = False
+    """Whether nothing was measured: the first timed pass of each engine then sets its scale."""
 
     def __post_init__(self) -> None:
         known = (*self.verify_ns, *self.draft_ns, self.outside_ns)
@@ -40,6 +42,15 @@ class Costs:
                 f"{self.outside_ns}; expected nanoseconds from gamma 0 on, drafting none of which "
                 "costs nothing; run `specrt tune` again"
             )
+
+    @classmethod
+    def assume(cls, most: int) -> Costs:
+        """Return what passes of most engines cost, where nothing was measured here.
+
+        A token more in a target pass, and a drafted one, take a tenth of a step.
+        """
+        tenths = tuple(0.1 * gamma for gamma in range(most + 1))
+        return cls(tuple(1.0 + share for share in tenths), tenths, assumed=True)
 
     @property
     def plain_ns(self) -> float:
@@ -76,6 +87,7 @@ class Costs:
             tuple(self.verify(load * (g + 1) - 1) for g in range(most + 1)),
             tuple(self.draft(g) for g in range(most + 1)),
             self.outside_ns * load,
+            self.assumed,
         )
 
     @staticmethod
@@ -101,14 +113,16 @@ class CostTracker:
     A pass in under half the expected time replaces a tuned cost at once, and a measured one when
     it happens twice in a row. A pass that takes over twice as long counts only after four in a row.
     A width never timed costs at most what the next narrower timed one costs, so that a width tuned
-    too dear is tried once.
+    too dear is tried once. Assumed costs, in steps, become nanoseconds with the first pass; a step
+    counts as one before, so that an engine that was never timed is tried.
 
     Units: nanoseconds.
     """
 
-    def __init__(self, tuned: Sequence[float]) -> None:
+    def __init__(self, tuned: Sequence[float], *, assumed: bool = False) -> None:
         self._own = list(tuned)
         self._common = 1.0
+        self._scaled = not assumed
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
@@ -117,9 +131,12 @@ class CostTracker:
 
     def record(self, drafted: int, ns: float) -> None:
         """Take note of what a pass took."""
-        expected = self._own[drafted] * self._common
-        if ns <= 0 or expected <= 0:
+        own = self._own[drafted]
+        if ns <= 0 or own <= 0:
             return
+        if not self._scaled:
+            self._common, self._scaled = ns / own, True
+        expected = own * self._common
         ratio = ns / expected
         self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
         self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0

@@ -11,7 +11,7 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
-from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.auto_gamma import FALLBACK_AFTER, AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
@@ -38,8 +38,8 @@ class Models:
     """The default of requests."""
     drafter: str = ""
     """The default of requests; the first of `DRAFTERS` that can run, when empty."""
-    measure: Callable[[Models], Costs] | None = None
-    """Returns the costs on this machine; called once, for the first request with gamma `auto`."""
+    costs: Costs | None = None
+    """What passes cost on this machine; assumed when None."""
     absent: str | None = None
     """Why a draft that the bundle has was not opened."""
     rounds: FusedRounds | None = None
@@ -68,29 +68,6 @@ class DecodingMode(NamedTuple):
         return self.greedy and not self.processed
 
 
-class CostCache:
-    """What passes cost on this machine, measured once.
-
-    Refers to no drafter: they refer to it, and a circle would keep unused engines open.
-    """
-
-    def __init__(self, models: Models, costs: Costs | None = None) -> None:
-        self._models = models
-        self._costs = costs
-
-    @property
-    def known(self) -> bool:
-        """Whether they were measured."""
-        return self._costs is not None
-
-    def costs(self) -> Costs:
-        """Return the costs of passes; measuring them overwrites all buffers."""
-        if self._costs is None:
-            assert self._models.measure is not None, "models without costs need a way to measure"
-            self._costs = self._models.measure(self._models)
-        return self._costs
-
-
 class GammaPolicies:
     """The gamma policies of one request at a time, one for each source and mode.
 
@@ -98,11 +75,8 @@ class GammaPolicies:
     passes, where there may be several.
     """
 
-    def __init__(
-        self, models: Models, costs: CostCache, load: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, models: Models, load: Callable[[], int] | None = None) -> None:
         self._models = models
-        self._costs = costs
         self._load = load
         self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AutoGamma] = {}
         """By the names of a policy and of its rivals, whether its drafts are free, and the mode."""
@@ -122,7 +96,8 @@ class GammaPolicies:
         """
         key = chain, free, _ = self._key(drafter, source, mode)
         if key not in self._adaptive:
-            costs, most = self._costs.costs(), max(self._models.gammas)
+            most = max(self._models.gammas)
+            costs = self._models.costs or Costs.assume(most)
             fused = mode.fused and self._models.rounds is not None
             if free:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
@@ -144,13 +119,16 @@ class GammaPolicies:
             )
         return spec.policies[spec.policies.index(source) :], source in spec.free, mode
 
-    def fallback(self, drafter: str, gamma: Gamma, mode: DecodingMode) -> str | None:
-        """Return why `auto` stopped drafting, None where it drafts."""
+    def fallback(
+        self, drafter: str, gamma: Gamma, mode: DecodingMode, *, drafted: bool
+    ) -> str | None:
+        """Return why `auto` stopped drafting, or never began; None where it drafts."""
         if gamma != AUTO:
             return None
+        after = FALLBACK_AFTER if drafted else 1
         names = DRAFTERS[drafter].policies
         policies = [self._adaptive.get(self._key(drafter, name, mode)) for name in names]
-        reasons = [policy.fallback if policy is not None else None for policy in policies]
+        reasons = [policy.fallback(after) if policy is not None else None for policy in policies]
         return "; ".join(r for r in reasons if r) if reasons and all(reasons) else None
 
 
@@ -186,14 +164,9 @@ class DrafterPool:
     """Makes the drafters of requests, and lends each the policies of one that is over."""
 
     def __init__(
-        self,
-        models: Models,
-        costs: Costs | None = None,
-        load: Callable[[], int] | None = None,
-        rows: int = 1,
+        self, models: Models, load: Callable[[], int] | None = None, rows: int = 1
     ) -> None:
         self._models = models
-        self._costs = CostCache(models, costs)
         self._load = load
         self._rows = rows
         self._unused: list[GammaPolicies] = []
@@ -242,7 +215,7 @@ class DrafterPool:
         """Return policies that no other request uses, with what they learned."""
         if self._unused:
             return self._unused.pop()
-        return GammaPolicies(self._models, self._costs, self._load)
+        return GammaPolicies(self._models, self._load)
 
     def give_back(self, policies: GammaPolicies) -> None:
         """Keep the policies of a request that is over, for as many as run at once."""
@@ -266,14 +239,6 @@ class DrafterPool:
         if isinstance(inner, NoDrafter) or processors is None or not processors.forces:
             return inner
         return ForcedDrafter(inner, processors.forced, self._models.gammas)
-
-    def lacks_costs(self, drafter: str, gamma: Gamma) -> bool:
-        """Tell whether a request needs the costs of passes, and they are not measured."""
-        return gamma == AUTO and bool(DRAFTERS[drafter].policies) and not self._costs.known
-
-    def measure(self) -> None:
-        """Measure what passes cost, which overwrites all buffers."""
-        self._costs.costs()
 
 
 def as_one_launch(costs: Costs) -> Costs:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import combinations, count, islice, pairwise
 from statistics import median
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
@@ -181,7 +181,13 @@ class RepeatDrafter:
 T = TypeVar("T")
 
 BUDGET_S = 0.5
-"""Time to measure the costs of a bundle without a tuning record, before its first token."""
+"""Time to measure the costs of a bundle."""
+
+_PATIENCE = 4
+"""Times the budget that measuring may take where the costs are disturbed."""
+
+_TOLERANCE = 2.0
+"""By how much a cost may exceed what other widths allow."""
 
 _FEWEST_LAPS = 3
 
@@ -207,14 +213,16 @@ def measure_costs(
     clock: Callable[[], int] = perf_counter_ns,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Costs:
-    """Run real rounds of every gamma in turn, and return the medians of what they took.
+    """Run real rounds of every gamma in turn, and return the least that each took.
 
     Every lap measures all gammas, each lap beginning with another, so that a machine that slows
     down slows all of them. Where a lap over all gammas would take too long for `budget_s`, only
-    some are measured and the others are interpolated; the first lap always finishes. A pass of
-    several rows is taken to cost what one row's pass of as many tokens costs. The KV buffers are
-    overwritten. Without a tokenizer the time to turn tokens into text is left out.
-    Raises: EngineError from a pass, and where the draft model does not draft.
+    some are measured and the others are interpolated; there are at least three laps, and up to
+    four times as many while something else keeps the machine busy. A pass of several rows is
+    taken to cost what one row's pass of as many tokens costs. The KV buffers are overwritten.
+    Without a tokenizer the time to turn tokens into text is left out.
+    Raises: EngineError from a pass, where the draft model does not draft, and for costs that
+        engines cannot have.
     """
     began = clock()
     budget_ns = round(budget_s * 1e9)
@@ -229,14 +237,46 @@ def measure_costs(
     for gamma in order:
         timer.burst(gamma, 1)  # the first pass of a width binds its buffers
     timed: list[Timed] = []
-    for lap in range(_MOST_LAPS):
+    for lap in count():
         for gamma in turned(order, lap):
             timed += timer.burst(gamma, plan.rounds)
-        spent = max((clock() - began) / budget_ns, (lap + 1) / _MOST_LAPS)
+        laps = lap + 1
+        spent = max((clock() - began) / budget_ns, laps / _MOST_LAPS)
+        spent = min(spent, laps / _FEWEST_LAPS)
         progress(min(1.0, spent))
-        if spent >= 1:
+        disturbance = _disturbance(timed)
+        if spent >= (_PATIENCE if disturbance else 1):
             break
-    return _medians(timed, models.gammas)
+    if disturbance:
+        raise EngineError(
+            f"{disturbance}, which is other work on this machine; end what else runs, and tune "
+            "again"
+        )
+    return _costs(timed, models.gammas)
+
+
+def _disturbance(timed: Sequence[Timed]) -> str | None:
+    """Return what shows that other work held passes up, None where nothing does.
+
+    A wide pass costs no less than a narrow one, and no more than one pass for each of its tokens.
+    """
+    least = _least(timed, "verify_ns")
+    for (narrow, ns), (wide, wider_ns) in combinations(least.items(), 2):
+        if wider_ns * _TOLERANCE < ns or wider_ns * (narrow + 1) > _TOLERANCE * ns * (wide + 1):
+            return (
+                f"passes of {narrow + 1} and {wide + 1} tokens took {ns / 1e6:.2f} and "
+                f"{wider_ns / 1e6:.2f} ms"
+            )
+    return None
+
+
+def _least(timed: Sequence[Timed], stage: str) -> dict[int, int]:
+    """Return the least time of a stage for each number of drafted tokens, in rising order."""
+    least: dict[int, int] = {}
+    for each in timed:
+        ns = getattr(each, stage)
+        least[each.drafted] = min(ns, least.get(each.drafted, ns))
+    return dict(sorted(least.items()))
 
 
 def turned(order: Sequence[T], lap: int) -> list[T]:
@@ -246,7 +286,7 @@ def turned(order: Sequence[T], lap: int) -> list[T]:
 
 
 def _plan(gammas: Sequence[int], plain_ns: float, budget_ns: int) -> TimingPlan:
-    """Return the most thorough plan that leaves time for some laps after the warm-up."""
+    """Return the most thorough plan that leaves time for enough laps after the warm-up."""
     every = tuple(sorted(gammas))
     ladder = thinned(every)
     plans = (
@@ -264,22 +304,20 @@ def thinned(gammas: Sequence[int]) -> tuple[int, ...]:
     return tuple(g for g in sorted(gammas) if g & (g - 1) == 0 or g == max(gammas))
 
 
-def _medians(timed: Sequence[Timed], gammas: Sequence[int]) -> Costs:
-    verified = sorted({t.drafted for t in timed})
-    drafted = [g for g in verified if g <= max(gammas)]
-    if len(drafted) < 2 <= len(gammas):
+def _costs(timed: Sequence[Timed], gammas: Sequence[int]) -> Costs:
+    most = max(gammas)
+    verify = {g: max(1, ns) for g, ns in _least(timed, "verify_ns").items()}
+    draft = {g: ns for g, ns in _least(timed, "draft_ns").items() if g <= most}
+    if len(draft) < 2 <= len(gammas):
         raise EngineError(
             "the draft model proposed nothing while its cost was measured; name a gamma instead "
             "of auto, or another drafter"
         )
-    most = max(gammas)
-    verify = [max(1.0, median(t.verify_ns for t in timed if t.drafted == g)) for g in verified]
-    draft = [float(median(t.draft_ns for t in timed if t.drafted == g)) for g in drafted]
-    draft[0] = 0.0  # the time to draft nothing is not a cost of drafting
+    draft[0] = 0  # the time to draft nothing is not a cost of drafting
     return Costs(
-        Costs.between(list(zip(verified, rising(verify), strict=True)), max(verified)),
-        Costs.between(list(zip(drafted, rising(draft), strict=True)), most),
-        max(0.0, median(t.outside_ns for t in timed)),
+        Costs.between(list(zip(verify, rising([*verify.values()]), strict=True)), max(verify)),
+        Costs.between(list(zip(draft, rising([*draft.values()]), strict=True)), most),
+        float(max(0, min(each.outside_ns for each in timed))),
     )
 
 

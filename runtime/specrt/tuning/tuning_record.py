@@ -134,7 +134,10 @@ def read_tuning(bundle: Bundle, threads: int) -> tuple[Tuning | None, str | None
         return None, f"{path} is ignored, it is damaged ({reason}); {_again(bundle, threads)}"
     stale = _stale(tuning, bundle, threads)
     if stale is not None:
-        return None, f"{path} is ignored: {stale}; costs are measured where they are needed"
+        return None, (
+            f"{path} is ignored: {stale}; until then gamma auto learns what passes cost while it "
+            "decodes"
+        )
     return tuning, None
 
 

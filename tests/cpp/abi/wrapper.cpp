@@ -51,6 +51,7 @@ CHECK_CASE(generates) {
   THAT(stats.acceptance_rate == 0.5 && stats.draft_yield == 0.25 && stats.tokens_per_round == 3.0);
   THAT(stats.gamma == -1 && stats.seed == 11 && stats.drafter == "model");
   THAT(stats.finish_reason == "length" && stats.fallback.empty());
+  THAT(stats.queue_ms == 1.5 && stats.ttft_ms == 2.5);
 }
 
 CHECK_CASE(streams) {

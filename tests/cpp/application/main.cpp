@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <clocale>
 #include <cstdio>
@@ -239,6 +240,22 @@ void over() {
   print(json(session.ids()));
 }
 
+// The application rounds upwards and has traps on floating-point errors; its callbacks find that.
+void floating() {
+  std::fesetround(FE_UPWARD);
+  feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
+  const int traps = fegetexcept();
+  const auto is_own = [traps] { return std::fegetround() == FE_UPWARD && fegetexcept() == traps; };
+  const Generator generator = open();
+  Session session = generator.session();
+  bool kept = is_own();
+  Params params = params_of(24);
+  params.gamma(2).temperature(1e300).verifier("rejection").seed(3);
+  session.generate(kPrompt, params, [&](const specrt::Chunk&) { kept = kept && is_own(); });
+  print(json(session.ids()));
+  print(json(kept && is_own()));
+}
+
 // One processor that decides, one that stops, one that throws, one that leaves no score.
 void processors() {
   const specrt_processor decides = [](void*, const std::int64_t*, std::size_t, float* scores,
@@ -390,10 +407,11 @@ void memory() {
 }
 
 const std::map<std::string, void (*)()> kCases = {
-    {"replay", replay},   {"together", together},     {"ended", ended},
-    {"leave", leave},     {"processors", processors}, {"closing_processor", closing_processor},
-    {"over", over},       {"returning", returning},   {"forked", forked},
-    {"opening", opening}, {"locale", locale},         {"memory", memory}};
+    {"replay", replay}, {"together", together},     {"ended", ended},
+    {"leave", leave},   {"processors", processors}, {"closing_processor", closing_processor},
+    {"over", over},     {"floating", floating},     {"returning", returning},
+    {"forked", forked}, {"opening", opening},       {"locale", locale},
+    {"memory", memory}};
 
 }  // namespace
 

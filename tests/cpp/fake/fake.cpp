@@ -81,6 +81,8 @@ class FakeRun : public Run {
     stats.evaluated = 4;
     stats.accepted = 2;
     stats.emitted = stats.rounds * 3;
+    stats.queue_ms = 1.5;
+    stats.ttft_ms = 2.5;
     stats.seed = params_.seed.value_or(11);
     stats.gamma = params_.gamma.value_or(kAuto);
     stats.drafter = params_.drafter.empty() ? "model" : params_.drafter;

@@ -76,12 +76,7 @@ class Cautious : public native::GammaPolicy {
 
 native::Costs costs_of(const Json& fields) {
   return {get<Numbers>(fields, "verify"), get<Numbers>(fields, "draft"),
-          get<double>(fields, "outside")};
-}
-
-std::string between(const Json& call) {
-  const auto measured = get<std::vector<std::pair<int, double>>>(call, "measured");
-  return json(native::costs_between(measured, get<int>(call, "most")));
+          get<double>(fields, "outside"), get<bool>(fields, "assumed")};
 }
 
 // Tokens per second of `auto` on a text of which is known what is drafted along it.
@@ -173,8 +168,7 @@ std::string round(native::Drafter& drafter, const native::KVCache& cache,
 // The generations of one session: what every round proposes, and how many passes the draft made.
 std::string session(const Json& call) {
   Recorded engine(call.at("engine"));
-  native::DrafterPool drafters(get<std::vector<int>>(call, "gammas"),
-                               [&call] { return costs_of(call.at("costs")); });
+  native::DrafterPool drafters(get<std::vector<int>>(call, "gammas"), costs_of(call.at("costs")));
   const Params params = params_of(call.at("params"));
   const auto vocabulary = get<std::size_t>(call, "vocabulary");
   std::vector<std::string> answers;
@@ -215,8 +209,7 @@ std::string cancelled(const Json& call) {
   }
 }
 
-const Registered kDrafting({{"between", between},
-                            {"rate", rate},
+const Registered kDrafting({{"rate", rate},
                             {"built", built},
                             {"copies", copies},
                             {"session", session},

@@ -84,6 +84,7 @@ inline Stats Session::stats() const {
   stats.drafter = raw.drafter;
   stats.finish_reason = raw.finish_reason;
   stats.fallback = raw.fallback;
+  stats.queue_ms = raw.queue_ms;
   return stats;
 }
 

@@ -239,7 +239,7 @@ typedef struct specrt_stats {
   double acceptance_rate;  /* accepted / evaluated */
   double draft_yield;      /* accepted / drafted */
   double tokens_per_round; /* emitted / rounds */
-  double ttft_ms;
+  double ttft_ms;          /* from the request to the first token, less queue_ms */
   double itl_ms;
   double tokens_per_second;
   int64_t seed;  /* the one drawn, where none was given */
@@ -247,6 +247,7 @@ typedef struct specrt_stats {
   const char* drafter;
   const char* finish_reason; /* "stop", "length", "cancelled", "error", or "" while unfinished */
   const char* fallback;      /* why speculation went off; "" where it did not */
+  double queue_ms;           /* the wait for a row that other generations had */
 } specrt_stats;
 SPECRT_API specrt_status specrt_session_stats(specrt_session* session, specrt_stats* stats);
 

@@ -99,6 +99,7 @@ struct Stats {
   std::string drafter;
   std::string finish_reason;
   std::string fallback;
+  double queue_ms = 0;
 };
 
 // Edits the scores [vocabulary] of the token that follows the ids.

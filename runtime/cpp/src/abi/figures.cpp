@@ -31,6 +31,7 @@ specrt_stats figures(const Stats& stats, std::size_t completion_tokens) {
   out.drafter = stats.drafter.c_str();
   out.finish_reason = stats.finish_reason.c_str();
   out.fallback = stats.fallback.c_str();
+  out.queue_ms = stats.queue_ms;
   return out;
 }
 

@@ -65,6 +65,7 @@ Stats HostedRun::stats() {
   stats.drafter = reply.bytes(13);
   stats.finish_reason = reply.bytes(14);
   stats.fallback = reply.bytes(15);
+  stats.queue_ms = reply.number(16);
   return stats;
 }
 

@@ -162,6 +162,7 @@ std::string Completion::json(const Tokenizer& tokenizer) const {
       ", \"cached_tokens\": " + std::to_string(cached_tokens) +
       ", \"finish_reason\": " + or_null(finish_reason) +
       ", \"stop_reason\": " + stop_reason(*this) + ", \"seed\": " + std::to_string(seed) +
+      ", \"queue_ms\": " + number(times.queue_ms, 3) +
       ", \"ttft_ms\": " + number(times.ttft_ms, 3) + ", \"itl_ms\": " + number(times.itl_ms, 3) +
       ", \"tokens_per_second\": " + number(times.tokens_per_second, 2) +
       ", \"speculation\": " + speculation(*this);

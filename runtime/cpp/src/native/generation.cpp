@@ -231,10 +231,10 @@ void Generation::let_go(bool sound) noexcept {
 void Generation::end(bool sound) {
   let_go(sound);
   if (completion_.fallback.empty()) {
-    completion_.fallback =
-        session_.drafters_
-            .fallback(completion_.drafter, completion_.gamma, params_, processors_ != nullptr)
-            .value_or("");
+    completion_.fallback = session_.drafters_
+                               .fallback(completion_.drafter, completion_.gamma, params_,
+                                         processors_ != nullptr, completion_.drafted > 0)
+                               .value_or("");
   }
 }
 

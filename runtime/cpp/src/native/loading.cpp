@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "native/measure.hpp"
-
 namespace specrt::native {
 
 namespace {
@@ -52,9 +50,6 @@ LoadedBundle::LoadedBundle(const std::string& path, const OpenOptions& options)
                 static_cast<std::size_t>(bundle.manifest.target.geometry.vocab_size)) {
   check_vocabulary();
   bundle.check_unchanged();
-  if (bundle.tuning) {
-    costs_ = bundle.tuning->costs;
-  }
 }
 
 void LoadedBundle::check_vocabulary() const {
@@ -118,13 +113,8 @@ std::string LoadedBundle::drafter_of(const Params& params) const {
   return params.drafter;
 }
 
-Costs LoadedBundle::costs(Engine& target, Engine* draft, const std::function<void()>& begin) {
-  const std::lock_guard<std::mutex> lock(pricing_);
-  if (!costs_) {
-    begin();
-    costs_ = measure_costs(target, draft, bundle.manifest);
-  }
-  return *costs_;
+Costs LoadedBundle::costs() const {
+  return bundle.tuning ? bundle.tuning->costs : Costs::assume(bundle.manifest.gammas.back());
 }
 
 Info LoadedBundle::info() const {

@@ -1,10 +1,7 @@
 // An open bundle: what its sessions share.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 
 #include "implementation.hpp"
@@ -23,9 +20,8 @@ class LoadedBundle {
   int gamma_of(const Params& params) const;
   std::string drafter_of(const Params& params) const;
 
-  // What passes cost here: as tuned, else measured with the engines given, once. `begin` is called
-  // before that, which overwrites their KV buffers.
-  Costs costs(Engine& target, Engine* draft, const std::function<void()>& begin);
+  // What passes cost here: as tuned, else assumed.
+  Costs costs() const;
 
   Info info() const;
 
@@ -37,9 +33,6 @@ class LoadedBundle {
 
  private:
   void check_vocabulary() const;
-
-  std::mutex pricing_;
-  std::optional<Costs> costs_;
 };
 
 }  // namespace specrt::native

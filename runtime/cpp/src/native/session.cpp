@@ -13,9 +13,7 @@ Session::Session(std::shared_ptr<LoadedBundle> shared)
       draft_engine_(shared_->models.draft ? shared_->models.draft->engine() : nullptr),
       target_(*target_engine_),
       draft_(draft_engine_ ? std::make_unique<KVCache>(*draft_engine_) : nullptr),
-      drafters_(shared_->bundle.manifest.gammas, [this] {
-        return shared_->costs(*target_engine_, draft_engine_.get(), [this] { held_.clear(); });
-      }) {}
+      drafters_(shared_->bundle.manifest.gammas, shared_->costs()) {}
 
 std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
   return std::make_unique<Generation>(*this, prompt_tokens(prompt, params.parse_special), params);

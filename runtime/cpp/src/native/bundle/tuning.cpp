@@ -136,7 +136,7 @@ TuningResult read_tuning(const std::string& folder, const Manifest& manifest, in
     const std::string reason = stale(record, manifest, threads, library);
     if (reason.empty()) return {record.tuning, std::nullopt};
     return {std::nullopt, path + " is ignored: " + reason + "; " + again +
-                              "; costs are measured where they are needed"};
+                              "; until then gamma auto learns what passes cost while it decodes"};
   } catch (const std::runtime_error& error) {
     std::string reason = error.what();
     reason.resize(std::min(reason.find(';'), reason.size()));

@@ -13,7 +13,6 @@ constexpr double kSwitchChance = 0.01;
 constexpr double kProbing = 0.015;
 constexpr double kMaxProbeLoss = 8.0;
 constexpr std::int64_t kMaxDrafting = 200;
-constexpr std::size_t kFallbackAfter = 256;
 
 Acceptance::Acceptance(std::size_t most)
     : weights_{1.0, 1.0, 0.0},
@@ -100,8 +99,9 @@ AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGam
       rival_(std::move(rival)),
       acceptance_(most_),
       verify_(rival_ ? rival_->verify_
-                     : std::make_shared<CostTracker>(table(most, costs, &Costs::verify))),
-      draft_(table(most, costs, &Costs::draft)),
+                     : std::make_shared<CostTracker>(table(most, costs, &Costs::verify),
+                                                     costs.assumed)),
+      draft_(table(most, costs, &Costs::draft), costs.assumed),
       outside_(costs.outside_ns) {
   plan();
   bool pays = most_ == 0;  // with perfect drafts at least
@@ -205,8 +205,9 @@ void AutoGamma::plan() {
   }
 }
 
-std::optional<std::string> AutoGamma::fallback() const {
-  if (tokens_since_draft_ < kFallbackAfter || most_ == 0) return std::nullopt;
+std::optional<std::string> AutoGamma::fallback(std::size_t after) const {
+  if (tokens_since_draft_ < after || most_ == 0) return std::nullopt;
+  if (gamma_ > 0) return "nothing was found to propose";
   char text[160];
   std::snprintf(text, sizeof text,
                 "a round that drafts one token takes %.2f times as long as a token without it, "

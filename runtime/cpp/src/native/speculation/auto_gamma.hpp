@@ -16,6 +16,9 @@ namespace specrt::native {
 
 // The chance of each drafted token, given its place and its drafter's confidence: a belief over how
 // easy the text is, and weights of being surer than usual, of being less sure, and of the place.
+// Tokens without drafting, probes aside, before that is called a fallback.
+constexpr std::size_t kFallbackAfter = 256;
+
 class Acceptance {
  public:
   explicit Acceptance(std::size_t most);
@@ -56,7 +59,7 @@ class AutoGamma : public GammaPolicy {
   // Tokens per nanosecond expected of the coming rounds.
   double rate() const { return rate_; }
   // Why nothing is drafted but for probes; none as long as drafting pays.
-  std::optional<std::string> fallback() const;
+  std::optional<std::string> fallback(std::size_t after = kFallbackAfter) const;
 
  private:
   void plan();

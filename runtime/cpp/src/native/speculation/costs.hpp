@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 namespace specrt::native {
@@ -18,6 +17,12 @@ struct Costs {
   std::vector<double> verify_ns;
   std::vector<double> draft_ns;
   double outside_ns = 0;
+  // Whether nothing was measured; costs are then in steps of the target, and the first timed pass
+  // of each engine sets its scale.
+  bool assumed = false;
+
+  // What passes of most engines cost, up to gamma `most`, where nothing was measured here.
+  static Costs assume(int most);
 
   // Throws Failure(SPECRT_BUNDLE) for costs that no machine has.
   void check() const;
@@ -29,7 +34,7 @@ struct Costs {
 // What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
 class CostTracker {
  public:
-  explicit CostTracker(std::vector<double> tuned);
+  CostTracker(const std::vector<double>& tuned, bool assumed);
   void record(std::size_t drafted, double ns);
   std::vector<double> costs() const;
 
@@ -41,10 +46,7 @@ class CostTracker {
   std::vector<Width> widths_;
   double common_ = 1;
   double passes_ = 0;
+  bool scaled_;
 };
-
-// A cost for each gamma from 0 to `most`, on lines through those measured: (gamma, ns) in rising
-// gamma, the first one's being 0. Throws std::invalid_argument for others.
-std::vector<double> costs_between(const std::vector<std::pair<int, double>>& measured, int most);
 
 }  // namespace specrt::native

@@ -25,8 +25,8 @@ class NoDrafter : public Drafter {
 // choosing tokens. A source is "model", "ngram", or "lookup", which is an n-gram before the model.
 class DrafterPool::Policies {
  public:
-  Policies(std::vector<int> gammas, std::function<Costs()> costs)
-      : gammas_(std::move(gammas)), measure_(std::move(costs)) {}
+  Policies(std::vector<int> gammas, Costs costs)
+      : gammas_(std::move(gammas)), costs_(std::move(costs)) {}
 
   bool drafts() const { return gammas_.size() > 1; }
 
@@ -38,20 +38,17 @@ class DrafterPool::Policies {
   }
 
   // Why a source drafts nothing; none where it drafts, or never ran.
-  std::optional<std::string> fallback(const std::string& source, DecodingMode mode) const {
+  std::optional<std::string> fallback(const std::string& source, DecodingMode mode,
+                                      std::size_t after) const {
     const auto entry = known_.find({source, mode});
-    return entry == known_.end() ? std::nullopt : entry->second->fallback();
+    return entry == known_.end() ? std::nullopt : entry->second->fallback(after);
   }
 
  private:
   std::shared_ptr<AutoGamma> adaptive(const std::string& source, DecodingMode mode) {
     const auto entry = known_.find({source, mode});
     if (entry != known_.end()) return entry->second;
-    if (!costs_) {
-      costs_ = measure_();
-      costs_->check();
-    }
-    Costs costs = *costs_;
+    Costs costs = costs_;
     std::shared_ptr<const AutoGamma> rival;
     if (source != "model") std::fill(costs.draft_ns.begin(), costs.draft_ns.end(), 0.0);
     if (source == "lookup") rival = adaptive("model", mode);
@@ -61,12 +58,11 @@ class DrafterPool::Policies {
   }
 
   std::vector<int> gammas_;
-  std::function<Costs()> measure_;
-  std::optional<Costs> costs_;
+  Costs costs_;
   std::map<std::pair<std::string, DecodingMode>, std::shared_ptr<AutoGamma>> known_;
 };
 
-DrafterPool::DrafterPool(std::vector<int> gammas, std::function<Costs()> costs)
+DrafterPool::DrafterPool(std::vector<int> gammas, Costs costs)
     : policies_(std::make_unique<Policies>(std::move(gammas), std::move(costs))) {}
 
 DrafterPool::~DrafterPool() = default;
@@ -88,14 +84,16 @@ std::unique_ptr<Drafter> DrafterPool::make(const Drafting& drafting) {
 }
 
 std::optional<std::string> DrafterPool::fallback(const std::string& drafter, int gamma,
-                                                 const Params& params, bool has_processors) const {
+                                                 const Params& params, bool has_processors,
+                                                 bool drafted) const {
   if (gamma != kAuto) return std::nullopt;
   const std::vector<std::string> sources = drafter == "cascade"
                                                ? std::vector<std::string>{"lookup", "model"}
                                                : std::vector<std::string>{drafter};
   std::string reasons;
   for (const auto& source : sources) {
-    const auto reason = policies_->fallback(source, {params.greedy(), has_processors});
+    const auto reason = policies_->fallback(source, {params.greedy(), has_processors},
+                                            drafted ? kFallbackAfter : 1);
     if (!reason) return std::nullopt;
     reasons += (reasons.empty() ? "" : "; ") + *reason;
   }

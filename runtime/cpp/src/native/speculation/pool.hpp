@@ -1,7 +1,6 @@
 // The drafters of one session, and the policies behind gamma `auto`.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,14 +41,14 @@ struct DecodingMode {
 // generation to the next; see specrt.speculation.pool.
 class DrafterPool {
  public:
-  // `gammas` are those built, rising from 0; `costs` is called once, when `auto` first needs it.
-  DrafterPool(std::vector<int> gammas, std::function<Costs()> costs);
+  // `gammas` are those built, rising from 0.
+  DrafterPool(std::vector<int> gammas, Costs costs);
   ~DrafterPool();
 
   std::unique_ptr<Drafter> make(const Drafting& drafting);
-  // Why speculation is off, where a limit was crossed that `auto` keeps to.
+  // Why `auto` stopped drafting, or never began in a generation that did not draft.
   std::optional<std::string> fallback(const std::string& drafter, int gamma, const Params& params,
-                                      bool has_processors) const;
+                                      bool has_processors, bool drafted) const;
 
  private:
   class Policies;
