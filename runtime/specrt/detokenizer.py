@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -171,24 +171,25 @@ _MOST_HELD = 8
 class WindowDetokenizer:
     """Asks a decoder that looks at a token's neighbours, with the last few tokens in view.
 
-    `before` are the tokens that stand before, the last ones at least, none of them special.
+    `before` are the tokens that stand before, the last ones at least; they and those that count as
+    `is_text` are no special ones.
     """
 
     def __init__(
         self,
         decode: Callable[[list[int]], str],
         before: Sequence[int] = (),
-        special: Collection[int] = (),
+        is_text: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._decode = decode
-        self._special = special
+        self._is_text = is_text
         self._ids = list(before[-CONTEXT:])
         self._given = decode(self._ids)
         self._held = 0
 
     def push(self, ids: Iterable[int]) -> str:
         """Add tokens and return the text that became certain."""
-        return "".join([self._push(token) for token in ids if token not in self._special])
+        return "".join([self._push(token) for token in ids if self._is_text(token)])
 
     def finish(self) -> str:
         """Return what was held back; half a character becomes U+FFFD."""

@@ -317,8 +317,8 @@ class Tokenizer:
         text stands before, and half a character is completed.
         """
         if self._spelling is None:
-            known = (token for token in reversed(prompt) if token not in self.special)
-            return WindowDetokenizer(self._decoded, [*islice(known, CONTEXT)][::-1], self.special)
+            known = [*islice(filter(self._is_text, reversed(prompt)), CONTEXT)]
+            return WindowDetokenizer(self._decoded, known[::-1], self._is_text)
         before = b""
         for token in reversed(prompt):
             if len(before) >= _LONGEST_CHARACTER:
@@ -331,6 +331,9 @@ class Tokenizer:
         name = None if token in self.special else self._tokenizer.id_to_token(token)
         assert self._spelling is not None, "another decoder spells no bytes"
         return b"" if name is None else self._spelling.bytes_of(name, first=first)
+
+    def _is_text(self, token: int) -> bool:
+        return token not in self.special and self._tokenizer.id_to_token(token) is not None
 
     def _first_bytes(self, token: int) -> bytes:
         return self._bytes_of(token, first=True)

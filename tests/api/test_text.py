@@ -145,7 +145,7 @@ def test_decoders_that_look_at_neighbours_see_the_prompt(
     assert whole == "hello wor"
     for edge in range(4):
         before = library.decode(ids[:edge])
-        for tokens in (ids[edge:], [token for i in ids[edge:] for token in (*[bos] * 9, i)]):
+        for tokens in (ids[edge:], [token for i in ids[edge:] for token in (*[bos, 999] * 9, i)]):
             assert before + "".join(chunks(used, [tokens], [bos, *ids[:edge]])) == whole
             pieces = [[token] for token in tokens]
             assert before + "".join(chunks(used, pieces, [bos, *ids[:edge]])) == whole
