@@ -80,7 +80,9 @@ def windowed() -> Iterator[Case]:
         ids = [chance.randrange(1000) for _ in range(chance.randrange(1, 40))]
         at = chance.randrange(len(ids))
         texts = [f"{' ' * (number > 0)}{token}" for number, token in enumerate(ids)]
-        call = {"call": "windowed", "prompt": ids[:at], "pieces": [[token] for token in ids[at:]]}
+        special = [1000] * chance.choice([0, 9])  # which are no text
+        pieces = [[*special, token] for token in ids[at:]]
+        call = {"call": "windowed", "prompt": ids[:at], "pieces": pieces}
         yield call, [*texts[at:], ""]
 
 

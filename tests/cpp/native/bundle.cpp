@@ -216,7 +216,8 @@ std::string windowed(const Json& call) {
     for (const Token id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
     return text;
   };
-  native::WindowDetokenizer detokenizer(decode, get<std::vector<Token>>(call, "prompt"));
+  native::WindowDetokenizer detokenizer(decode, get<std::vector<Token>>(call, "prompt"),
+                                        [](Token token) { return token < 1000; });
   std::vector<std::string> texts;
   for (const auto& piece : get<std::vector<std::vector<Token>>>(call, "pieces"))
     texts.push_back(detokenizer.push(piece.data(), piece.size()));

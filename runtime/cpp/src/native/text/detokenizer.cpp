@@ -147,8 +147,9 @@ std::string behind(const std::string& text, std::size_t count) {
 
 }  // namespace
 
-WindowDetokenizer::WindowDetokenizer(Decode decode, const std::vector<Token>& before)
-    : decode_(std::move(decode)), ids_(before) {
+WindowDetokenizer::WindowDetokenizer(Decode decode, const std::vector<Token>& before,
+                                     std::function<bool(Token)> is_text)
+    : decode_(std::move(decode)), is_text_(std::move(is_text)), ids_(before) {
   shorten();
   given_ = decode_(ids_);
 }
@@ -162,6 +163,9 @@ void WindowDetokenizer::shorten() {
 std::string WindowDetokenizer::push(const Token* ids, std::size_t count) {
   std::string fresh;
   for (std::size_t i = 0; i < count; ++i) {
+    if (!is_text_(ids[i])) {
+      continue;
+    }
     ids_.push_back(ids[i]);
     ++held_;
     const std::string text = decode_(ids_);

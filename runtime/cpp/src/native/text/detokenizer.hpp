@@ -74,7 +74,9 @@ class WindowDetokenizer : public Detokenizer {
  public:
   using Decode = std::function<std::string(const std::vector<Token>&)>;
   static constexpr std::size_t kContext = 4;
-  WindowDetokenizer(Decode decode, const std::vector<Token>& before);
+  // Tokens that are no text, as special ones, have no place in the window.
+  WindowDetokenizer(Decode decode, const std::vector<Token>& before,
+                    std::function<bool(Token)> is_text);
   std::string push(const Token* ids, std::size_t count) override;
   std::string finish() override;
 
@@ -84,6 +86,7 @@ class WindowDetokenizer : public Detokenizer {
   std::string seen(const std::string& text) const;
 
   Decode decode_;
+  std::function<bool(Token)> is_text_;
   std::vector<Token> ids_;
   std::string given_;     // the text of those but the last `held_`
   std::size_t held_ = 0;  // tokens whose text was not given out

@@ -342,7 +342,8 @@ std::unique_ptr<Detokenizer> Tokenizer::detokenizer(const std::vector<Token>& be
     }
   }
   return std::make_unique<WindowDetokenizer>(
-      [this](const std::vector<Token>& ids) { return decode(ids); }, known);
+      [this](const std::vector<Token>& ids) { return decode(ids); }, known,
+      [this](Token token) { return is_text(token); });
 }
 
 }  // namespace specrt::native
