@@ -51,7 +51,9 @@ specrt.engine.tensorrt specrt.engine.ort_packed specrt.engine.ort_cuda
 specrt.engine.ort
 specrt.engine
 specrt.system
+specrt.chat_template
 specrt.bundle specrt.text specrt.params
+specrt.detokenizer
 specrt.constraints
 specrt.records
 specrt.errors

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specrt.aio import AsyncStream
+    from specrt.chat_template import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import (
         BundleError,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from specrt.params import SamplingParams
     from specrt.sampling.distribution import Logprob
     from specrt.session import Session
-    from specrt.text import ChatTemplate, read_template
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOMES = {
     "AsyncStream": "aio",
     "BundleError": "errors",
     "CapacityError": "errors",
-    "ChatTemplate": "text",
+    "ChatTemplate": "chat_template",
     "Chunk": "completion",
     "Completion": "completion",
     "EngineError": "errors",
@@ -65,7 +65,7 @@ _HOMES = {
     "Stream": "completion",
     "load": "loading",
     "open": "loading",
-    "read_template": "text",
+    "read_template": "chat_template",
 }
 
 _ALIASES = {"open": "load"}

@@ -157,7 +157,7 @@ class Host:
         """Begin to complete a prompt; `options` is a JSON object.
 
         It has the options of `SamplingParams` under `params`, `gamma` and `drafter` where they are
-        not left to the bundle, and the addresses of `processors`.
+        not left to the bundle, `parse_special`, and the addresses of `processors`.
         """
         request = json.loads(_text(options))
         processors: list[Addresses] = request.pop("processors", [])
@@ -168,7 +168,11 @@ class Host:
         gamma: Gamma | None = request.get("gamma")
         given = _text(prompt) if is_text else _ids(prompt)
         stream = self._generator.stream(
-            given, params, gamma=AUTO if gamma == _AUTO else gamma, drafter=request.get("drafter")
+            given,
+            params,
+            gamma=AUTO if gamma == _AUTO else gamma,
+            drafter=request.get("drafter"),
+            parse_special=request.get("parse_special", True),
         )
         return (Run(stream),)
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from itertools import chain, islice
 from operator import index
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from specrt.aio import AsyncStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
@@ -35,13 +35,17 @@ Prompt = str | Sequence[int]
 """Text or token ids."""
 
 
-def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer, target: Engine) -> list[int]:
-    """Return the tokens of a prompt for a target.
+def prompt_tokens(
+    prompt: Prompt, tokenizer: Tokenizer, target: Engine, *, parse_special: bool = True
+) -> list[int]:
+    """Return the tokens of a prompt for a target; see `GenerateOptions` for `parse_special`.
 
     Raises: RequestError for another type or an unknown id, CapacityError above the context.
     """
     vocab, context = target.geometry.vocab_size, target.max_length
-    given = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    given: Any = prompt
+    if isinstance(prompt, str):
+        given = tokenizer.encode(prompt, parse_special=parse_special)
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise RequestError(
             f"the prompt is of type {type(given).__name__}; expected text or token ids"
@@ -119,6 +123,7 @@ class RequestFactory:
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
+        parse_special: bool = True,
     ) -> Request:
         """Return the one request of a stream, after every check.
 
@@ -131,7 +136,9 @@ class RequestFactory:
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
         (completion,) = self._completions(params, gamma, drafter)
-        tokens = prompt_tokens(prompt, self._tokenizer, self._models.target)
+        tokens = prompt_tokens(
+            prompt, self._tokenizer, self._models.target, parse_special=parse_special
+        )
         request = self._request(tokens, params, completion)
         self._begin([completion], called_ns)
         return request
@@ -144,6 +151,7 @@ class RequestFactory:
         *,
         gamma: Gamma | None = None,
         drafter: str | None = None,
+        parse_special: bool = True,
     ) -> PromptRequests:
         """Return the requests of a prompt, after every check; they are made as they are taken.
 
@@ -153,7 +161,9 @@ class RequestFactory:
         called_ns = perf_counter_ns()
         completions = self._completions(params, gamma, drafter)
         try:
-            tokens = prompt_tokens(prompt, self._tokenizer, self._models.target)
+            tokens = prompt_tokens(
+                prompt, self._tokenizer, self._models.target, parse_special=parse_special
+            )
         except RequestError as error:
             for completion in completions:
                 completion.fail(f"{place}: {error}")
@@ -204,7 +214,7 @@ class RequestFactory:
                 params, self._tokenizer, self._eos, models.target.geometry.vocab_size,
                 self._grammars,
             ),
-            OutputProcessor(completion, params, self._eos, self._tokenizer),
+            OutputProcessor(completion, params, self._eos, self._tokenizer, tokens),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
         )  # fmt: skip
@@ -262,7 +272,7 @@ class Generator:
     Threads: any may stream and generate. Streams share the rows and run while one of them is read:
     a stream that is not read for a while pauses, and makes room for others.
 
-    `options` of the methods are those of `GenerateOptions`: `gamma` and `drafter`.
+    `options` of the methods are those of `GenerateOptions`: `gamma`, `drafter`, `parse_special`.
     """
 
     def __init__(

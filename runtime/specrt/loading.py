@@ -245,16 +245,19 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        parse_special: bool = True,
     ) -> list[RequestOutput]:
         """Complete one prompt or several, on all rows of the bundle.
 
         Parameters are shared, or one for each prompt. A completion that fails, also one whose
-        prompt is too long, has the finish reason `error` and harms no other.
+        prompt is too long, has the finish reason `error` and harms no other. `parse_special`: see
+        `GenerateOptions`.
         Raises: RequestError before any work for options that no prompt could have, also when the
             numbers of prompts and parameters differ.
         """
         many = _as_prompts(prompts)
-        encoded = [self._encoded(prompt) for prompt in many]
+        encoded = [self._encoded(prompt, parse_special) for prompt in many]
         results = self._generator.generate_many(encoded, sampling_params, gamma=self._gamma)
         return [
             _output(number, prompt, ids if isinstance(ids, list) else [], completions)
@@ -263,10 +266,12 @@ class LLM:
             )
         ]
 
-    def _encoded(self, prompt: Prompt) -> Prompt:
+    def _encoded(self, prompt: Prompt, parse_special: bool) -> Prompt:
         """Return the ids of a prompt, the prompt itself where it has none."""
+        if not isinstance(prompt, str):
+            return prompt
         try:
-            return self._generator.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            return self._generator.tokenizer.encode(prompt, parse_special=parse_special)
         except RequestError:
             return prompt
 

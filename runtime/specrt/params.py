@@ -35,15 +35,17 @@ Gamma = int | Literal["auto"]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How a completion is drafted; what is missing or None is the bundle's default.
+    """How a prompt is read and completed; what is missing is the default.
 
-    None of it changes a distribution, and under `match` none of it changes a text.
+    How it is drafted changes no distribution, and under `match` no text.
     """
 
     gamma: Gamma | None
-    """Tokens to draft each round, or `auto`."""
+    """Tokens to draft each round, or `auto`; the bundle's default when None."""
     drafter: str | None
-    """A name of `specrt.speculation.drafters.DRAFTERS`."""
+    """A name of `specrt.speculation.drafters.DRAFTERS`; the bundle's default when None."""
+    parse_special: bool
+    """Whether the text of a control token in a prompt becomes that token; True by default."""
 
 
 _ALIASES = {

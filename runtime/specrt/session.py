@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
+from specrt.chat_template import ChatTemplate, Message
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
-from specrt.text import ChatTemplate, Message
 
 
 @dataclass(eq=False)
@@ -80,8 +80,9 @@ class Session:
     with nothing between them.
 
     The tokens of the conversation stay as they were, and only the new text is turned into tokens,
-    so that the KV buffers still hold everything before it (`Completion.cached_tokens`). Where a
-    template changes earlier messages, the whole text is turned into tokens again.
+    as the middle of a text, so that the KV buffers still hold everything before it
+    (`Completion.cached_tokens`). Where a template changes earlier messages, the whole text is
+    turned into tokens again. What messages hold is text: no control token comes of it.
 
     `params`, `gamma`, `drafter` and `system` may be changed between messages. Not for several
     threads at once; several sessions may share a generator.
@@ -171,6 +172,11 @@ class Session:
         return len(self._turns[-1].prompt) + len(self._turns[-1].tokens) if self._turns else 0
 
     @property
+    def prompt(self) -> list[int]:
+        """The tokens before the last answer."""
+        return self._turns[-1].prompt if self._turns else []
+
+    @property
     def context(self) -> int:
         """How many tokens a conversation can have, the next message included."""
         return self._generator.models.target.max_length
@@ -239,27 +245,22 @@ class Session:
 
     def _encode(self, script: str) -> list[int]:
         """Return the tokens of a conversation: those of before, and those of the new text."""
-        tokenizer = self._generator.tokenizer
-        whole = tokenizer.encode(script, special=self.template is None)
-        known = self._known(script) if self._turns else None
-        if known is None:
-            return whole
-        tokens, rest = known
-        joined = tokens + (tokenizer.encode(rest, special=False) if rest else [])
-        # Some tokenizers spell the beginning of a text differently from its middle.
-        return joined if tokenizer.decode(joined) == tokenizer.decode(whole) else whole
+        known, behind = self._known(script)
+        return known + self._generator.tokenizer.encode(
+            script, parse_special=self.template is not None, behind=behind
+        )
 
-    def _known(self, script: str) -> tuple[list[int], str] | None:
-        """Return the tokens so far that a text begins with, and the text behind them."""
-        turn = self._turns[-1]
-        if not script.startswith(turn.script + turn.answer):
-            return None
-        body, decode = turn.body, self._generator.tokenizer.decode
-        for end in range(len(body), max(len(body) - _TAIL, 0) - 1, -1):
-            text = decode(body[:end])
-            if turn.answer.startswith(text):
-                return turn.prompt + body[:end], script[len(turn.script) + len(text) :]
-        return None
+    def _known(self, script: str) -> tuple[list[int], int]:
+        """Return the tokens so far that a text begins with, and how many characters they are."""
+        turn = self._turns[-1] if self._turns else None
+        if turn is None or not script.startswith(turn.script):
+            return [], 0
+        body, decode, begun = turn.body, self._generator.tokenizer.decode, len(turn.script)
+        for end in [*range(len(body), max(len(body) - _TAIL, 0), -1), 0]:
+            text = decode(body[:end], turn.prompt)
+            if script.startswith(text, begun):
+                return turn.prompt + body[:end], begun + len(text)
+        raise AssertionError("no tokens are no text")
 
     def _require_room(self, tokens: int) -> None:
         if tokens > self.context:

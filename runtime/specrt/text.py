@@ -1,22 +1,116 @@
-"""Text to tokens and back: tokenizer, detokenizers, stop strings, prompt files, chat templates."""
+"""Text to tokens and back: tokenizer, prompts of a chat template, prompt files."""
 
 from __future__ import annotations
 
-import codecs
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from reprlib import repr as short
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, get_args
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.errors import BundleError, RequestError, SpecrtError, did_you_mean, shortage
+from specrt.detokenizer import (
+    CONTEXT,
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    read_spelling,
+)
+from specrt.errors import BundleError, RequestError, did_you_mean, shortage
 
-_INCOMPLETE = "\ufffd"
+_WORDS = ("role", "type")
+"""Keys of a message whose values a template compares, and may make control tokens of."""
+
+_STAND_INS = range(0x10FFFD, 0x10F000, -1)
+"""Private characters, which no tokenizer joins with others."""
+
+
+class ChatPrompt(str):
+    """What a chat template made of messages, whose contents are text whatever they hold.
+
+    `render` is what made it.
+    """
+
+    def __new__(
+        cls, text: str, messages: Sequence[Any], render: Callable[[Sequence[Any]], str]
+    ) -> ChatPrompt:
+        """Keep what the text was made of."""
+        made = super().__new__(cls, text)
+        made._messages, made._render = deepcopy(messages), render
+        return made
+
+    _messages: Sequence[Any]
+    _render: Callable[[Sequence[Any]], str]
+
+    def guarded(self, controls: Collection[str]) -> tuple[str, str]:
+        """Return the prompt with stand-ins in contents, and what it is without them.
+
+        A character of a content has a stand-in wherever it could be part of one of the control
+        tokens, alone or with what the template writes beside it.
+        """
+        used, stand_ins = set(self), dict[str, str]()
+        free = (chr(code) for code in _STAND_INS if chr(code) not in used)
+
+        def cover(value: Any, *, word: bool = False) -> Any:
+            if isinstance(value, str):
+                text = list(value)
+                for at in _exposed(value, controls, whole=word):
+                    text[at] = stand_ins.get(text[at]) or stand_ins.setdefault(text[at], next(free))
+                return "".join(text)
+            if isinstance(value, Mapping):
+                return {cover(k, word=True): cover(v, word=k in _WORDS) for k, v in value.items()}
+            return [cover(v) for v in value] if isinstance(value, list | tuple) else value
+
+        messages = cover(list(self._messages))
+        if not stand_ins:
+            return str(self), str(self)
+        text = self._render(messages)
+        return text, text.translate({ord(s): char for char, s in stand_ins.items()})
+
+
+def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:
+    """Return where each control token that a text has a part in, or the `whole`, begins in it."""
+    found = set[int]()
+    for control in controls:
+        at = text.find(control)
+        while at >= 0:
+            found.add(at)
+            at = text.find(control, at + 1)
+        if whole:
+            continue
+        if text and text in control:
+            found.add(0)
+        for length in range(1, min(len(control), len(text) + 1)):
+            if text.endswith(control[:length]):
+                found.add(len(text) - length)
+            if text.startswith(control[-length:]):
+                found.add(0)
+    return found
+
+
+class Control(NamedTuple):
+    """A control token that a text was found to hold."""
+
+    token: int
+    start: int
+    end: int
+    """Where it stands in the text, with the blanks beside it that it takes in."""
+    position: int
+    """Where it stands among the ids."""
+
+
+Place = Literal["start", "inner", "middle"]
+"""Where plain text stands: at the start, behind a control token, behind other text.
+
+SentencePiece tokenizers begin a text with a space of their own, some those behind control tokens
+too; the middle of a text has none but its own.
+"""
 
 
 class Tokenizer:
@@ -32,19 +126,38 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.bos_token_id = bos_token_id
-        decoder = repr(self._tokenizer.decoder)
-        self.falls_back_to_bytes = "ByteFallback" in decoder
-        self._joins_bytes = decoder.startswith("ByteLevel")
+        self._spelling = read_spelling(_state(self._tokenizer.decoder))
         self._bytes: dict[int, bytes] = {}
+        self._readers: dict[tuple[Place, bool], Any] = {("start", False): self._tokenizer}
 
     @cached_property
     def size(self) -> int:
         """The largest id the tokenizer knows, plus one; ids may be sparse."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a prompt; `special` adds the tokenizer's own special tokens.
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset(self._controls)
 
+    @cached_property
+    def _controls(self) -> dict[int, str]:
+        """The names of special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {i: token.content for i, token in added.items() if token.special}
+
+    def to_json(self) -> str:
+        """Return what a `tokenizer.json` would hold."""
+        return str(self._tokenizer.to_str())
+
+    def encode(
+        self, text: str, *, special: bool = True, parse_special: bool = True, behind: int = 0
+    ) -> list[int]:
+        """Return the ids of a prompt, or of what is `behind` so many of its characters.
+
+        `special` adds the tokenizer's own special tokens. The text of a control token becomes that
+        token with `parse_special`, and is text like any other without; in a `ChatPrompt` those of
+        the template become tokens and those of contents do not, and no special tokens are added.
         An empty prompt is the BOS token alone.
         Raises: RequestError for an empty prompt where there is no BOS token, and for a text that
             is not valid Unicode.
@@ -56,8 +169,15 @@ class Tokenizer:
                 f"the prompt is not valid Unicode at character {error.start}: {error.reason}; "
                 "pass text decoded as UTF-8"
             ) from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        if ids:
+        if not parse_special:
+            ids = self._plain(text[behind:], "middle" if behind else "start")
+            if special and not behind:
+                ids = [*self._added[0], *ids, *self._added[1]]
+        elif behind or isinstance(text, ChatPrompt):
+            ids = self._parsed(text, behind)
+        else:
+            ids = [*self._tokenizer.encode(text, add_special_tokens=special).ids]
+        if ids or behind:
             return ids
         if self.bos_token_id is None:
             raise RequestError(
@@ -66,153 +186,192 @@ class Tokenizer:
             )
         return [self.bos_token_id]
 
-    def detokenizer(self) -> ByteDetokenizer | Detokenizer:
-        """Return what turns the tokens of one completion into text."""
-        return (
-            ByteDetokenizer(self._bytes_of, self._bytes) if self._joins_bytes else Detokenizer(self)
+    def _parsed(self, text: str, behind: int) -> list[int]:
+        """Return the ids of what is behind a character, control tokens parsed but in contents."""
+        encoding = self._tokenizer.encode(str(text), add_special_tokens=False)
+        found = self._found(encoding, text)
+        own = self._own(text, found) if isinstance(text, ChatPrompt) else found
+        later = [control for control in own if control.end > behind]
+        if own == found and not behind:
+            return [*encoding.ids]
+        at, ids = behind, list[int]()
+        place: Place = "middle" if behind else "start"
+        for control in later:
+            ids += self._plain(text[at : max(at, control.start)], place)
+            if own == found:  # from here on the tokenizer has it right
+                return [*ids, *encoding.ids[control.position :]]
+            ids.append(control.token)
+            at, place = control.end, "inner"
+        return ids + self._plain(text[at:], place)
+
+    def _own(self, prompt: ChatPrompt, found: list[Control]) -> list[Control]:
+        """Return the control tokens of a prompt that are its template's own, of those found.
+
+        Raises: RequestError where the template reads control tokens in contents.
+        """
+        own, known = found, set[str]()
+        restored = text = str(prompt)
+        while more := {text[c.start : c.end].strip() for c in own} - known:
+            known |= more
+            text, restored = prompt.guarded(known)
+            own = self._found(self._tokenizer.encode(text, add_special_tokens=False), text)
+        if restored == prompt:
+            same = [c[:3] for c in own] == [c[:3] for c in found]
+            return found if same else own
+        if [c.token for c in own] == [c.token for c in found]:
+            return found
+        raise RequestError(
+            "the chat template treats a control token in a message's content as its own: "
+            f"{', '.join(map(repr, sorted(known)))}; leave such texts out of the message"
         )
 
-    def _bytes_of(self, token: int) -> bytes:
-        name = self._tokenizer.id_to_token(token)
-        return b"" if name is None or token in self.special else token_bytes(name, self._symbols)
+    def _plain(self, text: str, place: Place) -> list[int]:
+        """Return the ids of a text in which nothing is a control token."""
+        if place == "middle" and self._parts_at_spaces:
+            head = re.split(r"\s", text, maxsplit=1)[0]
+            if head != text:  # blanks are no tokens there: each word begins with a space
+                return self._plain(head, place) + self._plain(text[len(head) :], "start")
+        for literal in (False, True):  # the first will do where the text holds no control token
+            encoding = self._reader(place, literal).encode(text, add_special_tokens=False)
+            found = self._found(encoding, text)
+            if not found:
+                return list(encoding.ids)
+        # The model's own vocabulary has a control token as a word: cut the text within it.
+        edges = [0, *(control.start + 1 for control in found), len(text)]
+        if any(control.end - control.start < 2 for control in found):
+            raise RequestError(
+                f"{text[found[0].start : found[0].end]!r} can only be spelled as a control token "
+                "here; leave it out of the text"
+            )
+        parts = [text[a:b] for a, b in pairwise(edges)]
+        return [
+            i for at, part in enumerate(parts) for i in self._plain(part, "middle" if at else place)
+        ]
+
+    def _found(self, encoding: Any, text: str) -> list[Control]:
+        """Return the control tokens that were found in a text; one for unknown text is none."""
+        names = self._controls
+        if self.special.isdisjoint(encoding.ids):
+            return []
+        return [
+            Control(token, start, end, position)
+            for position, (token, (start, end)) in enumerate(
+                zip(encoding.ids, encoding.offsets, strict=True)
+            )
+            if token in names and _folded(text[start:end]) == _folded(names[token])
+        ]
 
     @cached_property
-    def special(self) -> frozenset[int]:
-        """Tokens that are no text."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(i for i, token in added.items() if token.special)
+    def _added(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before a text, and behind it."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        pairs = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+        before = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
+        after = [token for token, _ in takewhile(lambda pair: pair[1], reversed(pairs))]
+        return before, after[::-1]
 
     @cached_property
-    def _symbols(self) -> dict[str, int]:
-        return byte_symbols()
+    def _parts_at_spaces(self) -> bool:
+        return "WhitespaceSplit" in str(_state(self._tokenizer.pre_tokenizer))
 
-    def to_json(self) -> str:
-        """Return what a `tokenizer.json` would hold."""
-        return str(self._tokenizer.to_str())
+    def _reader(self, place: Place, literal: bool) -> Any:
+        """Return the tokenizer that reads plain text at a place; `literal` has no control tokens.
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids, special tokens left out."""
+        Both are properties of the library's object, so there are several where they differ.
+        """
+        made = self._readers.get((place, literal))
+        if made is None:
+            forms = {other: self._form(other) for other in get_args(Place)}
+            alike = [(other, literal) for other in forms if forms[other] == forms[place]]
+            made = next((self._readers[key] for key in alike if key in self._readers), None)
+            self._readers[place, literal] = made = made or self._variant(forms[place], literal)
+        return made
+
+    def _form(self, place: Place) -> dict[str, Any]:
+        """Return the parts of the tokenizer that put a space before a text."""
+        names = ("normalizer", "pre_tokenizer")
+        return {name: _unspaced(_state(getattr(self._tokenizer, name)), place) for name in names}
+
+    def _variant(self, form: dict[str, Any], literal: bool) -> Any:
+        made = HubTokenizer.from_str(json.dumps({**json.loads(self.to_json()), **form}))
+        made.encode_special_tokens = literal
+        return made
+
+    def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """Return the text that ids add behind others, special tokens left out."""
+        if self._spelling is None and not before:
+            return self._decoded(list(ids))
+        detokenizer = self.detokenizer(before)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def piece(self, token: int) -> str:
+        """Return the text of a token behind others; parts of characters are U+FFFD."""
+        if self._spelling is None:
+            return self.decode([token], before=[token])
+        return self._bytes_of(token).decode(errors="replace")
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """Return what turns the tokens of one completion of a prompt into text.
+
+        Its text is what they add to the prompt's: a space at the beginning is dropped where no
+        text stands before, and half a character is completed.
+        """
+        if self._spelling is None:
+            known = [*islice(filter(self._is_text, reversed(prompt)), CONTEXT)]
+            return WindowDetokenizer(self._decoded, known[::-1], self._is_text)
+        before = b""
+        for token in reversed(prompt):
+            if len(before) >= _LONGEST_CHARACTER:
+                break
+            before = self._bytes_of(token) + before
+        first = self._first_bytes if self._spelling.drops_space else None
+        return ByteDetokenizer(self._bytes_of, self._bytes, first, before)
+
+    def _bytes_of(self, token: int, *, first: bool = False) -> bytes:
+        name = None if token in self.special else self._tokenizer.id_to_token(token)
+        assert self._spelling is not None, "another decoder spells no bytes"
+        return b"" if name is None else self._spelling.bytes_of(name, first=first)
+
+    def _is_text(self, token: int) -> bool:
+        return token not in self.special and self._tokenizer.id_to_token(token) is not None
+
+    def _first_bytes(self, token: int) -> bytes:
+        return self._bytes_of(token, first=True)
+
+    def _decoded(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-class Detokenizer:
-    """Turns tokens into text as they come, by asking the tokenizer.
-
-    What it gave out, joined, is always a prefix of the whole text: a character split over tokens
-    is held back until it is whole, and decoders that look at their neighbours see a few of them.
-    One exception: a decoder with byte fallback spoils a whole run of byte tokens when one of them
-    is invalid, and text given out before is not taken back. Such tokenizers are best fed one token
-    at a time, so that what is shown does not depend on how tokens arrive.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._given = 0
-        self._given_text = ""
-
-    def push(self, ids: list[int]) -> str:
-        """Add tokens and return the text that became certain."""
-        self._ids.extend(ids)
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith(_INCOMPLETE) or len(text) <= len(self._given_text):
-            return ""
-        return self._give(text)
-
-    def finish(self) -> str:
-        """Return what was held back; half a character becomes U+FFFD."""
-        return self._give(self._tokenizer.decode(self._ids))
-
-    def _give(self, text: str) -> str:
-        fresh = text[len(self._given_text) :]
-        # The next window starts at the tokens just given, so that a decoder has their context.
-        self._ids = self._ids[self._given :]
-        self._given = len(self._ids)
-        self._given_text = self._tokenizer.decode(self._ids)
-        return fresh
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8."""
 
 
-class StopStrings:
-    """Finds where a text must end, holding back what may be the beginning of a stop string."""
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Add text; return what may be shown, and the stop string that was met, if any."""
-        if not self._stops:
-            return text, None
-        held = self._held + text
-        met = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
-        if met:
-            at, stop = min(met)
-            self._held = ""
-            return held[:at], stop
-        keep = max(_overlap(held, stop) for stop in self._stops)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], None
-
-    def finish(self) -> str:
-        """Return what was held back, when no stop string came."""
-        held, self._held = self._held, ""
-        return held
+def _state(part: Any) -> Any:
+    """Return a part of a tokenizer as `tokenizer.json` has it."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that begins the stop string."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def _unspaced(part: Any, place: Place) -> Any:
+    """Return a normalizer or pre-tokenizer that puts no space before a text at a place."""
+    if part is None or place == "start":
+        return part
+    for inner in ("normalizers", "pretokenizers"):
+        if inner in part:
+            kept = [_unspaced(one, place) for one in part[inner]]
+            return {**part, inner: [one for one in kept if one is not None]}
+    kind, middle = part["type"], place == "middle"
+    if kind == "Prepend" and middle:
+        return None
+    if kind == "Metaspace" and (middle or part["prepend_scheme"] == "first"):
+        return {**part, "prepend_scheme": "never"}
+    if kind == "ByteLevel" and middle and "add_prefix_space" in part:
+        return {**part, "add_prefix_space": False}
+    return part
 
 
-class ByteDetokenizer:
-    """Joins the bytes of tokens and gives out whole characters.
-
-    One lookup per token, where asking the tokenizer to decode costs more than a round does.
-    `bytes_of(token)` is the token's bytes, empty for a special token; `known` keeps them.
-    """
-
-    def __init__(self, bytes_of: Callable[[int], bytes], known: dict[int, bytes]) -> None:
-        self._bytes_of = bytes_of
-        self._known = known
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Add tokens and return the text that became certain."""
-        known = self._known
-        try:
-            data = b"".join([known[i] for i in ids])
-        except KeyError:
-            ids = list(ids)
-            known.update({i: self._bytes_of(i) for i in ids if i not in known})
-            data = b"".join([known[i] for i in ids])
-        return self._decoder.decode(data)
-
-    def finish(self) -> str:
-        """Return what was held back; half a character becomes U+FFFD."""
-        return self._decoder.decode(b"", final=True)
-
-
-def byte_symbols() -> dict[str, int]:
-    """Return the byte each printable symbol of a byte-level vocabulary stands for.
-
-    Source: Radford et al. 2019 (GPT-2): printable bytes stand for themselves, the others for the
-        code points from 256 on, in order.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    symbols = {chr(byte): byte for byte in printable}
-    rest = (byte for byte in range(256) if byte not in set(printable))
-    return {**symbols, **{chr(256 + at): byte for at, byte in enumerate(rest)}}
-
-
-def token_bytes(token: str, symbols: dict[str, int]) -> bytes:
-    """Return the bytes a token spells; one with other characters in it is its own text."""
-    try:
-        return bytes([symbols[c] for c in token])
-    except KeyError:
-        return token.encode()
+def _folded(text: str) -> str:
+    """Return a text as tokenizers may find control tokens in it: case and blanks do not count."""
+    return unicodedata.normalize("NFKC", text).strip().casefold()
 
 
 @dataclass(frozen=True)
@@ -301,154 +460,3 @@ def _parse(place: str, line: str) -> PromptRecord:
     if not isinstance(text, str):
         raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
     return PromptRecord(text, str(data.get("category", "")), place)
-
-
-Message = dict[str, str]
-
-_LONGEST = 200
-"""Characters of a template's own words in an error."""
-
-
-class NoTemplateError(RequestError):
-    """A bundle has no chat template."""
-
-
-class ChatTemplate:
-    """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
-
-    def __init__(self, source: str, special: dict[str, str]) -> None:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._special = special
-        try:
-            self._template = environment.from_string(source)
-        except Exception as error:  # deep nesting fails in the parser and in Python's compiler
-            raise RequestError(
-                f"the bundle's chat template is not valid Jinja: {_line(error)}"
-            ) from error
-
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the prompt text for messages of `role` and `content`.
-
-        Raises: RequestError when the template refuses them.
-        """
-        try:
-            return self._template.render(
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                tools=None,  # templates ask whether it is none, not only whether it is defined
-                documents=None,
-                **self._special,
-            )
-        except SpecrtError:
-            raise
-        except Exception as error:  # a template is a program, and may fail like one
-            raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
-
-
-def read_template(bundle: str | Path) -> ChatTemplate:
-    """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
-
-    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
-    """
-    folder = Path(bundle)
-    config = _config(folder / "tokenizer_config.json")
-    separate = folder / "chat_template.jinja"
-    source = _read(separate) if separate.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named ones; transformers takes `default`
-        named = [t for t in source if isinstance(t, dict)]
-        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
-    if source is not None and not isinstance(source, str):
-        raise _damaged(
-            folder / "tokenizer_config.json",
-            f"has the chat_template {short(source)}; expected a string or a list of named ones",
-        )
-    if not source:
-        raise NoTemplateError(
-            f"{folder} has no chat template: its model was not trained for chat; "
-            "complete plain text instead (no --chat; a session without a template)"
-        )
-    tokens = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key.endswith("_token")
-    }
-    return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise _damaged(path, f"holds {short(config)}; expected an object")
-    return config
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"cannot be read as UTF-8: {error}") from error
-
-
-def _damaged(path: Path, what: str) -> RequestError:
-    return RequestError(
-        f"{path} {what}; correct it in the checkpoint and build the bundle again, or leave --chat "
-        "out"
-    )
-
-
-def _generation_tag() -> type[Any]:
-    """Return the `{% generation %}` block of newer templates, which marks and changes nothing."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return Generation
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which a model has never seen.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _refuse(message: Any) -> NoReturn:
-    raise RequestError(f"the chat template refused the messages: {_line(message)}")
-
-
-def _line(message: Any) -> str:
-    """Return the message of a template or its failure as one line of bearable length."""
-    shown = "".join(c if c.isprintable() else " " for c in str(message))
-    text = " ".join(shown.split()) or type(message).__name__
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

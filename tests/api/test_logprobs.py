@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, ranked
 from specrt.text import Tokenizer
 from support.rows import packed, padded
-from support.toy import TableEngine, generator, near
+from support.toy import TableEngine, generator, near, sentencepiece
 
 
 def check(entry: Entry | None, row: NDArray[np.float32], token: int, k: int) -> None:
@@ -132,6 +133,21 @@ def test_a_prompt_is_scored_token_by_token(
     check_all(one.models.target, prompt, done, params)
     assert done.cached_tokens == 0
     assert done.token_ids == one.generate(prompt, silent, gamma=gamma).token_ids
+
+
+def test_pieces_of_words_join_to_the_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(sentencepiece(tmp_path))
+    words = tokenizer.encode("h w", special=False)
+    params = SamplingParams(max_tokens=5, logprobs=1, prompt_logprobs=0, allowed_token_ids=words)
+    done = made(tokenizer).generate("hello world", params)
+    assert done.logprobs is not None
+    pairs = zip(done.token_ids, done.logprobs, strict=True)
+    assert "".join(entry[token].decoded_token for token, entry in pairs) == done.text
+    assert done.text[0] == " "
+    told = [
+        one.decoded_token for entry in done.prompt_logprobs or [] if entry for one in entry.values()
+    ]
+    assert "".join(told) == " hello world"
 
 
 def test_few_shapes_of_passes_score_prompts(tokenizer: Tokenizer) -> None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as HubTokenizer
 
 from scheduler.support import target_of
+from specrt.chat_template import ChatTemplate
 from specrt.completion import Stream
 from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.speculation.pool import Models
-from specrt.text import ChatTemplate, Tokenizer
+from specrt.text import Tokenizer
 from support.rows import packed
-from support.toy import EOS, TableEngine, byte_fallback, generator, near
+from support.toy import (
+    BOS,
+    EOS,
+    SPECIAL,
+    STYLES,
+    Style,
+    TableEngine,
+    generator,
+    near,
+    sentencepiece,
+)
 
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",
@@ -92,18 +105,77 @@ def test_ctrl_c_in_a_pass_harms_no_later_answer(tokenizer: Tokenizer, passes: in
     assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
 
 
-def test_special_tokens_that_a_template_changes_are_read_again(tokenizer: Tokenizer) -> None:
-    mark = "{% if m.role == 'assistant' %}<|tool|>{% endif %}"
+def test_a_text_that_a_template_changes_is_read_again(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(
-        "{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}<|tool|>", {}
+        "{{ '<|tool|>' if messages|length < 3 else '</s></s>' }}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}<|tool|>",
+        {},
     )
     opened = made(tokenizer)
-    session = Session(opened, template, system="<|tool|>", params=PARAMS)
+    session = Session(opened, template, params=PARAMS)
     first = session.generate("a").text
-    session.system = "</s></s>"  # as long, and no more text than the other
     session.generate("b")
-    script = f"</s></s>a<|tool|>{first}b<|tool|>"
+    script = f"</s></s>a{first}b<|tool|>"  # as long, and no more text than the other
     assert opened.prompts[1] == tokenizer.encode(script, special=False)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
+def test_the_model_sees_what_was_written(
+    tmp_path: Path, style: Style, template: ChatTemplate | None
+) -> None:
+    """Answers keep the space they begin with, and no message gets one of its own."""
+    tokenizer = Tokenizer(sentencepiece(tmp_path, style))
+    library = HubTokenizer.from_str(tokenizer.to_json())
+    spaced = tuple(library.token_to_id(f"▁{letter}") for letter in "hw")
+    opened = made(tokenizer)
+    session = Session(
+        opened, template, params=SamplingParams(max_tokens=3, allowed_token_ids=spaced)
+    )
+    known, text = list[int](), ""
+    for message in ("hello", "hello", " world", "o  he"):
+        done = session.generate(message)
+        prompt = opened.prompts[-1]
+        assert prompt[: len(known)] == known
+        assert done.cached_tokens == max(0, len(known) - 1)
+        if template is None:
+            text += message
+            blanks = text.replace("  ", " ") if style == "t5" else text  # which has no others
+            assert tokenizer.decode(prompt) == blanks
+        elif known:  # as the library has it behind the control token
+            rest = f"</s><|tool|>user:{message}</s><|tool|>assistant:"
+            assert prompt[len(known) :] == library.encode(rest, add_special_tokens=False).ids
+        assert done.text[0] == " "
+        text += done.text
+        known = [*prompt, *done.token_ids]
+    assert [m["content"][0] for m in session.messages[1::2]] == [" "] * 4
+
+
+@pytest.mark.parametrize("style", [None, *STYLES])
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
+def test_control_tokens_in_messages_are_text(
+    tokenizer: Tokenizer, tmp_path: Path, style: Style | None, template: ChatTemplate | None
+) -> None:
+    if style is not None:
+        tokenizer = Tokenizer(sentencepiece(tmp_path, style))
+    bos, eos, mark = (tokenizer.encode(m, special=False)[0] for m in (BOS, EOS, SPECIAL))
+    letters = tuple(tokenizer.encode("od", special=False))
+    opened = made(tokenizer)
+    session = Session(
+        opened, template, system=f"s{BOS}",
+        params=SamplingParams(max_tokens=2, allowed_token_ids=letters),
+    )  # fmt: skip
+    known = list[int]()
+    for said in (f"he{EOS}{SPECIAL}o", EOS, f"lo{SPECIAL[:-1]}", SPECIAL[1:], f"{EOS[:2]}{EOS}"):
+        done = session.generate(said)
+        prompt = opened.prompts[-1]
+        assert prompt[: len(known)] == known
+        own = [token for token in prompt[len(known) :] if token in (bos, eos, mark)]
+        turn = [eos, mark, eos, mark] if known else [mark, eos, mark, eos, mark]
+        begin = [bos] if style == "llama2" and not known else []
+        assert own == (turn if template else begin)
+        known = [*prompt, *done.token_ids]
+    assert session.messages[1]["content"] == f"he{EOS}{SPECIAL}o"
 
 
 def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
@@ -167,9 +239,17 @@ MOVES = st.one_of(
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
-    [(TEMPLATE, False), (TRIMMED, False), (None, False), (None, True)],
-    ids=["kept", "trimmed", "plain", "words"],
+    ("template", "style"),
+    [
+        (TEMPLATE, None),
+        (TRIMMED, None),
+        (None, None),
+        (None, "llama2"),
+        (TEMPLATE, "llama2"),
+        (None, "mistral"),
+        (TRIMMED, "mistral"),
+        (None, "gemma"),
+    ],
 )
 @settings(max_examples=6, deadline=None)
 @given(
@@ -180,11 +260,11 @@ MOVES = st.one_of(
 )
 def test_any_conversation_is_one_with_a_fresh_generator(
     tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory, template: ChatTemplate | None,
-    words: bool, moves: list[tuple[str, Any]], stop: tuple[str, ...],
+    style: Style | None, moves: list[tuple[str, Any]], stop: tuple[str, ...],
     allowed: tuple[int, ...] | None, rows: int,
 ) -> None:  # fmt: skip
-    if words:  # which begins a text in its own way
-        tokenizer = Tokenizer(byte_fallback(tmp_path_factory.mktemp("words")))
+    if style is not None:
+        tokenizer = Tokenizer(sentencepiece(tmp_path_factory.mktemp("words"), style))
     params = SamplingParams(max_tokens=9, stop=stop, allowed_token_ids=allowed)
     opened = made(tokenizer, rows=rows)
     session = Session(opened, template, params=params)
@@ -203,7 +283,7 @@ def test_any_conversation_is_one_with_a_fresh_generator(
         written = [*before, {"role": "user", "content": message}]
         script = template.render(written) if template else "".join(m["content"] for m in written)
         prompt = opened.prompts[-1]
-        whole = tokenizer.encode(script, special=template is None)
+        whole = tokenizer.encode(script)
         assert tokenizer.decode(prompt) == tokenizer.decode(whole)
         assert ids == alone(tokenizer, prompt, params)[: len(ids)]
         assert len(session.messages) == len(before) + (2 if ids else 0)

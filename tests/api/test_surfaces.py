@@ -19,6 +19,7 @@ from specrt.loading import LLM
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text import Tokenizer
+from support.toy import EOS
 
 PROMPT = "the thing"
 LETTERS = tuple(b"then ig")
@@ -79,12 +80,12 @@ def sure(result: tuple[Any, ...]) -> tuple[Any, ...]:
     return result[1:]
 
 
-def begun(made: Generator, prompt: str, options: Options, gamma: int) -> c_host.Run:
+def begun(made: Generator, prompt: str, options: Options, gamma: int, **others: bool) -> c_host.Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(c_host, "load", lambda *_, **__: made)
         patch.setattr(c_host, "read_manifest", lambda _: None)
         (host,) = sure(c_host.open_bundle(b"bundle", b"", 0, 0, 0, 1))
-    asked = json.dumps({"params": options, "gamma": gamma}).encode()
+    asked = json.dumps({"params": options, "gamma": gamma, **others}).encode()
     text = prompt.encode(errors="surrogateescape")
     return sure(host.begin(text, 1, asked))[0]  # type: ignore[no-any-return]
 
@@ -131,6 +132,29 @@ def steady(found: Options) -> Options:
     )
     kept: Options = json.loads(json.dumps({k: found[k] for k in found if k not in changing}))
     return kept
+
+
+def test_control_tokens_in_raw_prompts_are_parsed_unless_forbidden(
+    made: Generator, tokenizer: Tokenizer
+) -> None:
+    prompt, params = f"a{EOS}", SamplingParams(max_tokens=1)
+    assert tokenizer.encode(prompt) != tokenizer.encode(prompt, parse_special=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specrt.loading.load", lambda *_, **__: made)
+        llm = LLM("bundle")
+    for parse, tokens in ((True, 2), (False, 5)):
+        ((many,),) = made.generate_many([prompt], params, parse_special=parse)
+        (output,) = llm.generate(prompt, params, parse_special=parse)
+        alike = (
+            many.prompt_tokens,
+            made.generate(prompt, params, parse_special=parse).prompt_tokens,
+            made.stream(prompt, params, parse_special=parse).completion.prompt_tokens,
+            made.astream(prompt, params, parse_special=parse).completion.prompt_tokens,
+            asyncio.run(made.agenerate(prompt, params, parse_special=parse)).prompt_tokens,
+            len(output.prompt_token_ids),
+            sure(begun(made, prompt, {}, 0, parse_special=parse).stats())[0],
+        )
+        assert set(alike) == {tokens}
 
 
 @every_surface

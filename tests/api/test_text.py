@@ -1,31 +1,30 @@
-"""Text comes out whole characters at a time, chats as templates make them, prompts from files."""
+"""Text comes out whole characters at a time, prompts from files."""
 
 from __future__ import annotations
 
-import json
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import models
 
+from specrt.chat_template import ChatTemplate
+from specrt.detokenizer import StopStrings, WindowDetokenizer
 from specrt.errors import BundleError, RequestError
 from specrt.text import (
-    ChatTemplate,
     PromptRecord,
-    StopStrings,
     Tokenizer,
     decode_utf8,
     first_of_each,
     of_categories,
     read_prompts,
-    read_template,
     read_text,
 )
-from support.toy import BOS, EOS, SPECIAL, byte_fallback
+from support.toy import BOS, EOS, SPECIAL, STYLES, sentencepiece
 
 held = settings(
     max_examples=60,
@@ -36,12 +35,27 @@ held = settings(
 LOST = "\ufffd"
 
 
-broken = st.sampled_from([*"€😀".encode(), 0xC3, 0xFF, 97, 32, 261, 264])
+def words(folder: Path, prefix: str = "", suffix: str = "") -> Path:
+    """Write a tokenizer whose decoder looks at the neighbours of a token."""
+    ends = {f"{word}{suffix}" for word in ("hel", "lo", "wor", "ld")}
+    vocab = {word: i for i, word in enumerate(sorted(ends | {"hel", "wor", f"{prefix}lo"}))}
+    made = HubTokenizer(models.WordLevel({**vocab, "[UNK]": len(vocab)}, unk_token="[UNK]"))
+    made.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.WordPiece(prefix)
+    made.add_special_tokens([BOS])
+    path = folder / "tokenizer.json"
+    made.save(str(path))
+    return path
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(byte_fallback(tmp_path_factory.mktemp("byte_fallback")))
+def spelled(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    """Tokenizers whose tokens are bytes, each in the style of some checkpoints."""
+    made = [Tokenizer(sentencepiece(tmp_path_factory.mktemp(style), style)) for style in STYLES]
+    return [tokenizer, *made]
+
+
+def hub(tokenizer: Tokenizer) -> HubTokenizer:
+    return HubTokenizer.from_str(tokenizer.to_json())
 
 
 def cut(ids: list[int], places: list[int]) -> list[list[int]]:
@@ -50,31 +64,110 @@ def cut(ids: list[int], places: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise(edges)]
 
 
-def chunks(tokenizer: Tokenizer, pieces: list[list[int]]) -> list[str]:
-    detokenizer = tokenizer.detokenizer()
+def chunks(tokenizer: Tokenizer, pieces: list[list[int]], prompt: Sequence[int] = ()) -> list[str]:
+    detokenizer = tokenizer.detokenizer(prompt)
     return [*(detokenizer.push(piece) for piece in pieces), detokenizer.finish()]
 
 
-unicode = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("é€😀👨‍👩‍👧 the\n"))
+unicode = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=LOST)
+    | st.sampled_from("é€😀👨‍👩‍👧 the\n  helo world")
+)
 places = st.lists(st.integers(0, 1000), max_size=12)
 
 
 @held
-@given(text=unicode, at=places, mixed=st.lists(st.integers(0, 264) | broken, max_size=60))
-def test_chunks_join_to_the_text_however_it_is_cut(
-    tokenizer: Tokenizer, llama: Tokenizer, text: str, at: list[int], mixed: list[int]
+@given(text=unicode, at=places, begin=st.integers(0, 1000), begins=st.booleans())
+def test_a_completion_is_what_it_adds_to_its_prompt(
+    spelled: list[Tokenizer], text: str, at: list[int], begin: int, begins: bool
 ) -> None:
-    spelled = [(used, used.encode(text) if text else []) for used in (tokenizer, llama)]
-    for used, ids in (*spelled, (tokenizer, mixed)):
-        found = chunks(used, cut(ids, at))
-        assert "".join(found) == used.decode(ids)
-        assert "".join(chunks(used, [[i] for i in ids])) == used.decode(ids)
-    shown = chunks(tokenizer, cut(spelled[0][1], at))
-    assert all(text.startswith(so_far) for so_far in accumulate(shown))
+    """However its tokens arrive, and where the prompt ends in half a character, too."""
+    for used in spelled:
+        library, bos = hub(used), used.encode(BOS, special=False)
+        ids = [*bos * begins, *library.encode(text).ids]
+        edge = begin % (len(ids) + 1)
+        prompt, tokens = ids[:edge], ids[edge:]
+        whole, before = library.decode(ids), used.decode(prompt)
+        found = chunks(used, cut(tokens, at), prompt)
+        assert before.rstrip(LOST) + "".join(found) == whole
+        assert not any(LOST in shown for shown in found)
+        assert used.decode(ids) == whole
+        assert used.decode(tokens, prompt) == "".join(found)
 
 
-def test_a_character_is_held_whole(tokenizer: Tokenizer, llama: Tokenizer) -> None:
-    for used in (tokenizer, llama):
+@held
+@given(ids=st.lists(st.sampled_from([0xC3, 0xE2, 0x82, 0xAC, 0xFF, 97]), max_size=40), at=places)
+def test_bytes_that_are_no_text_come_as_they_are_certain(
+    spelled: list[Tokenizer], ids: list[int], at: list[int]
+) -> None:
+    for used in spelled[:-1]:  # the last one has no bytes
+        first = hub(used).token_to_id("<0x00>") or 0
+        tokens = [first + byte for byte in ids]
+        assert "".join(chunks(used, cut(tokens, at))) == bytes(ids).decode(errors="replace")
+        for shown in (chunks(used, [[token] for token in tokens]), [used.decode(tokens)]):
+            assert "".join(shown) == bytes(ids).decode(errors="replace")
+        assert chunks(used, [[first + 0xFF]] * 3) == [*LOST * 3, ""]
+
+
+def test_a_prompts_half_character_is_completed_or_lost_with_it(spelled: list[Tokenizer]) -> None:
+    for used in spelled[:-1]:
+        first = hub(used).token_to_id("<0x00>") or 0
+        prompt = [first + 97, first + 0xE2]
+        for more, shown in (([0x82, 0xAC], "€"), ([97], "a"), ([0x82, 97], "a"), ([], "")):
+            assert used.decode([first + byte for byte in more], prompt) == shown
+
+
+def test_a_space_is_kept_behind_text_and_dropped_at_its_beginning(
+    spelled: list[Tokenizer],
+) -> None:
+    for used in spelled[1:]:
+        library = hub(used)
+        tokens = [library.token_to_id(f"▁{w}") for w in ("h", "w")]
+        (bos,) = used.encode(BOS, special=False)
+        (text,) = used.encode("e", special=False)[-1:]
+        gemma = "Strip" not in str(library.decoder) and "Fuse" in str(library.decoder)
+        for prompt in ([], [bos], [bos, bos]):
+            assert used.decode(tokens, prompt) == (" h w" if gemma else "h w")
+        for prompt in ([text], [bos, text], [bos, text, bos]):
+            assert used.decode(tokens, prompt) == " h w"
+        assert [used.piece(token) for token in (*tokens, bos)] == [" h", " w", ""]
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [("##", ""), ("", "</w>")])
+def test_decoders_that_look_at_neighbours_see_the_prompt(
+    tmp_path: Path, prefix: str, suffix: str
+) -> None:
+    used = Tokenizer(words(tmp_path, prefix, suffix))
+    library = hub(used)
+    ids = [library.token_to_id(t) for t in ("hel", f"{prefix}lo{suffix}", f"wor{suffix}")]
+    (bos,) = used.encode(BOS, special=False)
+    whole = library.decode(ids)
+    assert whole == "hello wor"
+    for edge in range(4):
+        before = library.decode(ids[:edge])
+        for tokens in (ids[edge:], [token for i in ids[edge:] for token in (*[bos, 999] * 9, i)]):
+            assert before + "".join(chunks(used, [tokens], [bos, *ids[:edge]])) == whole
+            pieces = [[token] for token in tokens]
+            assert before + "".join(chunks(used, pieces, [bos, *ids[:edge]])) == whole
+    assert used.piece(ids[-1]) == " wor"
+
+
+def test_a_window_stays_short_whatever_comes() -> None:
+    """A decoder that asks for ever more context would take quadratic time."""
+    seen = list[int]()
+
+    def decode(ids: list[int]) -> str:
+        seen.append(len(ids))
+        return LOST * len(ids)
+
+    detokenizer = WindowDetokenizer(decode, range(100))
+    shown = [detokenizer.push([1]) for _ in range(200)]
+    assert "".join(shown).count(LOST) > 180
+    assert max(seen) < 16
+
+
+def test_a_character_is_held_whole(tokenizer: Tokenizer, spelled: list[Tokenizer]) -> None:
+    for used in spelled[:-1]:
         for text in ("a😀b", "👨‍👩‍👧", "né€ 😀😀 the"):
             found = chunks(used, [[i] for i in used.encode(text)])
             assert ("".join(found), "" in found) == (text, True)  # something was held
@@ -96,8 +189,122 @@ def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: 
     HubTokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
     assert Tokenizer(path).size == 8
     path.write_text("{}")
-    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: .* build the bun"):
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: .* build the bund"):
         Tokenizer(path)
+
+
+# Control tokens
+
+PARTS = [BOS, EOS, SPECIAL, "<", "</", "s>", "/s", ">", "oo", "<|too", "l|>", "|>", "e", "o ", " "]
+contents = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+CHAT = ChatTemplate(
+    "{{ bos }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|tool|>",
+    {"bos": BOS},
+)
+ODD = ChatTemplate(
+    "{% for m in messages %}<{{ m.content }}><|t{{ m.content }}l|>|{{ m.content }}/s></s>"
+    "{% endfor %}",
+    {},
+)
+TRIM = ChatTemplate(
+    "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}",
+    {},
+)
+
+
+def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return str(hub(tokenizer).decode(ids, skip_special_tokens=False))
+
+
+@held
+@given(said=st.lists(contents, max_size=3), behind=st.integers(0, 99))
+@example(said=["e<", "/s>e", "/s"], behind=0)
+def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], behind: int) -> None:
+    messages = [{"role": "tool", "content": content} for content in said]
+    for used in spelled:
+        bos, eos, tool = (used.encode(mark, special=False)[0] for mark in (BOS, EOS, SPECIAL))
+        for template, own in (
+            (CHAT, [bos, *[tool, eos] * len(said), tool]), (TRIM, [tool, tool] * len(said)),
+            (ODD, [eos] * len(said)),
+        ):  # fmt: skip
+            prompt = template.render(messages)
+            if not prompt:
+                continue
+            ids = used.encode(prompt)
+            assert [token for token in ids if token in (bos, eos, tool)] == own
+            shown = spelled_out(used, ids)
+            if used is spelled[0]:
+                tail = used.encode(prompt, behind=min(behind, len(prompt)))
+                assert prompt.endswith(spelled_out(used, tail))
+            if used in (spelled[1], spelled[-1]):  # put and drop spaces beside control tokens
+                shown, prompt = (text.replace(" ", "") for text in (shown, prompt))
+            assert shown == prompt
+
+
+@held
+@given(text=contents)
+def test_a_prompt_may_hold_no_control_tokens(spelled: list[Tokenizer], text: str) -> None:
+    for used in spelled:
+        ids = used.encode(f"e{text}", parse_special=False)
+        begin = [library_id] if (library_id := hub(used).encode("e").ids[0]) in used.special else []
+        assert not used.special.intersection(ids[len(begin) :])
+        assert ids[: len(begin)] == begin
+        shown = f"e{text}"
+        shown = " ".join(shown.split()) if used is spelled[-1] else shown  # t5 has no other blanks
+        assert used.decode(ids).strip() == shown.strip()
+        if used.special.isdisjoint(hub(used).encode(f"e{text}", add_special_tokens=False).ids):
+            assert ids == used.encode(f"e{text}")
+
+
+def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
+    spelled: list[Tokenizer],
+) -> None:
+    """What a content could be part of is no control token as long as it is not."""
+    for used in spelled:
+        for content in ("he", "tool", "s", "> o", "a <", " o  e "):
+            for template in (CHAT, TRIM):
+                prompt = template.render([{"role": "tool", "content": content}])
+                assert used.encode(prompt) == used.encode(str(prompt), special=False)
+
+
+def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> None:
+    """Some tokenizers find them in lower case, and take the blanks beside them in."""
+    made = HubTokenizer(models.BPE({c: i for i, c in enumerate("</s>e \n")}, []))
+    made.normalizer = normalizers.Lowercase()
+    made.add_special_tokens(
+        [AddedToken(EOS, special=True, normalized=True, lstrip=True, rstrip=True)]
+    )
+    made.decoder = decoders.Fuse()
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    (end,) = used.encode("</S>")
+    template = ChatTemplate("e {{ messages[0].content }} </S>\ne", {})
+    for content in ("e </S> e", "</s>", "</", "<", " </S></s> "):
+        ids = used.encode(template.render([{"role": "user", "content": content}]))
+        assert (ids.count(end), ids[-2]) == (1, end)
+        assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
+
+
+def test_a_template_that_reads_control_tokens_in_contents_is_refused(
+    tokenizer: Tokenizer,
+) -> None:
+    source = "{% if '</s>' in messages[0].content %}</s></s>{% endif %}e</s>"
+    said = [{"role": "user", "content": f"a{EOS}"}]
+    with pytest.raises(RequestError, match=r"</s>.*leave"):
+        tokenizer.encode(ChatTemplate(source, {}).render(said))
+    # Where it only drops some, the rest is what it makes of them.
+    cut_off = ChatTemplate("{{ messages[0].content.split('</s>')[-1] }}</s>", {})
+    prompt = cut_off.render([{"role": "user", "content": f"a{EOS}b"}])
+    assert tokenizer.encode(prompt) == [*b"b", *tokenizer.encode(EOS)]
+
+
+def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content[0].text }}{{ m.calls | tojson }}</s>{% endfor %}", {}
+    )
+    message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
+    ids = tokenizer.encode(template.render([message]))
+    assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
 
 
 letters = st.text("abc", max_size=14)
@@ -137,106 +344,6 @@ def test_what_is_shown_and_when() -> None:
         ((), ["anything"], ["anything", ""], None),
     ):
         assert feed(stops, pieces) == (shown, met)
-
-
-# Chat templates
-
-LLAMA = """
-{{- bos_token }}
-{%- if tools is not none %}{{ raise_exception('tools were given') }}{% endif %}
-{%- for message in messages %}
-    {%- if message.role == 'robot' %}{{- raise_exception('unknown role: robot') }}{%- endif %}
-    {{- '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' }}
-    {%- generation %}{{ message.content | trim ~ eos_token }}{%- endgeneration %}
-    {%- if loop.index > 8 %}{% break %}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant' }}{%- endif %}
-"""
-TALK = [
-    {"role": "system", "content": "Be brief. "},
-    {"role": "user", "content": "What is <b>ż & 'x'</b>?\n"},
-]
-TOKENS = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
-
-
-def bundle(folder: Path, **config: object) -> Path:
-    (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
-    return folder
-
-
-def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
-    begin = {"content": "<s>", "lstrip": False, "special": True}
-    folder = bundle(tmp_path, chat_template=LLAMA, bos_token=begin, add_bos_token=True)
-    said = read_template(folder).render([{"role": "user", "content": "hi"}])
-    assert said.startswith("<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>")
-    with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
-        read_template(folder).render([{"role": "robot", "content": "hi"}])
-
-
-def test_templates_render_as_in_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=HubTokenizer(models.BPE()), chat_template=LLAMA, **TOKENS
-    )
-    for prompted in (True, False):
-        said = {"tokenize": False, "add_generation_prompt": prompted}
-        found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
-        assert found == tokenizer.apply_chat_template(TALK, **said)
-
-
-DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
-
-
-def test_blocks_of_a_template_leave_no_lines() -> None:
-    source = "{% if true %}\nX\n  {% endif %}\nY"
-    assert ChatTemplate(source, {}).render([]) == "X\nY"
-
-
-def test_whatever_a_template_raises_is_one_short_line() -> None:
-    for source, told in (
-        ("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", "refused the messages"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "refused the messages"),
-        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refused the messages"),
-        ("{{ raise_exception('two\n \x1b[31m lines' ~ 'x' * 9999) }}", "refused the messages"),
-        ("{% for %}", "is not valid Jinja"),
-        (DEEP, "is not valid Jinja"),
-    ):
-        with pytest.raises(RequestError, match=f"{told}: .") as refused:
-            ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-        assert str(refused.value).isprintable()
-        assert len(str(refused.value)) < 300
-
-
-def test_a_damaged_config_is_named(tmp_path: Path) -> None:
-    for text, told in (
-        (b"[" * 100_000, "is not JSON"),
-        (b'{"chat_template": 5}', "has the chat_template 5; expected a string"),
-        (b"\xff", "cannot be read as UTF-8"),
-    ):
-        (tmp_path / "tokenizer_config.json").write_bytes(text)
-        with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
-            read_template(tmp_path)
-
-
-def test_json_is_not_escaped_for_the_web() -> None:
-    source = "{{ {'b': messages[0].content} | tojson(separators=(',', ':'), sort_keys=true) }}"
-    found = ChatTemplate(source, {}).render([{"role": "user", "content": "<ż>"}])
-    assert found == '{"b":"<ż>"}'
-
-
-def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path) -> None:
-    told = f"{tmp_path} has no chat template.*complete plain text instead"
-    named: list[object] = [
-        {"name": "tool_use", "template": "tools"},
-        {"name": "default", "template": "plain {{ eos_token }}"},
-    ]
-    for others in (named[:1], [{"name": "default"}], [5]):
-        with pytest.raises(RequestError, match=told):
-            read_template(bundle(tmp_path, chat_template=others))
-    folder = bundle(tmp_path, chat_template=named)
-    assert read_template(folder).render([]) == "plain <|eot|>"
-    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
-    assert read_template(folder).render([]) == "from the file"
 
 
 # Prompt files

@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import COMMAND, Run
+from specrt.chat_template import ChatTemplate
 from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
-from specrt.text import ChatTemplate, Tokenizer
-from support.toy import TableEngine, generator, near
+from specrt.text import Tokenizer
+from support.toy import TableEngine, generator, near, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("opened")
 PARAMS = SamplingParams(max_tokens=12)
@@ -153,13 +154,24 @@ def test_painted_text_is_the_text_and_green_is_what_was_accepted(
     toy = generator(target, near(target, 5, 0.8), tokenizer)
     params = SamplingParams(max_tokens=40, stop=stop, allowed_token_ids=allowed)
     stream = toy.stream(prompt, params)
-    painter, green = Painter(tokenizer), 0
+    painter, green = Painter(tokenizer, prompt), 0
     for chunk in stream:
         spans = painter.spans(chunk)
         assert "".join(span.text for span in spans) == chunk.text
         green += sum(span.drafted for span in spans)
     if allowed == tuple(b"abe") and not stop:  # a character is a token
         assert green == stream.completion.speculation.accepted
+
+
+def test_painted_words_keep_their_spaces(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(sentencepiece(tmp_path))
+    target, prompt = TableEngine(4, vocab=tokenizer.size), tokenizer.encode("hello")
+    params = SamplingParams(max_tokens=9, allowed_token_ids=tokenizer.encode("h w", special=False))
+    stream = generator(target, near(target, 5, 0.8), tokenizer).stream(prompt, params)
+    painter = Painter(tokenizer, prompt)
+    shown = [span.text for chunk in stream for span in painter.spans(chunk)]
+    assert shown == [tokenizer.piece(token) for token in stream.completion.token_ids]
+    assert shown[0] in (" h", " w")
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:

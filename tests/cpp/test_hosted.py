@@ -76,7 +76,7 @@ def test_interpreters_that_will_not_do_are_refused(
 
 APPLICATION = """
 import _ctypes, ctypes, os, signal, sys, threading
-path, bundle, python = sys.argv[1:]
+path, bundle, python, tokenizer = sys.argv[1:]
 lib = ctypes.CDLL(path)
 lib.specrt_last_error.restype = ctypes.c_char_p
 class Options(ctypes.Structure):
@@ -91,7 +91,8 @@ def check(status):
         print(status, lib.specrt_last_error().decode())
         sys.exit(0)
 def open_bundle(lib=lib):
-    options = Options(ctypes.sizeof(Options), 1, 0, 0, 0, python.encode() or None)
+    options = Options(ctypes.sizeof(Options), 1, 0, 0, 0, python.encode() or None, None,
+                      tokenizer.encode() or None)
     check(lib.specrt_open(os.fsencode(bundle), ctypes.byref(options), ctypes.byref(generator)))
     check(lib.specrt_session_create(generator, ctypes.byref(session)))
     check(lib.specrt_params_create(ctypes.byref(params)))
@@ -160,9 +161,25 @@ except KeyboardInterrupt:
 """
 
 
-def embedded(hosted: Library, codelet: Path, script: str, python: str = "") -> str:
+CONTROLS = """
+import json
+open_bundle()
+lib.specrt_params_set_integer(params, b"max_tokens", ctypes.c_int64(1))
+for parse in (1, 0):
+    check(lib.specrt_params_set_integer(params, b"parse_special", ctypes.c_int64(parse)))
+    prompt = b"a<|endoftext|>"
+    check(lib.specrt_generate(session, prompt, ctypes.c_size_t(len(prompt)), params, None, None))
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    check(lib.specrt_session_json(session, ctypes.byref(text), ctypes.byref(size)))
+    print(json.loads(text.value)["prompt_tokens"])
+"""
+
+
+def embedded(
+    library: Library, codelet: Path, script: str, python: str = "", tokenizer: str = ""
+) -> str:
     """Run a Python application that loads the library; `python` names an interpreter."""
-    command = [sys.executable, "-c", APPLICATION + script, hosted.path, codelet, python]
+    command = [sys.executable, "-c", APPLICATION + script, library.path, codelet, python, tokenizer]
     return run_program(command, timeout=60)
 
 
@@ -174,6 +191,18 @@ def test_a_python_application_hosts_it_and_outlives_it(
     first, second, after = embedded(hosted, codelet, OUTLIVES, python).splitlines()
     assert first == second == repr(text)
     assert after == "6"
+
+
+@pytest.mark.parametrize("implementation", ["hosted", "native"])
+def test_control_tokens_in_a_prompt_are_parsed_unless_forbidden(
+    implementation: str, built_library: BuildLibrary, codelet: Path
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
+    tokenizer = str(Path(genai.__file__).parent / "libonnxruntime-genai.so")
+    told = embedded(built_library(implementation), codelet, CONTROLS, tokenizer=tokenizer)
+    parsed, plain = map(int, told.split())
+    assert parsed == 2
+    assert plain > 4
 
 
 def test_python_that_holds_its_lock_or_ends_stops_what_runs(hosted: Library, codelet: Path) -> None:

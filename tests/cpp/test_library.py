@@ -49,12 +49,32 @@ def test_leaving_with_a_text_half_read_is_no_crash(library: Library, codelet: Pa
     assert library.run("leave", bundle=codelet) == ["left"]
 
 
+def test_floating_point_of_the_application_changes_nothing(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    ids, kept = library.run("floating", bundle=codelet)
+    params = SamplingParams(
+        max_tokens=24, ignore_eos=True, temperature=1e300, seed=3, verifier="rejection"
+    )
+    assert json.loads(ids) == generator.generate([57] * 20, params, gamma=2).token_ids
+    assert kept == "true"
+
+
 def test_processors_decide_stop_and_throw(library: Library, codelet: Path) -> None:
-    decided, ids, stopped, threw = library.run("processors", bundle=codelet)
+    decided, ids, stopped, threw, spoiled = library.run("processors", bundle=codelet)
     assert decided == "SPECRT_OK|"
     assert json.loads(ids) == [65] * 6
     assert stopped.startswith("SPECRT_CALLBACK|a logits processor returned 3")
     assert threw == "SPECRT_CALLBACK|a logits processor threw: no scores today"
+    assert spoiled.startswith("SPECRT_CALLBACK|a logits processor left NaN or infinity")
+
+
+def test_a_stream_that_is_over_leaves_the_next_one_alone(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    reason, ids = library.run("over", bundle=codelet)
+    assert reason == "length"
+    assert json.loads(ids) == generated(generator, 24)
 
 
 @pytest.mark.nightly

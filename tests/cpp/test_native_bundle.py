@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
-from cpp.conftest import NativeCalls, onnxruntime_library
+from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
-from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, read_manifest
+from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
 from specrt.system import this_machine
@@ -123,6 +125,111 @@ def test_a_damaged_bundle_is_refused_as_in_python(
     for (path, _), refusal in zip(bundles, refusals, strict=True):
         assert "\n" not in refusal["message"]
         assert len(refusal["message"]) < len(str(path)) * 2 + 500
+
+
+def listed(folder: Path, change: Callable[[Document], None]) -> None:
+    """Change what the manifest lists of a bundle."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    change(manifest["files"])
+    path.write_text(json.dumps(manifest))
+
+
+def elsewhere(folder: Path, location: str) -> None:
+    """Let the target's graph take its weights from another file; list the graph as it is then."""
+    path = folder / "target" / "engine.onnx"
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    path.unlink()
+    onnx.save(model, path)
+    record = asdict(hash_file(path))
+    listed(folder, lambda files: files.update({"target/engine.onnx": record}))
+
+
+def test_files_that_are_read_and_not_listed_are_refused(
+    native: Library, folder: Path, tmp_path: Path
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
+    library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
+    outside = tmp_path / "outside.data"
+    outside.symlink_to(folder / "target" / "engine.data")
+    for name, change in (
+        ("target/engine.data", None),
+        ("draft/engine.data", None),
+        ("tokenizer_config.json", None),
+        ("target/../../outside.data", lambda at: elsewhere(at, "../../outside.data")),
+        (f"target/{outside}", lambda at: elsewhere(at, str(outside))),
+    ):
+        bundle = tmp_path / hashlib.sha256(name.encode()).hexdigest()[:8]
+        shutil.copytree(folder, bundle, symlinks=True)
+        if change is None:
+            listed(bundle, lambda files, name=name: files.pop(name))
+        else:
+            change(bundle)
+        (line,) = native.run("opening", bundle=bundle, tokenizer=library)
+        says = f"{bundle}/{name} is not listed in manifest.json; build the bundle again"
+        assert line == f"SPECRT_BUNDLE|{says}"
+    assert native.run("opening", bundle=folder, tokenizer=library) == ["SPECRT_OK|"]
+
+
+def test_every_place_of_external_data_in_a_graph_is_found(native_calls: NativeCalls) -> None:
+    def tensor(location: str) -> onnx.TensorProto:
+        made = helper.make_tensor("t", onnx.TensorProto.FLOAT, [2], [1.0, 2.0])
+        made.ClearField("float_data")
+        made.data_location = onnx.TensorProto.EXTERNAL
+        made.external_data.add(key="offset", value="0")
+        made.external_data.add(key="location", value=location)
+        return made
+
+    constant = helper.make_node("Constant", [], ["c"], value=tensor("in a branch"))
+    branch = helper.make_graph([constant], "b", [], [])
+    branching = helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph(
+        [branching, helper.make_node("Constant", [], ["d"], value=tensor("in a node"))],
+        "g", [], [], [tensor("of a graph"), helper.make_tensor("own", 1, [1], [0.5])],
+    )  # fmt: skip
+    inner = helper.make_node("Constant", [], ["e"], value=tensor("in a function"))
+    function = helper.make_function("d", "f", [], ["e"], [inner], [helper.make_opsetid("", 20)])
+    data = helper.make_model(graph, functions=[function]).SerializeToString()
+    expected = sorted(["in a branch", "in a node", "of a graph", "in a function"])
+    chance = random.Random(2)
+    native_calls.check([({"call": "external", "hex": data.hex()}, expected)])
+    spoilt = [damaged(chance, data) for _ in range(300)] + [data[:size] for size in range(1, 99)]
+    assert "refused" in native_calls({"call": "external", "hex": one.hex()} for one in spoilt)
+
+
+CHANGES = """
+#include <cstdio>
+#include <cstddef>
+extern "C" {
+__attribute__((visibility("default"))) void* OgaCreateTokenizerFromPath(const char*, void**) {
+  std::rename(OTHER, FILE_OF_THE_BUNDLE);
+  return nullptr;
+}
+#define ENTRY(name) __attribute__((visibility("default"))) void* name() { return nullptr; }
+ENTRY(OgaDestroyTokenizer) ENTRY(OgaTokenizerEncode) ENTRY(OgaTokenizerDecode)
+ENTRY(OgaCreateSequences) ENTRY(OgaDestroySequences) ENTRY(OgaSequencesGetSequenceCount)
+ENTRY(OgaSequencesGetSequenceData) ENTRY(OgaDestroyString) ENTRY(OgaResultGetError)
+ENTRY(OgaDestroyResult)
+}
+"""
+"""A tokenizer library that puts another file into the bundle while that is opened."""
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "target/engine.data"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    native: Library, folder: Path, tmp_path: Path, name: str
+) -> None:
+    other, source, library = tmp_path / "other", tmp_path / "changes.cpp", tmp_path / "changes.so"
+    other.write_bytes(b"{}")
+    source.write_text(CHANGES)
+    defined = [f'-DOTHER="{other}"', f'-DFILE_OF_THE_BUNDLE="{folder / name}"']
+    run_program([*compiler(), "-shared", "-fPIC", "-w", *defined, source, "-o", library])
+    (line,) = native.run("opening", bundle=folder, tokenizer=library)
+    assert line.startswith(f"SPECRT_BUNDLE|{folder / name} was changed while")
 
 
 HOSTILE: tuple[Any, ...] = (

@@ -6,20 +6,23 @@ import codecs
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders, models
 
 from cpp import drafting, sampling
 from cpp.conftest import NativeCalls, onnxruntime_library
 from cpp.native_calls import Case, Document
 from specrt.bundle import Bundle
+from specrt.detokenizer import StopStrings
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
-from specrt.text import StopStrings
 
 # ---- text ----
 
@@ -70,6 +73,19 @@ def stopped() -> Iterator[Case]:
         yield {"call": "stopped", "stops": stops, "pieces": pieces}, shown
 
 
+def windowed() -> Iterator[Case]:
+    """Yield tokens that a decoder puts spaces between, also behind those of a prompt."""
+    chance = random.Random(9)
+    for _ in range(100):
+        ids = [chance.randrange(1000) for _ in range(chance.randrange(1, 40))]
+        at = chance.randrange(len(ids))
+        texts = [f"{' ' * (number > 0)}{token}" for number, token in enumerate(ids)]
+        special = [1000] * chance.choice([0, 9])  # which are no text
+        pieces = [[*special, token] for token in ids[at:]]
+        call = {"call": "windowed", "prompt": ids[:at], "pieces": pieces}
+        yield call, [*texts[at:], ""]
+
+
 def cancelled() -> Iterator[Case]:
     """Yield a prompt that is cancelled in its second pass: what was read until then counts."""
     read = [{"tokens": [1] * 4, "start": start, "scores": [0.0], "best": 0, "confidence": []}
@@ -79,7 +95,7 @@ def cancelled() -> Iterator[Case]:
 
 
 EXACT: tuple[Callable[[], Iterator[Case]], ...] = (
-    decoded, stopped, cancelled, sampling.rules, drafting.built, drafting.ngram,
+    decoded, stopped, windowed, cancelled, sampling.rules, drafting.built, drafting.ngram,
 )  # fmt: skip
 ROUNDED = (sampling.sampling, sampling.verify, sampling.logprobs, drafting.draft)
 """What goes through an exponential or a logarithm, which libraries round in ways of their own."""
@@ -111,6 +127,106 @@ def test_auto_reaches_the_rate_of_the_best_gamma(native_calls: NativeCalls) -> N
     assert all(map(float.__ge__, native_calls(calls), least))
 
 
+PIECES = ("▁hello", "▁world", "▁", "▁▁", "a", "é", "日", "b▁c", " ", "▁<0x41>")
+LLAMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+DECODERS: dict[str, Any] = {
+    "llama": decoders.Sequence([*LLAMA, decoders.Strip(" ", 1, 0)]),
+    "gemma": decoders.Sequence([*LLAMA]),
+    "nested": decoders.Sequence([decoders.Sequence([*LLAMA]), decoders.Strip(" ", 1, 0)]),
+    "t5": decoders.Metaspace(prepend_scheme="always"),
+    "metaspace": decoders.Metaspace(prepend_scheme="never"),
+}
+FIRST_BYTE = 3
+A = FIRST_BYTE + 256 + PIECES.index("a")
+
+
+def sentencepiece(kind: str, folder: Path) -> HubTokenizer:
+    """Write a tokenizer whose vocabulary is of bytes and a few pieces; return Python's of it."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    made = HubTokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = DECODERS[kind]
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.add_tokens(["<▁tool>"])
+    made.save(str(folder / "tokenizer.json"))
+    return made
+
+
+def units(chance: random.Random, size: int, *, has_bytes: bool) -> list[list[int]]:
+    """Return tokens, together where only all of them are characters."""
+    more = [[FIRST_BYTE + byte for byte in word.encode()] for word in "aé日😀\n "]
+    pieces = [[1], [2], *([FIRST_BYTE + 256 + at] for at in range(len(PIECES) + 1))]
+    return chance.choices([*pieces, *(more if has_bytes else [])], k=size)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_completion_is_the_text_of_all_tokens_less_that_of_the_prompt(
+    native_calls: NativeCalls, tmp_path: Path, kind: str
+) -> None:
+    tokenizer, chance, cases = sentencepiece(kind, tmp_path), random.Random(kind), []
+    for _ in range(300):
+        whole = units(chance, chance.randrange(1, 9), has_bytes=kind not in ("t5", "metaspace"))
+        ends = [sum(map(len, whole[: at + 1])) for at in range(len(whole))]
+        ids = [token for unit in whole for token in unit]
+        # What is certain once so many tokens are there: the text of those that make characters.
+        certain = [
+            tokenizer.decode(ids[: max((end for end in ends if end <= size), default=0)])
+            for size in range(len(ids) + 1)
+        ]
+        at = chance.randrange(len(ids))
+        sizes = sorted({at, *(chance.randrange(at, len(ids)) for _ in range(3)), len(ids)})
+        pieces = [ids[one:other] for one, other in pairwise(sizes)]
+        texts = [certain[other].removeprefix(certain[one]) for one, other in pairwise(sizes)]
+        call = {"call": "detokenized", "folder": str(tmp_path), "prompt": ids[:at]}
+        piece = tokenizer.decode([A, ids[-1]]).removeprefix("a")
+        cases.append(({**call, "pieces": pieces}, [*texts, "", certain[-1], piece]))
+    native_calls.check(cases)
+
+
+def test_bytes_that_are_no_text_are_shown_as_they_come(
+    native_calls: NativeCalls, tmp_path: Path
+) -> None:
+    sentencepiece("llama", tmp_path)
+    chance, cases = random.Random(5), []
+    for data in (b"\x80" * 3000, *(bytes(chance.choices(BYTES, k=30)) for _ in range(300))):
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        texts = [decoder.decode(data[at : at + 1]) for at in range(len(data))]
+        texts.append(decoder.decode(b"", final=True))
+        call = {"call": "detokenized", "folder": str(tmp_path), "prompt": [A]}
+        pieces = [[FIRST_BYTE + byte] for byte in data]
+        alone = data[-1:].decode(errors="replace")
+        cases.append(({**call, "pieces": pieces}, [*texts, "a" + "".join(texts), alone]))
+    native_calls.check(cases)
+
+
+def test_half_a_character_of_the_prompt_is_completed_and_never_lost_twice(
+    native_calls: NativeCalls, tmp_path: Path
+) -> None:
+    sentencepiece("gemma", tmp_path)
+    begun = [FIRST_BYTE + byte for byte in "日".encode()[:2]]
+    call = {"call": "detokenized", "folder": str(tmp_path), "prompt": begun}
+    rest = FIRST_BYTE + "日".encode()[2]
+    native_calls.check(
+        [
+            ({**call, "pieces": [[rest], [A]]}, ["日", "a", "", "日a", "a"]),
+            ({**call, "pieces": [[A]]}, ["a", "", "\ufffda", "a"]),
+            ({**call, "pieces": [[1]]}, ["", "", "\ufffd", ""]),
+        ]
+    )
+
+
+def test_an_old_tokenizer_library_is_named_with_the_release_that_will_do(
+    native_calls: NativeCalls, codelet: Path
+) -> None:
+    other = str(onnxruntime_library())
+    call = {"call": "encoded", "bundle": str(codelet), "tokenizer": other, "texts": ["a"],
+            "parse_special": True}  # fmt: skip
+    (refused,) = native_calls([call])
+    assert refused["status"] == 7
+    for word in ("0.16", "OgaCreateTokenizerFromPath", other):
+        assert word in refused["message"]
+
+
 def test_texts_are_encoded_as_in_python(
     native_calls: NativeCalls, codelet: Path, generator: Generator
 ) -> None:
@@ -119,7 +235,13 @@ def test_texts_are_encoded_as_in_python(
     texts = ["".join(chance.choices(ODD, k=chance.randrange(1, 14))) for _ in range(2000)]
     library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
     call = {"call": "encoded", "bundle": str(codelet), "tokenizer": str(library), "texts": texts}
-    native_calls.check([(call, [generator.tokenizer.encode(text) for text in texts])])
+    expected = [generator.tokenizer.encode(text) for text in texts]
+    native_calls.check([({**call, "parse_special": True}, expected)])
+    (plain,) = native_calls([{**call, "parse_special": False}])
+    for text, ids, parsed in zip(texts, plain, expected, strict=True):
+        assert generator.tokenizer.special.isdisjoint(ids)
+        assert generator.tokenizer.decode(ids) == text
+        assert (ids == parsed) == ("<|endoftext|>" not in text)
 
 
 # ---- passes ----

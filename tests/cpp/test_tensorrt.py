@@ -78,7 +78,8 @@ class Site:
     def write(self) -> None:
         case = {
             **SHAPE, "backend": self.record.backend, "batch": 1, "prefill": PREFILL,
-            "gammas": sorted(GAMMAS), "machine": self.machine, **self.case,
+            "gammas": sorted(GAMMAS), "machine": self.machine,
+            "files": ["engine.plan", "engine.json"], **self.case,
         }  # fmt: skip
         text = json.dumps(_plan_of(self.record, **self.plan)).encode()
         mark = b"vtrt" if self.record.backend == "tensorrt-rtx" else b"ptrt"
@@ -306,6 +307,8 @@ def test_records_that_cannot_be_read_are_refused(site: Site) -> None:
     assert "engine.plan cannot be read (No such file" in site.check("open", written=True)
     (site.folder / "engine.json").unlink()
     site.refused(BUNDLE, written=True)
+    site.change(case={"files": ["engine.plan"]})
+    site.refused(BUNDLE, "engine.json is not listed in manifest.json; build the bundle again")
 
 
 CAPABILITIES = "capabilities"

@@ -23,7 +23,7 @@ from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text import Tokenizer
 from support.schemas import NESTED, STRUCTURES, Asked
-from support.toy import TableEngine, byte_fallback, generator, near
+from support.toy import TableEngine, generator, near, sentencepiece
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
 
@@ -231,7 +231,7 @@ def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -
 
 def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
     """Llama 2's way: spaces are within pieces, and rare characters are bytes."""
-    tokenizer = Tokenizer(byte_fallback(tmp_path))
+    tokenizer = Tokenizer(sentencepiece(tmp_path))
     target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
     one = generator(target, near(target, 2, 0.8), tokenizer, eos=[2])
     expression = "[a-e](hello|[a-e ]|é|😀){5,9}"

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Candidates, check_bounds
@@ -251,25 +259,44 @@ def byte_level(folder: Path) -> Path:
     return _saved(made, folder)
 
 
-def byte_fallback(folder: Path) -> Path:
-    """Write a Llama-2-style tokenizer: words with a metaspace, and bytes for all else."""
-    pieces = ["<unk>", BOS, EOS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", *"abcdehlorstw", "▁h", "▁w", "he", "lo"]
+Style = Literal["llama2", "mistral", "gemma", "t5"]
+STYLES: tuple[Style, ...] = get_args(Style)
+
+
+def sentencepiece(folder: Path, style: Style = "llama2") -> Path:
+    """Write a tokenizer of words with a metaspace, as checkpoints of a style have it.
+
+    Bytes stand for all other characters; t5 has no bytes, and <unk> for them.
+    """
+    words = ["\u2581", *"abcdehlorstw", "\u2581h", "\u2581w", "he", "lo"]
+    marks = [BOS, EOS, SPECIAL]
+    if style == "t5":
+        made = Tokenizer(models.Unigram([(w, -2.0) for w in ["<unk>", *marks, *"<>/|", *words]], 0))
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+        )
+        made.decoder = decoders.Metaspace()
+        made.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", *marks)])
+        return _saved(made, folder)
+    pieces = ["<unk>", *marks, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    merges = [("\u2581", "h"), ("\u2581", "w"), ("h", "e"), ("l", "o")]
     vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = [("▁", "h"), ("▁", "w"), ("h", "e"), ("l", "o")]
     made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1, right=0),
-        ]
-    )
-    made.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", BOS, EOS)])
+    first = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip = [decoders.Strip(content=" ", left=1, right=0)]
+    if style == "llama2":
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, vocab[BOS])]
+        )
+        made.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        )
+    elif style == "mistral":
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.decoder = decoders.Sequence(first if style == "gemma" else first + strip)
+    made.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", *marks)])
     return _saved(made, folder)
 
 

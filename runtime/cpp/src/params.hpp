@@ -48,6 +48,7 @@ struct Params {
   std::vector<std::string> stop;
   std::vector<Token> stop_token_ids;
   bool ignore_eos = false;
+  bool parse_special = true;  // control tokens in a prompt that is text
   std::string verifier = "match";
   std::optional<int> gamma;  // kAuto or a number; without one, the bundle's
   std::string drafter;       // empty: the bundle's

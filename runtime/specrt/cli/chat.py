@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
+from specrt.chat_template import ChatTemplate, Message, NoTemplateError, read_template
 from specrt.cli.options import completion_options, print_notices, read_params
 from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
@@ -27,14 +28,7 @@ from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.session import Session
 from specrt.speculation.drafters import DRAFTERS
-from specrt.text import (
-    ChatTemplate,
-    Message,
-    NoTemplateError,
-    Tokenizer,
-    decode_utf8,
-    read_template,
-)
+from specrt.text import Tokenizer, decode_utf8
 
 
 class Interruption:
@@ -158,8 +152,8 @@ class Painter:
     its text: text held back by a stop string has its span when it is shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = tokenizer.detokenizer()
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt)
         self._waiting: deque[tuple[int, bool]] = deque()
         """(characters, drafted) of tokens whose text was not shown yet."""
 
@@ -291,7 +285,7 @@ class Talk:
         if not self._explained:
             _say(LEGEND)
             self._explained = True
-        return Painter(self._tokenizer).paint
+        return Painter(self._tokenizer, self._session.prompt).paint
 
     def _obey(self, line: str) -> None:
         name, _, argument = line[1:].partition(" ")

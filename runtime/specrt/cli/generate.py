@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
-from specrt.text import PromptRecord, decode_utf8, read_prompts, read_text
+from specrt.text import PromptRecord, Tokenizer, decode_utf8, read_prompts, read_text
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ Source = str | list[int] | FilePrompts
 )
 @click.option("--n", default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
+@click.option(
+    "--no-parse-special",
+    is_flag=True,
+    help="Treat the texts of control tokens in the prompt as text like any other.",
+)
 @completion_options
 @logprob_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -65,6 +71,7 @@ def command(
     prompt_ids: str | None,
     prompts: Path | None,
     chat: bool,
+    no_parse_special: bool,
     gamma: Gamma | None,
     drafter: str | None,
     threads: int | None,
@@ -85,40 +92,56 @@ def command(
     if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
+    if isinstance(source, list) and (chat or no_parse_special):
+        raise RequestError(
+            "--chat and --no-parse-special need a text prompt, and --prompt-ids was given; leave "
+            "one of them out"
+        )
+    if chat and no_parse_special:
+        raise RequestError(
+            "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
+            "leave it out"
+        )
     most = memory * 10**6 if memory is not None else None
     with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
         print_notices(generator.notices)
-        rendered = _with_template(source, bundle, generator) if chat else source
-        if rendered == "":
+        if chat:
+            source = _encoded(source, _chat_encoder(bundle, generator.tokenizer))
+        elif source == "":
             start = generator.tokenizer.encode("")
             print(
                 f"note: the prompt is empty: the text begins behind token {start[0]}",
                 file=sys.stderr,
             )
-        if isinstance(rendered, FilePrompts):
-            return complete_file(generator, rendered, params, gamma, drafter)
+        elif no_parse_special:
+            source = _encoded(source, partial(generator.tokenizer.encode, parse_special=False))
+        if isinstance(source, FilePrompts):
+            return complete_file(generator, source, params, gamma, drafter)
         if params.n > 1:
-            return complete_several(generator, rendered, params, gamma, drafter, as_json)
-        stream = generator.stream(rendered, params, gamma=gamma, drafter=drafter)
+            return complete_several(generator, source, params, gamma, drafter, as_json)
+        stream = generator.stream(source, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
         graphs = generator.models.cuda_graphs
     report(stream.completion, as_json, graphs)
     return 130 if interrupted else 0
 
 
-def _with_template(source: Source, bundle: Path, generator: Generator) -> Source:
-    """Return prompts as a user's messages, rendered by the bundle's chat template."""
-    from specrt.text import read_template
+Encode = Callable[[str], list[int]]
 
-    if isinstance(source, list):
-        raise RequestError("--chat needs a text prompt, not --prompt-ids")
-    template, tokenizer = read_template(bundle), generator.tokenizer
 
-    def encode(text: str) -> list[int]:
-        rendered = template.render([{"role": "user", "content": text}])
-        return tokenizer.encode(rendered, special=False)
+def _encoded(source: Source, encode: Encode) -> Source:
+    """Return prompts with another way to encode them."""
+    if isinstance(source, FilePrompts):
+        return FilePrompts(source.prompts, encode)
+    return encode(source) if isinstance(source, str) else source
 
-    return encode(source) if isinstance(source, str) else FilePrompts(source.prompts, encode)
+
+def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
+    """Return what encodes a user's message, rendered by the bundle's chat template."""
+    from specrt.chat_template import read_template
+
+    template = read_template(bundle)
+    return lambda text: tokenizer.encode(template.render([{"role": "user", "content": text}]))
 
 
 def _check_place(bundle: Path) -> None:

@@ -6,8 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from specrt.completion import Chunk, Completion
+from specrt.detokenizer import StopStrings
 from specrt.errors import RequestError, one_line
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry, Ranked
@@ -16,7 +18,7 @@ from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import GammaPolicies
 from specrt.speculation.round import Round, Rounds
-from specrt.text import StopStrings, Tokenizer
+from specrt.text import Tokenizer
 
 
 class OutputProcessor:
@@ -28,15 +30,15 @@ class OutputProcessor:
         params: SamplingParams,
         eos: frozenset[int],
         tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
     ) -> None:
         self._completion = completion
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
         self._eos = eos
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(prompt)
         self._stops = StopStrings(params.stop)
-        self._one_by_one = bool(params.stop) or tokenizer.falls_back_to_bytes
-        self._decode = tokenizer.decode
-        self._pieces: dict[int, str] = {}
+        self._one_by_one = bool(params.stop)
+        self._piece = cache(tokenizer.piece)
         if params.logprobs is not None:
             completion.logprobs = []
 
@@ -73,11 +75,6 @@ class OutputProcessor:
     def _entries(self, ranks: Ranked, count: int | None = None) -> list[Entry]:
         """Return the first `count` rows, all when None, with the texts of their tokens."""
         return ranks.entries(len(ranks.ranks) if count is None else count, self._piece)
-
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = self._decode([token])
-        return self._pieces[token]
 
     def _cut(self, tokens: list[int]) -> tuple[list[int], str]:
         """Return the tokens to deliver and the text that became certain."""

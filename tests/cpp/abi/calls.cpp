@@ -2,6 +2,7 @@
 // of other versions, and callbacks that throw, stop, and call the library again.
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -119,6 +120,7 @@ CHECK_CASE(pointers) {
   specrt_session* const session = opened.session.get();
   specrt_params* const params = given.get();
   const specrt_chunk* chunk = nullptr;
+  std::uint64_t generation = 0;
   const std::int64_t id = 1, outside = 100;
   std::size_t count = 9;
   specrt_stats stats{};
@@ -130,13 +132,16 @@ CHECK_CASE(pointers) {
   refused(specrt_open("any", nullptr, nullptr), "generator is NULL");
   refused(specrt_session_create(generator, nullptr), "session is NULL");
   refused(specrt_params_create(nullptr), "params is NULL");
-  refused(specrt_begin(session, nullptr, 4, nullptr), "prompt is NULL");
+  refused(specrt_begin(session, nullptr, 4, nullptr, &generation), "prompt is NULL");
+  refused(specrt_begin(session, "a", 1, nullptr, nullptr), "generation is NULL");
+  refused(specrt_begin(session, "a\0b", 3, nullptr, &generation), "prompt holds a zero byte at 1");
+  refused(specrt_encode(generator, "a\0b", 3, nullptr, 0, &count), "text holds a zero byte at 1");
   refused(specrt_generate_ids(session, nullptr, 3, nullptr, nullptr, nullptr), "ids is NULL");
-  refused(specrt_begin_ids(session, nullptr, 0, nullptr), "the prompt has no tokens");
+  refused(specrt_begin_ids(session, nullptr, 0, nullptr, &generation), "the prompt has no tokens");
   refused(specrt_generate_ids(session, &outside, 1, nullptr, nullptr, nullptr),
           "token id 100 is not in the vocabulary of 0 to 99");
   refused(specrt_session_stats(session, &stats), "");
-  refused(specrt_next(session, &chunk), "nothing was generated");
+  refused(specrt_next(session, 1, &chunk), "nothing was generated");
   refused(specrt_encode(generator, "a", 1, nullptr, 2, &count), "ids is NULL");
   refused(specrt_encode(generator, nullptr, 1, nullptr, 0, &count), "text is NULL");
   refused(specrt_decode(generator, nullptr, 2, nullptr, 0, &count), "ids is NULL");
@@ -205,31 +210,62 @@ CHECK_CASE(chunk_by_chunk) {
   check::Opened opened;
   specrt_session* const session = opened.session.get();
   const specrt_chunk* chunk = nullptr;
-  GIVES(SPECRT_OK, begin(opened.session, "count 2"));
+  std::uint64_t one = 0, two = 0;
+  GIVES(SPECRT_OK, begin(opened.session, "count 2", &one));
   REFUSES(SPECRT_BUSY, begin(opened.session, "count 2"), "not read to its end");
   GIVES(SPECRT_BUSY, generate(opened.session, "count 2"));
   for (std::size_t i = 0; i < 2; ++i) {
-    GIVES(SPECRT_OK, specrt_next(session, &chunk));
+    GIVES(SPECRT_OK, specrt_next(session, one, &chunk));
     THAT(chunk != nullptr && chunk->count == 1 && chunk->bytes == 3 && chunk->accepted == i);
+    THAT(chunk != nullptr && chunk->generation == one);
   }
   THAT(reason(opened.session).empty());
   for (int i = 0; i < 2; ++i) {
-    GIVES(SPECRT_OK, specrt_next(session, &chunk));
+    GIVES(SPECRT_OK, specrt_next(session, one, &chunk));
     THAT(chunk == nullptr);
   }
-  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  GIVES(SPECRT_OK, specrt_session_cancel(session, one));
   THAT(reason(opened.session) == "length");
-  GIVES(SPECRT_OK, begin(opened.session, "forever"));
-  GIVES(SPECRT_OK, specrt_next(session, &chunk));
-  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  GIVES(SPECRT_OK, begin(opened.session, "forever", &two));
+  GIVES(SPECRT_OK, specrt_next(session, two, &chunk));
+  GIVES(SPECRT_OK, specrt_session_cancel(session, two));
   for (int i = 0; i < 2; ++i) {
-    GIVES(SPECRT_CANCELLED, specrt_next(session, &chunk));
+    GIVES(SPECRT_CANCELLED, specrt_next(session, two, &chunk));
     THAT(chunk == nullptr);
   }
   THAT(reason(opened.session) == "cancelled");
   GIVES(SPECRT_OK, begin(opened.session, "forever"));
-  GIVES(SPECRT_OK, specrt_session_cancel(session));
+  GIVES(SPECRT_OK, specrt_session_cancel(session, SPECRT_ANY_GENERATION));
   GIVES(SPECRT_OK, begin(opened.session, "count 1"));  // cancelled, and never read
+}
+
+CHECK_CASE(generations) {
+  check::Opened opened;
+  specrt_session* const session = opened.session.get();
+  const specrt_chunk* chunk = nullptr;
+  std::uint64_t old = 0, now = 0;
+  GIVES(SPECRT_OK, specrt_session_cancel(session, SPECRT_ANY_GENERATION));
+  GIVES(SPECRT_OK, begin(opened.session, "forever", &old));
+  GIVES(SPECRT_OK, specrt_session_cancel(session, old));
+  GIVES(SPECRT_OK, begin(opened.session, "count 2", &now));
+  THAT(old == 1 && now == 2);
+  GIVES(SPECRT_OK, specrt_session_cancel(session, old));
+  REFUSES(SPECRT_CANCELLED, specrt_next(session, old, &chunk), "generation 2 has followed");
+  for (int i = 0; i < 2; ++i) {
+    GIVES(SPECRT_OK, specrt_next(session, now, &chunk));
+    THAT(chunk != nullptr && chunk->generation == now);
+  }
+  GIVES(SPECRT_OK, specrt_next(session, now, &chunk));
+  for (const std::uint64_t never : {std::uint64_t{3}, UINT64_MAX}) {
+    REFUSES(SPECRT_INVALID_ARGUMENT, specrt_next(session, never, &chunk), "was never begun");
+    REFUSES(SPECRT_INVALID_ARGUMENT, specrt_session_cancel(session, never), "was never begun");
+  }
+  REFUSES(SPECRT_INVALID_ARGUMENT, specrt_next(session, 0, &chunk), "generation is 0");
+  GIVES(SPECRT_OK, generate(opened.session, "count 1", [&](const specrt_chunk& third) {
+          THAT(third.generation == 3);
+          GIVES(SPECRT_CANCELLED, specrt_next(session, old, &chunk));  // takes no turn
+          return 0;
+        }));
 }
 
 CHECK_CASE(failures) {
@@ -280,11 +316,11 @@ CHECK_CASE(callbacks) {
   THAT(reason(session) == "error");
   const auto throws_oddly = [](const specrt_chunk&) -> int32_t { throw 1; };
   GIVES(SPECRT_CALLBACK, generate(session, "forever", throws_oddly));
-  const auto calls = [&](const specrt_chunk&) {
+  const auto calls = [&](const specrt_chunk& told) {
     const specrt_chunk* chunk = nullptr;
     GIVES(SPECRT_BUSY, generate(session, "count 1"));
     GIVES(SPECRT_BUSY, begin(session, "count 1"));
-    GIVES(SPECRT_BUSY, specrt_next(session.get(), &chunk));
+    GIVES(SPECRT_BUSY, specrt_next(session.get(), told.generation, &chunk));
     THAT(check::status_of([&] { session.stats(); }) == SPECRT_BUSY);
     REFUSES(SPECRT_BUSY, specrt_shutdown(), "inside a callback");
     GIVES(SPECRT_OK, generate(opened.generator.session(), "count 3"));
@@ -323,4 +359,20 @@ CHECK_CASE(processors) {
             throw std::logic_error("scores are odd");
           }),
           "a logits processor threw: scores are odd");
+  REFUSES(SPECRT_CALLBACK,
+          process([](void*, const int64_t*, std::size_t, float* scores, std::size_t) -> int32_t {
+            scores[3] = std::numeric_limits<float>::quiet_NaN();
+            return 0;
+          }),
+          "a logits processor left NaN or infinity");
+  REFUSES(SPECRT_CALLBACK,
+          process([](void*, const int64_t*, std::size_t, float* scores, std::size_t size) {
+            scores[size - 1] = std::numeric_limits<float>::infinity();
+            return 0;
+          }),
+          "a logits processor left NaN or infinity");
+  GIVES(SPECRT_OK, process([](void*, const int64_t*, std::size_t, float* scores, std::size_t) {
+          scores[0] = -std::numeric_limits<float>::infinity();
+          return 0;
+        }));
 }

@@ -29,7 +29,8 @@ struct Opened {
 specrt_status generate(const specrt::Session& session, const std::string& prompt,
                        const std::function<int32_t(const specrt_chunk&)>& callback = nullptr,
                        const specrt::Params* params = nullptr);
-specrt_status begin(const specrt::Session& session, const std::string& prompt);
+specrt_status begin(const specrt::Session& session, const std::string& prompt,
+                    std::uint64_t* generation = nullptr);
 
 // The status of what throws it.
 template <typename Body>

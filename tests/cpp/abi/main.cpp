@@ -47,8 +47,11 @@ specrt_status generate(const specrt::Session& session, const std::string& prompt
                          const_cast<std::function<int32_t(const specrt_chunk&)>*>(&callback));
 }
 
-specrt_status begin(const specrt::Session& session, const std::string& prompt) {
-  return specrt_begin(session.get(), prompt.data(), prompt.size(), nullptr);
+specrt_status begin(const specrt::Session& session, const std::string& prompt,
+                    std::uint64_t* generation) {
+  std::uint64_t unused = 0;
+  return specrt_begin(session.get(), prompt.data(), prompt.size(), nullptr,
+                      generation == nullptr ? &unused : generation);
 }
 
 static int run(const char* name) {

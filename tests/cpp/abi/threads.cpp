@@ -1,5 +1,6 @@
 // Several threads: on one session, cancelling, closing, opening, and at the end.
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -41,7 +42,7 @@ CHECK_CASE(two_on_one_session) {
   Blocked first(session);
   const specrt_chunk* chunk = nullptr;
   REFUSES(SPECRT_BUSY, check::generate(session, "count 1"), "another call runs on this session");
-  GIVES(SPECRT_BUSY, specrt_next(session.get(), &chunk));
+  GIVES(SPECRT_BUSY, specrt_next(session.get(), 1, &chunk));
   GIVES(SPECRT_OK, check::generate(opened.generator.session(), "count 2"));
   session.cancel();
   GIVES(SPECRT_CANCELLED, first.join());
@@ -59,12 +60,13 @@ CHECK_CASE(close_while_running) {
   Blocked first(sessions[0]);
   Blocked second(sessions[1], 2);
   const specrt_chunk* chunk = nullptr;
-  GIVES(SPECRT_OK, check::begin(sessions[2], "forever"));
-  GIVES(SPECRT_OK, specrt_next(sessions[2].get(), &chunk));
+  std::uint64_t begun = 0;
+  GIVES(SPECRT_OK, check::begin(sessions[2], "forever", &begun));
+  GIVES(SPECRT_OK, specrt_next(sessions[2].get(), begun, &chunk));
   opened.generator.close();
   GIVES(SPECRT_CLOSED, first.join());
   GIVES(SPECRT_CLOSED, second.join());
-  GIVES(SPECRT_CLOSED, specrt_next(sessions[2].get(), &chunk));
+  GIVES(SPECRT_CLOSED, specrt_next(sessions[2].get(), begun, &chunk));
   THAT(specrt::fake::alive().hosts == 0);
 }
 
@@ -84,6 +86,30 @@ CHECK_CASE(storm_on_one_session) {
     }
   });
   THAT(odd == 0);
+}
+
+// Streams that are over go out of scope on threads of their own while their session goes on.
+CHECK_CASE(streams_that_are_over) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
+  for (int i = 0; i < 50; ++i) {
+    auto old = std::make_unique<specrt::Stream>(session.stream("forever"));
+    old->next();
+    session.cancel(old->generation());
+    specrt::Stream now = session.stream("forever");
+    std::atomic<bool> left{false};
+    std::thread leaves([&] {
+      {
+        specrt::Stream moved(std::move(*old));
+      }
+      old.reset();
+      left = true;
+    });
+    bool goes_on = true;
+    while (!left) goes_on = goes_on && now.next() != nullptr;
+    leaves.join();
+    THAT(goes_on && now.next() != nullptr);
+  }
 }
 
 CHECK_CASE(storm_of_handles) {

@@ -78,6 +78,30 @@ CHECK_CASE(streams) {
   for (const specrt::Chunk& chunk : session.stream("count 0")) text += chunk.text;
 }
 
+CHECK_CASE(a_stream_touches_its_own_generation) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
+  const auto rest = [](specrt::Stream& stream) {
+    int chunks = 0;
+    while (stream.next() != nullptr) ++chunks;
+    return chunks;
+  };
+  auto old = std::make_unique<specrt::Stream>(session.stream("forever"));
+  THAT(old->next()->generation == old->generation());
+  session.cancel();
+  specrt::Stream now = session.stream("count 3");
+  THAT(now.next() != nullptr);
+  THAT(old->next() == nullptr);  // it is over
+  session.cancel(old->generation());
+  old.reset();
+  THAT(rest(now) == 2 && session.stats().finish_reason == "length");
+  old = std::make_unique<specrt::Stream>(session.stream("forever"));
+  THAT(old->next() != nullptr);
+  session.cancel();
+  session.generate("count 2", {}, [&](const specrt::Chunk&) { old.reset(); });
+  THAT(session.stats().finish_reason == "length");
+}
+
 CHECK_CASE(throws) {
   check::Opened opened;
   specrt::Session& session = opened.session;
@@ -129,7 +153,13 @@ CHECK_CASE(sets) {
   params.max_tokens(9).temperature(0.5).top_k(3).top_p(0.9).min_p(0.1).typical_p(0.9);
   params.repetition_penalty(1.1).presence_penalty(0.1).frequency_penalty(0.1);
   params.no_repeat_ngram_size(3).min_tokens(2).seed(-4).logprobs(2).prompt_logprobs(0);
-  params.ignore_eos().ignore_eos(false).gamma(3).gamma_auto().verifier("rejection").drafter("none");
+  params.ignore_eos()
+      .ignore_eos(false)
+      .gamma(3)
+      .gamma_auto()
+      .verifier("rejection")
+      .drafter("none")
+      .parse_special(false);
   params.stop("a").stop(std::string("b")).bad_word("c").choice("d").stop_tokens(tokens);
   params.allowed_tokens(tokens).bias(3, -1.5).set("temperature", 1).set("verifier", "match");
   specrt::Params copy = std::move(params);

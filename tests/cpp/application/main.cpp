@@ -4,12 +4,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <clocale>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <memory>
 #include <specrt/specrt.hpp>
 #include <thread>
 
@@ -63,10 +66,13 @@ specrt_status complete(const Session& session, const Params& params,
                              user);
 }
 
-void begin(const Session& session, const Params& params) {
+std::uint64_t begin(const Session& session, const Params& params) {
+  std::uint64_t generation = 0;
   const specrt_chunk* chunk = nullptr;
-  require(specrt_begin_ids(session.get(), kPrompt.data(), kPrompt.size(), params.get()));
-  require(specrt_next(session.get(), &chunk));
+  require(
+      specrt_begin_ids(session.get(), kPrompt.data(), kPrompt.size(), params.get(), &generation));
+  require(specrt_next(session.get(), generation, &chunk));
+  return generation;
 }
 
 // ---- what the Python runtime generated, again ----
@@ -101,12 +107,13 @@ void set(Params& params, const std::string& name, const Json& value) {
 
 // One line for each chunk: its tokens, how many of them were drafted, and the counts so far. The
 // last says how the generation ended, where that is not well.
-std::string read(Session& session, std::int64_t cancel_after, std::string& text) {
+std::string read(Session& session, std::uint64_t generation, std::int64_t cancel_after,
+                 std::string& text) {
   std::string lines;
   for (std::int64_t chunks = 0;; ++chunks) {
     if (chunks == cancel_after) session.cancel();
     const specrt_chunk* chunk = nullptr;
-    const specrt_status status = specrt_next(session.get(), &chunk);
+    const specrt_status status = specrt_next(session.get(), generation, &chunk);
     if (status != SPECRT_OK) return lines + specrt_status_name(status);
     if (chunk == nullptr) return lines;
     text.append(chunk->text, chunk->bytes);
@@ -130,19 +137,21 @@ std::string replayed(Session& session, const Json& request) {
   std::size_t most = fail_at == nullptr ? 0 : static_cast<std::size_t>(fail_at->integer());
   if (fail_at != nullptr) require(specrt_params_add_processor(params.get(), fails, &most));
   const Json& prompt = request.at("prompt");
+  std::uint64_t generation = 0;
   specrt_status status = SPECRT_OK;
   if (prompt.kind() == Json::Kind::kText) {
     const std::string& text = prompt.text();
-    status = specrt_begin(session.get(), text.data(), text.size(), params.get());
+    status = specrt_begin(session.get(), text.data(), text.size(), params.get(), &generation);
   } else {
     const auto ids = get<std::vector<std::int64_t>>(request, "prompt");
-    status = specrt_begin_ids(session.get(), ids.data(), ids.size(), params.get());
+    status = specrt_begin_ids(session.get(), ids.data(), ids.size(), params.get(), &generation);
   }
   if (status != SPECRT_OK)
     return specrt::checks::object({{"refused", json(std::string(specrt_status_name(status)))}});
   const Json* const after = request.find("cancel_after");
   std::string text;
-  const std::string rounds = read(session, after == nullptr ? -1 : after->integer(), text);
+  const std::string rounds =
+      read(session, generation, after == nullptr ? -1 : after->integer(), text);
   const specrt::Stats stats = session.stats();
   return specrt::checks::object({{"ids", json(session.ids())},
                                  {"text", json(text)},
@@ -215,7 +224,39 @@ void leave() {
   print("left");
 }
 
-// One processor that decides, one that stops, one that throws.
+// A stream whose generation is over goes out of scope while the next one runs.
+void over() {
+  const Generator generator = open();
+  Session session = generator.session();
+  auto old = std::make_unique<specrt::Stream>(session.stream(kPrompt, params_of(kForever)));
+  old->next();
+  session.cancel();
+  specrt::Stream now = session.stream(kPrompt, params_of(24));
+  now.next();
+  old.reset();
+  while (now.next() != nullptr) {
+  }
+  print(session.stats().finish_reason);
+  print(json(session.ids()));
+}
+
+// The application rounds upwards and has traps on floating-point errors; its callbacks find that.
+void floating() {
+  std::fesetround(FE_UPWARD);
+  feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
+  const int traps = fegetexcept();
+  const auto is_own = [traps] { return std::fegetround() == FE_UPWARD && fegetexcept() == traps; };
+  const Generator generator = open();
+  Session session = generator.session();
+  bool kept = is_own();
+  Params params = params_of(24);
+  params.gamma(2).temperature(1e300).verifier("rejection").seed(3);
+  session.generate(kPrompt, params, [&](const specrt::Chunk&) { kept = kept && is_own(); });
+  print(json(session.ids()));
+  print(json(kept && is_own()));
+}
+
+// One processor that decides, one that stops, one that throws, one that leaves no score.
 void processors() {
   const specrt_processor decides = [](void*, const std::int64_t*, std::size_t, float* scores,
                                       std::size_t vocabulary) -> std::int32_t {
@@ -228,9 +269,14 @@ void processors() {
                                      std::size_t) -> std::int32_t {
     throw std::runtime_error("no scores today");
   };
+  const specrt_processor spoils = [](void*, const std::int64_t*, std::size_t, float* scores,
+                                     std::size_t) -> std::int32_t {
+    scores[7] = std::numeric_limits<float>::quiet_NaN();
+    return 0;
+  };
   const Generator generator = open();
   const Session session = generator.session();
-  for (const specrt_processor each : {decides, stops, throws}) {
+  for (const specrt_processor each : {decides, stops, throws, spoils}) {
     print(complete(session, params_of(6, each)));
     if (each == decides) print(json(session.ids()));
   }
@@ -241,10 +287,11 @@ void processors() {
 struct Shared {
   explicit Shared(const Generator& generator, specrt_processor processor)
       : session(generator.session()) {
-    begin(session, params_of(40, processor, this).gamma(0));
+    generation = begin(session, params_of(40, processor, this).gamma(0));
   }
 
   Session session;
+  std::uint64_t generation = 0;
   std::atomic<int> calls{0};
   std::atomic<bool> inside{false}, go{false};
 };
@@ -284,7 +331,7 @@ void returning() {
   std::thread signal([&shared] { shared.go = true; });
   shared.session.cancel();
   const specrt_chunk* chunk = nullptr;
-  print(specrt_next(shared.session.get(), &chunk));
+  print(specrt_next(shared.session.get(), shared.generation, &chunk));
   print(json(shared.inside.load()));
   signal.join();
   other.join();
@@ -298,7 +345,8 @@ void forked() {
   if (const pid_t child = fork(); child == 0) {
     specrt_session* session = nullptr;
     specrt_status status = specrt_session_create(generator.get(), &session);
-    if (status == SPECRT_OK) status = specrt_begin(session, "def", 3, nullptr);
+    std::uint64_t generation = 0;
+    if (status == SPECRT_OK) status = specrt_begin(session, "def", 3, nullptr, &generation);
     print(status);
     std::fflush(stdout);
     _exit(0);
@@ -359,10 +407,11 @@ void memory() {
 }
 
 const std::map<std::string, void (*)()> kCases = {
-    {"replay", replay},       {"together", together},     {"ended", ended},
-    {"leave", leave},         {"processors", processors}, {"closing_processor", closing_processor},
-    {"returning", returning}, {"forked", forked},         {"opening", opening},
-    {"locale", locale},       {"memory", memory}};
+    {"replay", replay}, {"together", together},     {"ended", ended},
+    {"leave", leave},   {"processors", processors}, {"closing_processor", closing_processor},
+    {"over", over},     {"floating", floating},     {"returning", returning},
+    {"forked", forked}, {"opening", opening},       {"locale", locale},
+    {"memory", memory}};
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include "native/bundle/manifest.hpp"
 #include "native/bundle/sha256.hpp"
 #include "native/bundle/tuning.hpp"
+#include "native/engine/external_data.hpp"
 #include "native/text/detokenizer.hpp"
 #include "native/text/tokenizer.hpp"
 
@@ -187,11 +188,56 @@ std::string encoded(const Json& call) {
                                     std::numeric_limits<int>::max());
   std::vector<std::vector<Token>> ids;
   for (const auto& text : get<std::vector<std::string>>(call, "texts"))
-    ids.push_back(tokenizer.encode(text));
+    ids.push_back(tokenizer.encode(text, true, get<bool>(call, "parse_special")));
   return json(ids);
 }
 
+// The text that becomes certain with each piece of a completion, what was held back at its end, the
+// text of all tokens, prompt included, and that of the last one behind others.
+std::string detokenized(const Json& call) {
+  const native::Tokenizer tokenizer(get<std::string>(call, "folder"), "", std::nullopt, 1 << 20);
+  auto all = get<std::vector<Token>>(call, "prompt");
+  const auto detokenizer = tokenizer.detokenizer(all);
+  std::vector<std::string> texts;
+  for (const auto& piece : get<std::vector<std::vector<Token>>>(call, "pieces")) {
+    all.insert(all.end(), piece.begin(), piece.end());
+    texts.push_back(detokenizer->push(piece.data(), piece.size()));
+  }
+  texts.push_back(detokenizer->finish());
+  texts.push_back(tokenizer.decode(all));
+  texts.push_back(tokenizer.piece(all.back()));
+  return json(texts);
+}
+
+// The same by a decoder that looks at its neighbours: names with a space between them.
+std::string windowed(const Json& call) {
+  const auto decode = [](const std::vector<Token>& ids) {
+    std::string text;
+    for (const Token id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
+    return text;
+  };
+  native::WindowDetokenizer detokenizer(decode, get<std::vector<Token>>(call, "prompt"),
+                                        [](Token token) { return token < 1000; });
+  std::vector<std::string> texts;
+  for (const auto& piece : get<std::vector<std::vector<Token>>>(call, "pieces"))
+    texts.push_back(detokenizer.push(piece.data(), piece.size()));
+  texts.push_back(detokenizer.finish());
+  return json(texts);
+}
+
+std::string external(const Json& call) {
+  try {
+    const auto found = native::external_data(from_hex(get<std::string>(call, "hex")));
+    return json(std::vector<std::string>(found.begin(), found.end()));
+  } catch (const std::runtime_error&) {
+    return json(std::string("refused"));
+  }
+}
+
 const Registered kBundle({{"parse", parse},
+                          {"detokenized", detokenized},
+                          {"windowed", windowed},
+                          {"external", external},
                           {"hashed", hashed},
                           {"opened", opened},
                           {"refusals", refusals},

@@ -82,9 +82,6 @@ std::string residual(const Json& call) {
 std::int32_t edit(void* user, const std::int64_t* ids, std::size_t count, float* scores,
                   std::size_t size) {
   const std::string& name = *static_cast<const std::string*>(user);
-  if (name == "raise") throw std::runtime_error("the application gave up");
-  if (name == "nothing") scores[0] = std::numeric_limits<float>::quiet_NaN();
-  if (name == "boundless") scores[size - 1] = std::numeric_limits<float>::infinity();
   if (name == "halve")
     for (std::size_t i = 0; i < size; ++i) scores[i] *= 0.5F;
   if (name == "lean") {

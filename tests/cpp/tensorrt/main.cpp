@@ -46,6 +46,7 @@ struct Case {
       : json(read_json(folder + "/case.json")), vocabulary(get<std::size_t>(json, "vocabulary")) {
     native::Manifest& manifest = bundle.manifest;
     bundle.path = folder;
+    for (const auto& name : get<std::vector<std::string>>(json, "files")) bundle.files[name] = {};
     manifest.batch = get<int>(json, "batch");
     manifest.max_length = get<int>(json, "max_length");
     manifest.prefill = get<int>(json, "prefill");
@@ -204,7 +205,7 @@ void differences(const Case& its) {
   using namespace native::tensorrt;
   int number = 0;
   for (const native::Json& machine : its.json.at("machines").items()) {
-    const std::string name = its.bundle.file(std::to_string(number++) + ".json");
+    const std::string name = its.bundle.path + "/" + std::to_string(number++) + ".json";
     become(machine);
     Library here = library();
     const std::vector<int>& version = doubles::machine.version;

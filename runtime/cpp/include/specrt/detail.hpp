@@ -28,7 +28,7 @@ inline void check(specrt_status status) {
 inline const char* address(std::string_view text) { return text.empty() ? "" : text.data(); }
 
 inline Chunk view(const specrt_chunk& chunk) {
-  return {{chunk.text, chunk.bytes}, {chunk.ids, chunk.count}, chunk.accepted};
+  return {{chunk.text, chunk.bytes}, {chunk.ids, chunk.count}, chunk.accepted, chunk.generation};
 }
 
 // Owns a handle of C.

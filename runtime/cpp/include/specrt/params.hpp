@@ -35,6 +35,7 @@ class Params {
   Params& logprobs(std::int64_t value) { return set("logprobs", value); }
   Params& prompt_logprobs(std::int64_t value) { return set("prompt_logprobs", value); }
   Params& ignore_eos(bool value = true) { return set("ignore_eos", std::int64_t{value}); }
+  Params& parse_special(bool value) { return set("parse_special", std::int64_t{value}); }
   Params& gamma(std::int64_t value) { return set("gamma", value); }
   Params& gamma_auto() { return set("gamma", std::string_view("auto")); }
   Params& verifier(std::string_view value) { return set("verifier", value); }

@@ -20,7 +20,8 @@
  * the next call on the same handle, its close included; the text of `specrt_last_error` until
  * another call of the same thread fails. What the application passes in is copied before a function
  * returns, but for `user` pointers. Texts are UTF-8 and end with a zero that their length does not
- * count.
+ * count. A prompt, a text to encode and a bad word hold no zero byte: tokenizer libraries take it
+ * for the end.
  */
 #ifndef SPECRT_SPECRT_H
 #define SPECRT_SPECRT_H
@@ -60,7 +61,7 @@ enum {
   SPECRT_CAPACITY = 6,         /* the prompt is longer than the bundle's context */
   SPECRT_UNSUPPORTED = 7,      /* this implementation cannot do that; the message says which can */
   SPECRT_CANCELLED = 8,        /* the generation was stopped: what came before is delivered */
-  SPECRT_CALLBACK = 9,         /* a callback threw an exception; its text is the message */
+  SPECRT_CALLBACK = 9,         /* a callback threw, or a processor failed; the message says how */
   SPECRT_INTERNAL = 10         /* a bug of ours, or no memory */
 };
 
@@ -133,10 +134,12 @@ SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_
 
 /* ---- Parameters -------------------------------------------------------------------------- */
 
-/* Options of a generation by name; those of `specrt.SamplingParams`, `gamma` and `drafter`:
+/* Options of a generation by name; those of `specrt.SamplingParams`, `gamma`, `drafter`
+ * and `parse_special`:
  *
  * integer  max_tokens, top_k, no_repeat_ngram_size, min_tokens, seed, logprobs, prompt_logprobs,
- *          gamma (-1: auto), ignore_eos (0 or 1)
+ *          gamma (-1: auto), ignore_eos (0 or 1), parse_special (0: the texts of control tokens in
+ *          a prompt are text like any other; 1, the default: they become those tokens)
  * number   temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty,
  *          frequency_penalty
  * text     verifier ("match", "rejection"), drafter ("model", "ngram", "cascade", "none"),
@@ -166,9 +169,9 @@ SPECRT_API specrt_status specrt_params_add_bias(specrt_params* params, int64_t t
  * drafted ones included. Minus infinity rules a token out. Called for each row looked at, on the
  * thread that runs its pass: native, the generating one; hosted, where sessions share passes, that
  * of any session. Must not generate. Returns 0, or anything else to end the generation with
- * SPECRT_CALLBACK. None is called, or still runs, once its generation has ended: the function that
- * generates has returned, `specrt_next` has set NULL, or, where nobody reads on,
- * `specrt_session_close` has returned. */
+ * SPECRT_CALLBACK; so does a score that is left NaN or plus infinity. None is called, or still
+ * runs, once its generation has ended: the function that generates has returned, `specrt_next` has
+ * set NULL, or, where nobody reads on, `specrt_session_close` has returned. */
 typedef int32_t (*specrt_processor)(void* user, const int64_t* ids, size_t count, float* scores,
                                     size_t vocabulary);
 SPECRT_API specrt_status specrt_params_add_processor(specrt_params* params,
@@ -183,7 +186,8 @@ typedef struct specrt_chunk {
   size_t bytes;
   const int64_t* ids;
   size_t count;
-  size_t accepted; /* so many of the tokens, from the first, were drafted */
+  size_t accepted;     /* so many of the tokens, from the first, were drafted */
+  uint64_t generation; /* that it is of */
 } specrt_chunk;
 
 /* Told of each chunk, on the thread that generates; valid during the call. Returns 0 to go on, or
@@ -202,17 +206,23 @@ SPECRT_API specrt_status specrt_generate_ids(specrt_session* session, const int6
                                              specrt_callback callback, void* user);
 
 /* The same, chunk by chunk: begin, then call `specrt_next` until it sets NULL. One that
- * was begun and not read to its end makes the session busy, until it is cancelled. Asked again
- * after the end, `specrt_next` tells again how it ended. */
+ * was begun and not read to its end makes the session busy, until it is cancelled.
+ *
+ * `generation` is set to the number of the generation: 1 for the first of a session, and one more
+ * for each that follows, those of `specrt_generate` included. Asked again after the end,
+ * `specrt_next` tells again how it ended; once another generation has followed, it sets NULL and
+ * returns SPECRT_CANCELLED, and disturbs nothing. */
 SPECRT_API specrt_status specrt_begin(specrt_session* session, const char* prompt, size_t bytes,
-                                      specrt_params* params);
+                                      specrt_params* params, uint64_t* generation);
 SPECRT_API specrt_status specrt_begin_ids(specrt_session* session, const int64_t* ids, size_t count,
-                                          specrt_params* params);
-SPECRT_API specrt_status specrt_next(specrt_session* session, const specrt_chunk** chunk);
+                                          specrt_params* params, uint64_t* generation);
+SPECRT_API specrt_status specrt_next(specrt_session* session, uint64_t generation,
+                                     const specrt_chunk** chunk);
 
-/* Stop what the session generates, from any thread; it ends with SPECRT_CANCELLED after the pass
- * that runs. No error where nothing runs. */
-SPECRT_API specrt_status specrt_session_cancel(specrt_session* session);
+/* Stop a generation, from any thread; it ends with SPECRT_CANCELLED after the pass that runs.
+ * SPECRT_ANY_GENERATION stops whatever the session generates. No error where it is over. */
+#define SPECRT_ANY_GENERATION 0
+SPECRT_API specrt_status specrt_session_cancel(specrt_session* session, uint64_t generation);
 
 /* What the last generation came to; it may be read while it goes on chunk by chunk, by the thread
  * that reads the chunks. Strings belong to the session. */

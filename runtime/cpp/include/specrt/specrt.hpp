@@ -32,7 +32,7 @@ inline std::string version() { return specrt_version(); }
 inline void shutdown() { detail::check(specrt_shutdown()); }
 
 // The chunks of a generation, for a range-based `for`. One that is left early is cancelled, and
-// ends before the stream does.
+// ends before the stream does. It never touches a later generation of its session.
 class Stream {
  public:
   class Iterator {
@@ -64,12 +64,17 @@ class Stream {
   ~Stream() {
     if (session_ == nullptr) return;
     const specrt_chunk* chunk = nullptr;
-    specrt_session_cancel(session_);
-    specrt_next(session_, &chunk);
+    specrt_session_cancel(session_, generation_);
+    specrt_next(session_, generation_, &chunk);
   }
   Stream(Stream&& other) noexcept
-      : session_(std::exchange(other.session_, nullptr)), hooks_(std::move(other.hooks_)) {}
+      : session_(std::exchange(other.session_, nullptr)),
+        generation_(other.generation_),
+        hooks_(std::move(other.hooks_)) {}
   Stream& operator=(Stream&&) = delete;
+
+  // Its number among those of its session, with which another thread may cancel it.
+  std::uint64_t generation() const { return generation_; }
 
   // The next chunk, which is valid until the call after it; nullptr at the end.
   const Chunk* next() { return advance() ? &chunk_ : nullptr; }
@@ -79,13 +84,13 @@ class Stream {
 
  private:
   friend class Session;
-  Stream(specrt_session* session, detail::Hooks hooks)
-      : session_(session), hooks_(std::move(hooks)) {}
+  Stream(specrt_session* session, std::uint64_t generation, detail::Hooks hooks)
+      : session_(session), generation_(generation), hooks_(std::move(hooks)) {}
 
   bool advance() {
     if (session_ == nullptr) return false;
     const specrt_chunk* chunk = nullptr;
-    const specrt_status status = specrt_next(session_, &chunk);
+    const specrt_status status = specrt_next(session_, generation_, &chunk);
     if (chunk != nullptr) {
       chunk_ = detail::view(*chunk);
       return true;
@@ -96,6 +101,7 @@ class Stream {
   }
 
   specrt_session* session_;  // a number: the session may be moved or closed meanwhile
+  std::uint64_t generation_;
   detail::Hooks hooks_;
   Chunk chunk_;
 };
@@ -127,15 +133,21 @@ class Session {
 
   // The same, chunk by chunk.
   Stream stream(std::string_view prompt, const Params& params = Params()) {
-    detail::check(specrt_begin(get(), detail::address(prompt), prompt.size(), params.get()));
-    return Stream(get(), params.hooks_);
+    std::uint64_t generation = 0;
+    detail::check(
+        specrt_begin(get(), detail::address(prompt), prompt.size(), params.get(), &generation));
+    return Stream(get(), generation, params.hooks_);
   }
   Stream stream(Tokens prompt, const Params& params = Params()) {
-    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), params.get()));
-    return Stream(get(), params.hooks_);
+    std::uint64_t generation = 0;
+    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), params.get(), &generation));
+    return Stream(get(), generation, params.hooks_);
   }
 
-  void cancel() { detail::check(specrt_session_cancel(get())); }
+  // Stop whatever it generates, or one generation: that of a chunk.
+  void cancel(std::uint64_t generation = SPECRT_ANY_GENERATION) {
+    detail::check(specrt_session_cancel(get(), generation));
+  }
   void close() noexcept { owner_.close(); }
 
   Stats stats() const;

@@ -50,6 +50,7 @@ struct Chunk {
   std::string_view text;
   Tokens ids;
   std::size_t accepted = 0;
+  std::uint64_t generation = 0;  // of its session
 };
 
 // How to open a bundle; see specrt_open_options.

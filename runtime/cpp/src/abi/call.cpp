@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <utility>
 
 #include "abi/text.hpp"
 
@@ -28,6 +29,7 @@ Running& running() {
 }
 
 thread_local int depth = 0;  // calls of this thread that run, callbacks within them included
+thread_local std::fenv_t* of_application = nullptr;  // outside of the call that runs
 
 // A buffer and no string: it takes no memory when there is none, and may be read while the thread
 // ends.
@@ -66,8 +68,27 @@ Call::~Call() {
   state.changed.notify_all();
 }
 
-Outside::Outside() noexcept { ++depth; }
-Outside::~Outside() { --depth; }
+FloatingPoint::FloatingPoint() noexcept : outer_(std::exchange(of_application, &application_)) {
+  std::fegetenv(&application_);
+  std::fesetenv(FE_DFL_ENV);
+}
+
+FloatingPoint::~FloatingPoint() {
+  std::fesetenv(&application_);
+  of_application = outer_;
+}
+
+Outside::Outside() noexcept {
+  ++depth;
+  std::fegetenv(&library_);
+  if (of_application != nullptr) std::fesetenv(of_application);
+}
+
+Outside::~Outside() {
+  if (of_application != nullptr) std::fegetenv(of_application);
+  std::fesetenv(&library_);
+  --depth;
+}
 
 specrt_status caught() noexcept {
   try {

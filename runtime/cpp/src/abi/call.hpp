@@ -1,12 +1,27 @@
 // What every function of the interface does around its work: count itself among the calls that
-// run, turn what is thrown into a status, and keep its message.
+// run, compute as programs do by default, turn what is thrown into a status, and keep its message.
 #pragma once
 
+#include <cfenv>
 #include <functional>
 
 #include "implementation.hpp"
 
 namespace specrt::abi {
+
+// Floating point without traps, to the nearest: what an application sets for itself would end the
+// process where a weight becomes infinite, or change what is drawn.
+class FloatingPoint {
+ public:
+  FloatingPoint() noexcept;
+  ~FloatingPoint();
+  FloatingPoint(const FloatingPoint&) = delete;
+  FloatingPoint& operator=(const FloatingPoint&) = delete;
+
+ private:
+  std::fenv_t application_;
+  std::fenv_t* outer_;
+};
 
 // A call that runs. Throws Failure(SPECRT_CLOSED) once the library was shut down.
 class Call {
@@ -18,6 +33,7 @@ class Call {
 
  private:
   const LockRelease lock_;
+  const FloatingPoint floating_;
 };
 
 // The same thread runs code of the application in the middle of a call.
@@ -27,6 +43,9 @@ class Outside {
   ~Outside();
   Outside(const Outside&) = delete;
   Outside& operator=(const Outside&) = delete;
+
+ private:
+  std::fenv_t library_;
 };
 
 // Turn what is being thrown into a status, and keep its message; to be called in a handler.

@@ -95,7 +95,8 @@ specrt_status specrt_encode(specrt_generator* generator, const char* text, size_
     require(count, "count");
     *count = 0;
     if (capacity > 0) require(ids, "ids");
-    const auto result = opened->host().encode(checked_text("text", text, bytes));
+    const auto result =
+        opened->host().encode(checked_words("text", checked_text("text", text, bytes)));
     std::copy_n(result.begin(), std::min(capacity, result.size()), ids);
     *count = result.size();
   });

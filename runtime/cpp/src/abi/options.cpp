@@ -44,6 +44,7 @@ const std::vector<Option>& options() {
       {"prompt_logprobs", OptionKind::kInteger},
       {"gamma", OptionKind::kInteger},
       {"ignore_eos", OptionKind::kInteger},
+      {"parse_special", OptionKind::kInteger},
       {"temperature", OptionKind::kNumber},
       {"top_p", OptionKind::kNumber},
       {"min_p", OptionKind::kNumber},

@@ -47,6 +47,7 @@ const IntegerOption kIntegers[] = {
     {"gamma", kAuto, INT_MAX, "a whole number of 0 or more, or -1 for auto",
      [](Params& p, std::int64_t v) { p.gamma = static_cast<int>(v); }},
     {"ignore_eos", 0, 1, "0 or 1", [](Params& p, std::int64_t v) { p.ignore_eos = v != 0; }},
+    {"parse_special", 0, 1, "0 or 1", [](Params& p, std::int64_t v) { p.parse_special = v != 0; }},
 };
 
 struct NumberOption {
@@ -153,6 +154,7 @@ void add_text(Params& params, const std::string& name, std::string value) {
               std::to_string(kMostChoice));
     }
   }
+  if (name == "bad_words") value = abi::checked_words(name, std::move(value));
   texts(params, name).push_back(std::move(value));
 }
 

@@ -1,10 +1,20 @@
 #include "abi/processor_guard.hpp"
 
+#include <limits>
 #include <string>
 
 namespace specrt::abi {
 
 namespace {
+
+// Whether every score is a number, or minus infinity.
+bool are_scores(const float* scores, std::size_t count) {
+  bool holds = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    holds &= scores[i] <= std::numeric_limits<float>::max();  // NaN is not
+  }
+  return holds;
+}
 
 // An owner for as long as a call runs.
 class Holding {
@@ -38,8 +48,13 @@ std::int32_t ProcessorGuard::run(void* self, const std::int64_t* ids, std::size_
   if (returned != 0) {  // where it threw, that came first
     guard->error_->set("a logits processor returned " + std::to_string(returned) +
                        "; expected 0 to go on");
+    return returned;
   }
-  return returned;
+  if (are_scores(scores, vocabulary)) return 0;
+  guard->error_->set(
+      "a logits processor left NaN or infinity among the scores; expected scores, and -inf for "
+      "what must not come");
+  return 1;
 }
 
 void ProcessorGuard::hold(void* self, std::int32_t by) noexcept {

@@ -28,9 +28,30 @@ Session::Session(std::shared_ptr<Generator> generator)
 
 Session::~Session() = default;
 
-void Session::cancel() {
+void Session::require_given_out(std::uint64_t generation) const {
+  if (generation <= generation_) return;
+  invalid("generation " + std::to_string(generation) +
+          " was never begun in this session; pass what specrt_begin gave");
+}
+
+void Session::require_current(std::uint64_t generation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (generation_ == 0) require_begun();
+  if (generation == SPECRT_ANY_GENERATION) {
+    invalid("generation is 0; pass what specrt_begin gave");
+  }
+  require_given_out(generation);
+  if (generation == generation_) return;
+  throw Failure(SPECRT_CANCELLED, "generation " + std::to_string(generation) +
+                                      " of this session is over, and generation " +
+                                      std::to_string(generation_) + " has followed it");
+}
+
+void Session::cancel(std::uint64_t generation) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!active_) return;
+  require_given_out(generation);
+  const bool any = generation == SPECRT_ANY_GENERATION;
+  if (!active_ || !(any || generation == generation_)) return;
   cancelled_ = true;
   if (run_ == nullptr) return;  // it is being begun, and will be cancelled then
   // Without the lock: an implementation may wait in there for a pass that calls the application,
@@ -69,12 +90,13 @@ void Session::reserve() {
   }
   left_.wait(lock, [&] { return cancelling_ == 0; });
   const std::unique_ptr<Run> over = std::move(run_);
+  ++generation_;
   active_ = true;
   cancelled_ = false;
   lock.unlock();  // `over` ends without it
 }
 
-void Session::begin(const Prompt& prompt, const Params& params) {
+std::uint64_t Session::begin(const Prompt& prompt, const Params& params) {
   check(params);
   const auto* ids = std::get_if<std::vector<Token>>(&prompt);
   if (ids != nullptr && ids->empty()) invalid("the prompt has no tokens; give at least one");
@@ -100,6 +122,7 @@ void Session::begin(const Prompt& prompt, const Params& params) {
     if (closed_) throw closed();
     throw;
   }
+  return generation_;  // changes in a turn only
 }
 
 void Session::start(std::unique_ptr<Run> run) {
@@ -187,8 +210,8 @@ const specrt_chunk* Session::next() {
   if (!outcome_.ended && step()) {
     text_ += chunk_.text;
     ids_.insert(ids_.end(), chunk_.ids.begin(), chunk_.ids.end());
-    view_ = {chunk_.text.c_str(), chunk_.text.size(), chunk_.ids.data(), chunk_.ids.size(),
-             chunk_.accepted};
+    view_ = {chunk_.text.c_str(), chunk_.text.size(), chunk_.ids.data(),
+             chunk_.ids.size(),   chunk_.accepted,    generation_};
     return &view_;
   }
   if (!outcome_.ended) finish();

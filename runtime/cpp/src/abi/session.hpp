@@ -35,11 +35,14 @@ class Session : public Object {
 
   Generator& generator() { return *generator_; }
 
-  // From any thread, without a turn.
-  void cancel();
+  // From any thread, without a turn. What is over, or SPECRT_ANY_GENERATION where nothing runs, is
+  // left alone.
+  void cancel(std::uint64_t generation = SPECRT_ANY_GENERATION);
   void close();
+  // Throws Failure(SPECRT_CANCELLED) for a generation that another one followed.
+  void require_current(std::uint64_t generation);
 
-  void begin(const Prompt& prompt, const Params& params);
+  std::uint64_t begin(const Prompt& prompt, const Params& params);
   // The next chunk, or nullptr at the end; later calls repeat how it ended.
   const specrt_chunk* next();
   // Tell of each chunk, up to the end.
@@ -58,6 +61,7 @@ class Session : public Object {
   };
 
   void require_begun() const;
+  void require_given_out(std::uint64_t generation) const;  // under the lock
   void reserve();
   void start(std::unique_ptr<Run> run);
   bool stopped();
@@ -78,8 +82,9 @@ class Session : public Object {
 
   std::mutex mutex_;  // for the members below; `run_` is replaced under it
   std::condition_variable left_;
-  int cancelling_ = 0;   // threads in Run::cancel
-  bool active_ = false;  // begun, and not at its end
+  std::uint64_t generation_ = 0;  // the number of the latest one
+  int cancelling_ = 0;            // threads in Run::cancel
+  bool active_ = false;           // begun, and not at its end
   bool cancelled_ = false;
   bool closed_ = false;
 

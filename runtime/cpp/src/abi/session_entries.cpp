@@ -31,6 +31,10 @@ specrt::Params copied(specrt_params* params) {
   return entry->values;
 }
 
+specrt::Prompt checked_prompt(const char* prompt, size_t bytes) {
+  return checked_words("prompt", checked_text("prompt", prompt, bytes));
+}
+
 specrt::Prompt ids_prompt(const int64_t* ids, size_t count) {
   if (count > 0) require(ids, "ids");
   require_count("ids", count, sizeof *ids);
@@ -54,7 +58,7 @@ specrt_status specrt_session_create(specrt_generator* generator, specrt_session*
 specrt_status specrt_generate(specrt_session* session, const char* prompt, size_t bytes,
                               specrt_params* params, specrt_callback callback, void* user) {
   return in_turn(session, [&](Session& turn) {
-    turn.begin(checked_text("prompt", prompt, bytes), copied(params));
+    turn.begin(checked_prompt(prompt, bytes), copied(params));
     turn.read(callback, user);
   });
 }
@@ -68,28 +72,37 @@ specrt_status specrt_generate_ids(specrt_session* session, const int64_t* ids, s
 }
 
 specrt_status specrt_begin(specrt_session* session, const char* prompt, size_t bytes,
-                           specrt_params* params) {
+                           specrt_params* params, uint64_t* generation) {
   return in_turn(session, [&](Session& turn) {
-    turn.begin(checked_text("prompt", prompt, bytes), copied(params));
+    require(generation, "generation");
+    *generation = turn.begin(checked_prompt(prompt, bytes), copied(params));
   });
 }
 
 specrt_status specrt_begin_ids(specrt_session* session, const int64_t* ids, size_t count,
-                               specrt_params* params) {
-  return in_turn(session,
-                 [&](Session& turn) { turn.begin(ids_prompt(ids, count), copied(params)); });
-}
-
-specrt_status specrt_next(specrt_session* session, const specrt_chunk** chunk) {
+                               specrt_params* params, uint64_t* generation) {
   return in_turn(session, [&](Session& turn) {
-    require(chunk, "chunk");
-    *chunk = nullptr;
-    *chunk = turn.next();
+    require(generation, "generation");
+    *generation = turn.begin(ids_prompt(ids, count), copied(params));
   });
 }
 
-specrt_status specrt_session_cancel(specrt_session* session) {
-  return guarded([&] { find(session)->cancel(); });
+// What is over takes no turn, which the generation that followed may need.
+specrt_status specrt_next(specrt_session* session, uint64_t generation,
+                          const specrt_chunk** chunk) {
+  return guarded([&] {
+    const auto entry = find(session);
+    require(chunk, "chunk");
+    *chunk = nullptr;
+    entry->require_current(generation);
+    const Session::Turn turn(*entry);
+    entry->require_current(generation);
+    *chunk = entry->next();
+  });
+}
+
+specrt_status specrt_session_cancel(specrt_session* session, uint64_t generation) {
+  return guarded([&] { find(session)->cancel(generation); });
 }
 
 specrt_status specrt_session_stats(specrt_session* session, specrt_stats* stats) {

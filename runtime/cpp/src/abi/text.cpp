@@ -59,6 +59,15 @@ std::string checked_text(const char* name, const char* text) {
   return checked_text(name, text, std::strlen(text));
 }
 
+std::string checked_words(const std::string& name, std::string text) {
+  const std::size_t zero = text.find('\0');
+  if (zero != std::string::npos) {
+    invalid(name + " holds a zero byte at " + std::to_string(zero) +
+            "; leave it out, or give token ids");
+  }
+  return text;
+}
+
 std::size_t characters(std::string_view text) {
   std::size_t count = 0;
   for (const char byte : text) count += !continues(static_cast<unsigned char>(byte));

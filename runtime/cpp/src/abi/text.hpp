@@ -14,6 +14,10 @@ std::size_t invalid_utf8(std::string_view text);
 std::string checked_text(const char* name, const char* text, std::size_t bytes);
 std::string checked_text(const char* name, const char* text);
 
+// Return a text that a tokenizer is to read, or throw Failure(SPECRT_INVALID_ARGUMENT) for one with
+// a zero byte: not every tokenizer library takes the length of a text.
+std::string checked_words(const std::string& name, std::string text);
+
 // Characters, of valid UTF-8.
 std::size_t characters(std::string_view text);
 

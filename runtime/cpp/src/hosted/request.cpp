@@ -116,6 +116,7 @@ std::string request_json(const Params& params) {
   json.add_json("params", params_json(params)).add("processors", params.processors);
   if (params.gamma) json.add("gamma", static_cast<std::int64_t>(*params.gamma));
   if (!params.drafter.empty()) json.add("drafter", params.drafter);
+  if (!params.parse_special) json.add_json("parse_special", "false");
   return json.text();
 }
 

@@ -112,7 +112,7 @@ std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
   const auto one = [&](Token token, double logprob, std::size_t rank) {
     return quoted(std::to_string(token)) + ": {\"logprob\": " + number(std::max(logprob, kLeast)) +
            ", \"rank\": " + std::to_string(rank) +
-           ", \"decoded_token\": " + quoted(tokenizer.decode({token})) + "}";
+           ", \"decoded_token\": " + quoted(tokenizer.piece(token)) + "}";
   };
   std::string text = "{" + one(ranked.token, ranked.logprob, ranked.rank);
   for (std::size_t i = 0; i < ranked.ids.size(); ++i) {

@@ -8,13 +8,14 @@
 namespace specrt::native {
 
 OutputProcessor::OutputProcessor(Completion& completion, const Params& params,
-                                 const std::vector<Token>& eos, const Tokenizer& tokenizer)
+                                 const std::vector<Token>& eos, const Tokenizer& tokenizer,
+                                 const std::vector<Token>& prompt)
     : completion_(completion),
       ends_(params.stop_token_ids.begin(), params.stop_token_ids.end()),
       eos_(eos.begin(), eos.end()),
-      detokenizer_(tokenizer.detokenizer()),
+      detokenizer_(tokenizer.detokenizer(prompt)),
       stops_(params.stop),
-      one_by_one_(!params.stop.empty() || tokenizer.falls_back_to_bytes()) {
+      one_by_one_(!params.stop.empty()) {
   if (!params.ignore_eos) {
     ends_.insert(eos.begin(), eos.end());
   }
@@ -115,7 +116,7 @@ Generation::Generation(Session& session, std::vector<Token> prompt, const Params
       processors_(processors_for(params, *session.shared_)),
       target_(session.target_, params_, noise_, processors_.get()),
       output_(completion_, params_, session.shared_->bundle.manifest.eos_token_ids,
-              session.shared_->tokenizer) {
+              session.shared_->tokenizer, tokens_) {
   const LoadedBundle& shared = *session.shared_;
   require_text(params_, shared.tokenizer);
   completion_.began_ns = now_ns();

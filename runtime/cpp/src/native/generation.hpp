@@ -24,7 +24,7 @@ namespace specrt::native {
 class OutputProcessor {
  public:
   OutputProcessor(Completion& completion, const Params& params, const std::vector<Token>& eos,
-                  const Tokenizer& tokenizer);
+                  const Tokenizer& tokenizer, const std::vector<Token>& prompt);
 
   // What a round delivers; the completion's finish reason is set where it ended the text.
   Chunk take(const Round& round, std::int64_t time_ns);

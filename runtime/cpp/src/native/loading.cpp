@@ -1,6 +1,7 @@
 #include "native/loading.hpp"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -26,12 +27,16 @@ int cores(int threads) {
   return threads;
 }
 
-std::string tokenizer_library(const OpenOptions& options) {
+// The library that is to read the tokenizer. It reads two files, and the manifest lists both.
+std::string tokenizer_library(const Bundle& bundle, const OpenOptions& options) {
+  std::string library = options.tokenizer;
 #ifdef SPECRT_TOKENIZER_LIBRARY
-  return options.tokenizer.empty() ? SPECRT_TOKENIZER_LIBRARY : options.tokenizer;
-#else
-  return options.tokenizer;
+  if (library.empty()) library = SPECRT_TOKENIZER_LIBRARY;
 #endif
+  constexpr char kConfig[] = "tokenizer_config.json";
+  const bool is_there = access((bundle.path + "/" + kConfig).c_str(), F_OK) == 0;
+  if (!library.empty() && is_there) bundle.file(kConfig);
+  return library;
 }
 
 }  // namespace
@@ -41,9 +46,10 @@ LoadedBundle::LoadedBundle(const std::string& path, const OpenOptions& options)
       prompt_cache(options.prompt_cache),
       bundle(open_folder(path, threads, options)),
       models(open_models(bundle, options, threads)),
-      tokenizer(path, tokenizer_library(options), bundle.manifest.bos_token_id,
+      tokenizer(path, tokenizer_library(bundle, options), bundle.manifest.bos_token_id,
                 static_cast<std::size_t>(bundle.manifest.target.geometry.vocab_size)) {
   check_vocabulary();
+  bundle.check_unchanged();
 }
 
 void LoadedBundle::check_vocabulary() const {

@@ -16,13 +16,14 @@ Session::Session(std::shared_ptr<LoadedBundle> shared)
       drafters_(shared_->bundle.manifest.gammas, shared_->costs()) {}
 
 std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
-  return std::make_unique<Generation>(*this, prompt_tokens(prompt), params);
+  return std::make_unique<Generation>(*this, prompt_tokens(prompt, params.parse_special), params);
 }
 
-std::vector<Token> Session::prompt_tokens(const Prompt& prompt) const {
+std::vector<Token> Session::prompt_tokens(const Prompt& prompt, bool parse_special) const {
   const auto* const text = std::get_if<std::string>(&prompt);
-  std::vector<Token> tokens =
-      text != nullptr ? shared_->tokenizer.encode(*text) : std::get<std::vector<Token>>(prompt);
+  std::vector<Token> tokens = text != nullptr
+                                  ? shared_->tokenizer.encode(*text, true, parse_special)
+                                  : std::get<std::vector<Token>>(prompt);
   const Token vocabulary = target_engine_->geometry().vocab_size;
   if (tokens.empty()) {
     throw Failure(SPECRT_INVALID_ARGUMENT, "the prompt has no tokens; give at least one");

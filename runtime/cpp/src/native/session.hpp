@@ -20,7 +20,7 @@ class Session : public Slot {
  private:
   friend class Generation;
 
-  std::vector<Token> prompt_tokens(const Prompt& prompt) const;
+  std::vector<Token> prompt_tokens(const Prompt& prompt, bool parse_special) const;
   // Take up a text, with what the buffers hold of it; how much of it that is.
   std::size_t take(const std::vector<Token>& prompt, bool fresh);
   // Keep what the buffers hold of a text that is over; `sound` where no pass failed.

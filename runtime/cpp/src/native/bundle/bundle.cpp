@@ -80,8 +80,8 @@ void check_library(const std::string& folder, const Record& record, const OpenOp
          "`specrt build RECIPE`");
 }
 
-// What is wrong with one file; empty where nothing is.
-std::string problem_of(const std::string& path, const HashedFile& expected) {
+// What is wrong with one file; empty where nothing is. `found` is set to what was hashed.
+std::string problem_of(const std::string& path, const HashedFile& expected, FileState& found) {
   try {
     struct stat info;
     if (stat(path.c_str(), &info) != 0) throw std::system_error(errno, std::generic_category());
@@ -91,6 +91,7 @@ std::string problem_of(const std::string& path, const HashedFile& expected) {
              std::to_string(expected.bytes) + kRebuild;
     if (!S_ISREG(info.st_mode)) throw std::system_error(EISDIR, std::generic_category());
     const HashedFile hashed = hash_file(path);
+    found = hashed.state;
     if (hashed.bytes == expected.bytes && hashed.sha256 == expected.sha256) return "";
     return path + " is not the file that was built (sha256 " + hashed.sha256.substr(0, 12) +
            ", expected " + expected.sha256.substr(0, 12) + ")" + kRebuild;
@@ -102,15 +103,16 @@ std::string problem_of(const std::string& path, const HashedFile& expected) {
   }
 }
 
-void check_files(const std::string& folder, const Record& record) {
+std::map<std::string, FileState> check_files(const std::string& folder, const Record& record) {
   std::vector<std::pair<std::string, HashedFile>> files(record.files.begin(), record.files.end());
   std::vector<std::string> problems(files.size());
+  std::vector<FileState> states(files.size());
   std::atomic<std::size_t> next{0};
   std::atomic<bool> has_memory{true};
   const auto work = [&] {
     for (std::size_t i = next++; i < files.size(); i = next++) {
       try {
-        problems[i] = problem_of(folder + "/" + files[i].first, files[i].second);
+        problems[i] = problem_of(folder + "/" + files[i].first, files[i].second, states[i]);
       } catch (const std::bad_alloc&) {
         has_memory = false;
       }
@@ -130,6 +132,9 @@ void check_files(const std::string& folder, const Record& record) {
   if (!has_memory) throw std::bad_alloc();
   for (const std::string& problem : problems)
     if (!problem.empty()) refuse(problem);
+  std::map<std::string, FileState> checked;
+  for (std::size_t i = 0; i < files.size(); ++i) checked[files[i].first] = states[i];
+  return checked;
 }
 
 // What runs the target, as a tuning names it.
@@ -149,14 +154,31 @@ std::string library_of(const Manifest& manifest) {
 
 }  // namespace
 
+std::string Bundle::file(const std::string& name) const {
+  const std::string place = path + "/" + name;
+  if (files.count(name) > 0) return place;
+  refuse(place + " is not listed in manifest.json; build the bundle again");
+}
+
+void Bundle::check_unchanged() const {
+  for (const auto& [name, state] : files) {
+    const std::string place = path + "/" + name;
+    try {
+      if (state_of(place) == state) continue;
+    } catch (const std::system_error&) {  // it is gone
+    }
+    refuse(place + " was changed while the bundle was opened; open it again");
+  }
+}
+
 Bundle open_folder(const std::string& path, int threads, const OpenOptions& options) {
   std::string folder = path;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   Record record = read_manifest(folder);
   check_machine(folder, record);
   check_library(folder, record, options);
-  check_files(folder, record);
   Bundle bundle;
+  bundle.files = check_files(folder, record);
   bundle.path = folder;
   bundle.manifest = std::move(record.manifest);
   TuningResult result = read_tuning(folder, bundle.manifest, threads, library_of(bundle.manifest));

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "implementation.hpp"
+#include "native/bundle/sha256.hpp"
 #include "native/engine/protocol.hpp"
 #include "native/speculation/costs.hpp"
 
@@ -55,8 +57,13 @@ struct Bundle {
   Manifest manifest;
   std::optional<Tuning> tuning;
   std::vector<std::string> notices;
+  std::map<std::string, FileState> files;  // that the manifest lists, as they were when hashed
 
-  std::string file(const std::string& name) const { return path + "/" + name; }
+  // The path of a file. Throws Failure(SPECRT_BUNDLE) for one that the manifest does not list.
+  std::string file(const std::string& name) const;
+  // Call it once everything was read. Throws Failure(SPECRT_BUNDLE) where a file is not the one
+  // that was hashed any more.
+  void check_unchanged() const;
 };
 
 // Open a bundle after checking format, machine, files (size and sha256) and what its fields say.

@@ -179,7 +179,7 @@ Record read_record(const Json& json) {
   m.source = fields.text("source");
   for (const auto& [name, file] : fields.named("files")) {
     file.only({"bytes", "sha256"});
-    record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256")};
+    record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256"), {}};
   }
   check_manifest(record, gammas, windows);
   m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked

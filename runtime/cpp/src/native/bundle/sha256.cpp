@@ -1,6 +1,7 @@
 #include "native/bundle/sha256.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <tuple>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -168,12 +170,34 @@ struct Descriptor {
   int number;
 };
 
+FileState state_in(const struct stat& info) {
+  const auto nanoseconds = [](const timespec& time) {
+    return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return {info.st_dev, info.st_ino, static_cast<std::uint64_t>(info.st_size),
+          nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)};
+}
+
 }  // namespace
+
+bool FileState::operator==(const FileState& other) const {
+  return std::tie(device, inode, bytes, modified_ns, changed_ns) ==
+         std::tie(other.device, other.inode, other.bytes, other.modified_ns, other.changed_ns);
+}
+
+FileState state_of(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) throw std::system_error(errno, std::generic_category());
+  return state_in(info);
+}
 
 HashedFile hash_file(const std::string& path) {
   const Descriptor file(path);
   Sha256 digest;
   HashedFile result;
+  struct stat info;
+  if (fstat(file.number, &info) != 0) throw std::system_error(errno, std::generic_category());
+  result.state = state_in(info);
   std::vector<unsigned char> piece(1 << 18);
   while (true) {
     const ssize_t count = read(file.number, piece.data(), piece.size());

@@ -22,9 +22,24 @@ class Sha256 {
   std::uint64_t bytes_ = 0;
 };
 
+// Which file a path leads to, and when it changed last.
+struct FileState {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t bytes = 0;
+  std::int64_t modified_ns = 0;
+  std::int64_t changed_ns = 0;  // which nobody can set
+
+  bool operator==(const FileState& other) const;
+};
+
+// Throws std::system_error where there is no file.
+FileState state_of(const std::string& path);
+
 struct HashedFile {
   std::uint64_t bytes = 0;
   std::string sha256;
+  FileState state;  // before its first byte was read
 };
 
 // Throws std::system_error where the file cannot be read.

@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <set>
+#include <stdexcept>
 
+#include "native/bundle/manifest.hpp"
 #include "native/engine/backends.hpp"
+#include "native/engine/external_data.hpp"
 
 namespace specrt::native {
 
@@ -267,6 +271,22 @@ int own_threads(const std::string& path, int threads) {
   return bytes < kSmallBytes ? 1 : threads;
 }
 
+// Refuse a graph that takes tensors from a file that the manifest does not list: what an engine
+// library reads by itself is hashed, too, and inside of the bundle.
+void check_external_data(const Bundle& bundle, const std::string& engine) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;  // protobuf takes no more
+  const std::string path = bundle.file(engine);
+  const std::string folder = engine.substr(0, engine.rfind('/') + 1);
+  std::set<std::string> locations;
+  try {
+    locations = external_data(read_text(path, kMostBytes));
+  } catch (const std::runtime_error& error) {
+    throw Failure(SPECRT_BUNDLE,
+                  path + " cannot be read (" + error.what() + "); build the bundle again");
+  }
+  for (const std::string& location : locations) bundle.file(folder + location);
+}
+
 }  // namespace
 
 std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
@@ -282,6 +302,7 @@ std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
   settings.pad_to_even =
       settings.pad_single_token && (!bundle.tuning || bundle.tuning->pad_to_even);
   const std::string path = bundle.file(model.engine);
+  check_external_data(bundle, model.engine);
   auto session = std::make_shared<const SharedSession>(library, path, own_threads(path, threads),
                                                        model.half_stored);
   return std::make_shared<OrtModel>(std::move(session), settings);

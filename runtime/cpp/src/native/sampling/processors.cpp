@@ -108,28 +108,12 @@ void CallbackProcessor::commit(Span tokens) {
 void CallbackProcessor::edit(Row row, Span path) {
   const std::size_t size = text_.size();
   text_.insert(text_.end(), path.begin(), path.end());
-  call(row);
+  const std::int32_t answer =
+      called_.function(called_.user, text_.data(), text_.size(), row.scores, row.size);
   text_.resize(size);
-  const float most = peak_of(row.scores, row.size);
-  if (most < kInfinity) return;
-  throw Failure(SPECRT_INVALID_ARGUMENT,
-                "a logits processor left NaN or infinity among the scores; expected scores, and "
-                "-inf for what must not come");
-}
-
-void CallbackProcessor::call(Row row) {
-  std::int32_t answer = 0;
-  std::string reason;
-  try {
-    answer = called_.function(called_.user, text_.data(), text_.size(), row.scores, row.size);
-    if (answer == 0) return;
-    reason = "returned " + std::to_string(answer) + "; expected 0";
-  } catch (const std::exception& error) {
-    reason = std::string("threw an exception: ") + error.what();
-  } catch (...) {
-    reason = "threw what is no std::exception";
-  }
-  throw Failure(SPECRT_CALLBACK, "a logits processor failed: it " + reason);
+  if (answer == 0) return;
+  throw Failure(SPECRT_CALLBACK,
+                "a logits processor returned " + std::to_string(answer) + "; expected 0 to go on");
 }
 
 namespace {

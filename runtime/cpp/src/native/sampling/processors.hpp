@@ -117,13 +117,11 @@ class CallbackProcessor : public LogitsProcessor {
  public:
   explicit CallbackProcessor(specrt::Processor called) : called_(called) {}
   void commit(Span tokens) override;
-  // Throws Failure(SPECRT_CALLBACK) where the function fails, Failure(SPECRT_INVALID_ARGUMENT) for
-  // what it leaves that is no score.
+  // Throws Failure(SPECRT_CALLBACK) where the function ends the generation. What it leaves are
+  // scores: abi/processor_guard.hpp sees to that.
   void edit(Row row, Span path) override;
 
  private:
-  void call(Row row);
-
   specrt::Processor called_;
   std::vector<Token> text_;
 };

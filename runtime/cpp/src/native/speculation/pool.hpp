@@ -10,6 +10,7 @@
 #include "native/engine/protocol.hpp"
 #include "native/sampling/noise.hpp"
 #include "native/sampling/processors.hpp"
+#include "native/speculation/costs.hpp"
 #include "native/speculation/gamma.hpp"
 #include "native/speculation/kv_cache.hpp"
 #include "native/speculation/round.hpp"

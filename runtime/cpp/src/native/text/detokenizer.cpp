@@ -9,6 +9,14 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
+bool begins_with(std::string_view text, std::string_view begin) {
+  return text.substr(0, begin.size()) == begin;
+}
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
 }  // namespace
 
 std::string Utf8Decoder::push(std::string_view bytes) {
@@ -82,63 +90,111 @@ bool is_utf8(std::string_view text) {
   return decoder.push(text) == text && decoder.finish().empty();
 }
 
-namespace {
-
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+ByteDetokenizer::ByteDetokenizer(const Spelling& spelling, const std::vector<Token>& before)
+    : spelling_(spelling) {
+  decoder_.push(joined(before.data(), before.size()));
+  lost_ = Utf8Decoder(decoder_).finish();
 }
 
-// Characters of a UTF-8 text.
-std::size_t characters(const std::string& text) {
-  std::size_t count = 0;
-  for (const char byte : text) {
-    count += (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U;
+std::string ByteDetokenizer::push(const Token* ids, std::size_t count) {
+  return fresh(decoder_.push(joined(ids, count)));
+}
+
+std::string ByteDetokenizer::joined(const Token* ids, std::size_t count) {
+  std::string data;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto token = static_cast<std::size_t>(ids[i]);
+    if (token >= spelling_.bytes.size() || spelling_.bytes[token].empty()) {
+      continue;
+    }
+    if (begun_) {
+      data += spelling_.bytes[token];
+      continue;
+    }
+    const std::string& own =
+        spelling_.first.empty() ? spelling_.bytes[token] : spelling_.first[token];
+    data += begins_with(own, spelling_.stripped) ? own.substr(spelling_.stripped.size()) : own;
+    begun_ = true;
   }
-  return count;
+  return data;
+}
+
+std::string ByteDetokenizer::fresh(std::string text) {
+  if (text.empty()) {
+    return text;
+  }
+  const std::string lost = std::exchange(lost_, std::string());
+  return begins_with(text, lost) ? text.substr(lost.size()) : text;
+}
+
+namespace {
+
+constexpr std::size_t kMostHeld = 8;  // tokens without whole text after which it is given out
+
+bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; }
+
+std::size_t characters(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
 }
 
 // What follows the first so many characters.
 std::string behind(const std::string& text, std::size_t count) {
-  std::size_t at = 0;
-  for (; at < text.size(); ++at) {
-    if ((static_cast<unsigned char>(text[at]) & 0xC0U) != 0x80U && count-- == 0) {
-      break;
-    }
-  }
-  return text.substr(at);
+  const auto begin = std::find_if(text.begin(), text.end(), [&count](char byte) {
+    return begins_character(byte) && count-- == 0;
+  });
+  return {begin, text.end()};
 }
 
 }  // namespace
 
-std::string ByteDetokenizer::push(const Token* ids, std::size_t count) {
-  std::string data;
+WindowDetokenizer::WindowDetokenizer(Decode decode, const std::vector<Token>& before,
+                                     std::function<bool(Token)> is_text)
+    : decode_(std::move(decode)), is_text_(std::move(is_text)), ids_(before) {
+  shorten();
+  given_ = decode_(ids_);
+}
+
+// Keep the last tokens in view.
+void WindowDetokenizer::shorten() {
+  const std::size_t out = ids_.size() - std::min(ids_.size(), kContext);
+  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(out));
+}
+
+std::string WindowDetokenizer::push(const Token* ids, std::size_t count) {
+  std::string fresh;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto token = static_cast<std::size_t>(ids[i]);
-    if (token < bytes_.size()) {
-      data += bytes_[token];
+    if (!is_text_(ids[i])) {
+      continue;
+    }
+    ids_.push_back(ids[i]);
+    ++held_;
+    const std::string text = decode_(ids_);
+    const bool is_whole =
+        characters(text) > characters(seen(text)) && !ends_with(text, kReplacement);
+    if (is_whole || held_ >= kMostHeld) {
+      fresh += give(text);
     }
   }
-  return decoder_.push(data);
-}
-
-std::string RedecodingDetokenizer::push(const Token* ids, std::size_t count) {
-  ids_.insert(ids_.end(), ids, ids + count);
-  const std::string text = decode_(ids_);
-  if (ends_with(text, kReplacement) || characters(text) <= characters(given_text_)) {
-    return "";
-  }
-  return give(text);
-}
-
-std::string RedecodingDetokenizer::finish() { return give(decode_(ids_)); }
-
-std::string RedecodingDetokenizer::give(const std::string& text) {
-  const std::string fresh = behind(text, characters(given_text_));
-  // The next window starts at the tokens just given, so that a decoder has their context.
-  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(given_));
-  given_ = ids_.size();
-  given_text_ = decode_(ids_);
   return fresh;
+}
+
+std::string WindowDetokenizer::finish() { return held_ == 0 ? "" : give(decode_(ids_)); }
+
+std::string WindowDetokenizer::give(const std::string& text) {
+  const std::string fresh = behind(text, characters(seen(text)));
+  shorten();
+  given_ = decode_(ids_);
+  held_ = 0;
+  return fresh;
+}
+
+// What was given out of a text, without half a character that is whole now.
+std::string WindowDetokenizer::seen(const std::string& text) const {
+  std::string seen = given_;
+  while (!begins_with(text, seen) && ends_with(seen, kReplacement)) {
+    seen.resize(seen.size() - kReplacement.size());
+  }
+  return seen;
 }
 
 namespace {

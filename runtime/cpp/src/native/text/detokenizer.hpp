@@ -43,34 +43,53 @@ class Detokenizer {
   virtual std::string finish() = 0;
 };
 
-// Joins the bytes of byte-level tokens: a token is its bytes, whatever stands beside it.
-class ByteDetokenizer : public Detokenizer {
- public:
-  // `bytes` holds those of each token; one that it lacks, and a special one, has none.
-  explicit ByteDetokenizer(const std::vector<std::string>& bytes) : bytes_(bytes) {}
-  std::string push(const Token* ids, std::size_t count) override;
-  std::string finish() override { return decoder_.finish(); }
-
- private:
-  const std::vector<std::string>& bytes_;
-  Utf8Decoder decoder_;
+// What the tokens of a vocabulary spell, whatever stands beside them.
+struct Spelling {
+  std::vector<std::string> bytes;  // of each token; one that it lacks, and a special one, has none
+  std::vector<std::string> first;  // of the first one with bytes; empty where those are no others
+  std::string stripped;            // what that one loses, where it begins with it
 };
 
-// Decodes the last tokens again with each new one; see specrt.text.Detokenizer.
-class RedecodingDetokenizer : public Detokenizer {
+// Joins the bytes of tokens, behind those of the tokens `before`. Half a character at the end of
+// those is given out once it is completed, and never as U+FFFD.
+class ByteDetokenizer : public Detokenizer {
+ public:
+  explicit ByteDetokenizer(const Spelling& spelling, const std::vector<Token>& before = {});
+  std::string push(const Token* ids, std::size_t count) override;
+  std::string finish() override { return fresh(decoder_.finish()); }
+
+ private:
+  std::string joined(const Token* ids, std::size_t count);
+  std::string fresh(std::string text);
+
+  const Spelling& spelling_;
+  bool begun_ = false;  // whether there was a token with bytes
+  Utf8Decoder decoder_;
+  std::string lost_;  // what half a character of `before` is where nothing completes it
+};
+
+// Decodes new tokens with the last few in view, for decoders that look at their neighbours. None of
+// the tokens `before` is a special one.
+class WindowDetokenizer : public Detokenizer {
  public:
   using Decode = std::function<std::string(const std::vector<Token>&)>;
-  explicit RedecodingDetokenizer(Decode decode) : decode_(std::move(decode)) {}
+  static constexpr std::size_t kContext = 4;
+  // Tokens that are no text, as special ones, have no place in the window.
+  WindowDetokenizer(Decode decode, const std::vector<Token>& before,
+                    std::function<bool(Token)> is_text);
   std::string push(const Token* ids, std::size_t count) override;
   std::string finish() override;
 
  private:
+  void shorten();
   std::string give(const std::string& text);
+  std::string seen(const std::string& text) const;
 
   Decode decode_;
+  std::function<bool(Token)> is_text_;
   std::vector<Token> ids_;
-  std::size_t given_ = 0;
-  std::string given_text_;
+  std::string given_;     // the text of those but the last `held_`
+  std::size_t held_ = 0;  // tokens whose text was not given out
 };
 
 // Where no text can be made of tokens.

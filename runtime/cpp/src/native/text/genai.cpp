@@ -11,7 +11,9 @@
 
 namespace specrt::native {
 
-// The entries that are used of ort_genai_c.h, whose results are nullptr where all went well.
+// The entries that are used, whose results are nullptr where all went well. They are those of
+// ort_genai_c.h, but for OgaCreateTokenizerFromPath, which release 0.16 exports and no public
+// header declares.
 struct GenaiTokenizer::Functions {
   void* (*create_tokenizer)(const char* folder, void** tokenizer);
   void (*destroy_tokenizer)(void* tokenizer);
@@ -33,8 +35,10 @@ template <typename Function>
 void find(void* library, const std::string& path, const char* name, Function& function) {
   void* const result = dlsym(library, name);
   if (result == nullptr) {
-    throw Failure(SPECRT_ENGINE, path + " has no " + name +
-                                     "; expected libonnxruntime-genai of release 0.12 or later");
+    throw Failure(SPECRT_ENGINE,
+                  path + " has no " + name +
+                      "; expected libonnxruntime-genai of release 0.16 or later, which "
+                      "exports OgaCreateTokenizerFromPath");
   }
   function = reinterpret_cast<Function>(result);
 }

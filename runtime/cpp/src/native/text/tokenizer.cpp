@@ -1,9 +1,9 @@
 #include "native/text/tokenizer.hpp"
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "failure.hpp"
 #include "native/text/detokenizer.hpp"
@@ -102,41 +102,6 @@ namespace {
 
 constexpr std::int64_t kMostTokens = 1 << 30;
 
-// The byte that each code point of a byte-level vocabulary stands for, -1 for others: printable
-// bytes stand for themselves, the others for the code points from 256 on, in order (Radford et al.
-// 2019).
-std::array<int, 512> byte_symbols() {
-  std::array<int, 512> symbols{};
-  symbols.fill(-1);
-  std::size_t next = 256;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 33 && byte < 127) || (byte >= 161 && byte != 173);
-    symbols[printable ? static_cast<std::size_t>(byte) : next++] = byte;
-  }
-  return symbols;
-}
-
-// The bytes a token spells; one with other characters in it is its own text.
-std::string token_bytes(const std::string& name) {
-  static const std::array<int, 512> symbols = byte_symbols();
-  std::string bytes;
-  for (std::size_t i = 0; i < name.size(); ++i) {
-    const auto lead = static_cast<unsigned char>(name[i]);
-    std::size_t point = lead;
-    if (lead >= 0x80) {
-      if (lead >= 0xE0 || i + 1 >= name.size()) {
-        return name;
-      }
-      point = (lead & 0x1FU) << 6 | (static_cast<unsigned char>(name[++i]) & 0x3FU);
-    }
-    if (point >= symbols.size() || symbols[point] < 0) {
-      return name;
-    }
-    bytes.push_back(static_cast<char>(symbols[point]));
-  }
-  return bytes;
-}
-
 // Whether a part of a tokenizer, or one that it is made of, is of a type.
 bool has_type(const Json& part, const char* type) {
   if (part.kind() == Json::Kind::kObject) {
@@ -184,8 +149,10 @@ Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
 void Tokenizer::read(const Json& file) {
   const Json* const decoder = file.find("decoder");
   if (decoder != nullptr && !decoder->is_null()) {
-    joins_bytes_ = decoder->at("type").text() == "ByteLevel";
-    falls_back_to_bytes_ = has_type(*decoder, "ByteFallback");
+    decoder_ = Decoder::read(*decoder);
+  }
+  if (decoder_) {
+    spelling_.stripped = decoder_->stripped();
   }
   if (const Json* const parted = file.find("pre_tokenizer")) {
     parts_digits_ = has_type(*parted, "Digits");
@@ -250,10 +217,17 @@ void Tokenizer::add(Token token, const std::string& name, bool special) {
   size_ = std::max(size_, at + 1);
   if (special) {
     special_.insert(token);
+    controls_.push_back(name);
   }
-  if (joins_bytes_ && at < scored_) {
-    bytes_.resize(std::max(bytes_.size(), at + 1));
-    bytes_[at] = special ? "" : token_bytes(name);
+  if (!decoder_ || at >= scored_) {
+    return;
+  }
+  const std::size_t count = std::max(spelling_.bytes.size(), at + 1);
+  spelling_.bytes.resize(count);
+  spelling_.bytes[at] = special ? "" : decoder_->bytes(name);
+  if (decoder_->tells_first()) {
+    spelling_.first.resize(count);
+    spelling_.first[at] = special ? "" : decoder_->first_bytes(name);
   }
 }
 
@@ -266,11 +240,6 @@ std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
         "FILE is libonnxruntime-genai.so, of the package onnxruntime-genai" +
             (notice_.empty() ? "" : " (" + notice_ + ")"));
   }
-  if (text.find('\0') != std::string::npos) {
-    throw Failure(SPECRT_UNSUPPORTED,
-                  "the text holds a zero byte, which the tokenizer library cannot read; leave it "
-                  "out, or give token ids");
-  }
   std::vector<Token> ids;
   for (const std::string& part : parts_digits_ ? before_digits(text) : std::vector{text}) {
     const std::vector<Token> own = library_->encode(part);
@@ -280,11 +249,38 @@ std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
   return ids;
 }
 
-std::vector<Token> Tokenizer::encode(const std::string& text, bool special) const {
+// The ids of a text in which nothing is a control token: cut behind the first character of each, so
+// that the library sees none whole.
+std::vector<Token> Tokenizer::plain_ids_of(const std::string& text) const {
+  std::set<std::size_t> cuts = {text.size()};
+  for (const std::string& control : controls_) {
+    std::size_t at = control.empty() ? std::string::npos : text.find(control);
+    for (; at != std::string::npos; at = text.find(control, at + 1)) {
+      cuts.insert(at + character(text, at).bytes);
+    }
+  }
+  std::vector<Token> ids;
+  std::size_t begin = 0;
+  for (const std::size_t cut : cuts) {
+    const std::vector<Token> part = ids_of(text.substr(begin, cut - begin));
+    ids.insert(ids.end(), part.begin(), part.end());
+    begin = cut;
+  }
+  if (cuts.size() > 1 && decode(ids) != text) {
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "the text holds the text of a control token, parse_special is 0, and the "
+                  "tokenizer library cannot spell it as plain text; leave it out, give token ids, "
+                  "or use the hosted library");
+  }
+  return ids;
+}
+
+std::vector<Token> Tokenizer::encode(const std::string& text, bool special,
+                                     bool parse_special) const {
   if (!is_utf8(text)) {
     throw Failure(SPECRT_INVALID_ARGUMENT, "the text is not valid UTF-8; expected UTF-8");
   }
-  std::vector<Token> ids = ids_of(text);
+  std::vector<Token> ids = parse_special ? ids_of(text) : plain_ids_of(text);
   if (special) {
     ids.insert(ids.begin(), before_.begin(), before_.end());
     ids.insert(ids.end(), behind_.begin(), behind_.end());
@@ -300,9 +296,14 @@ std::vector<Token> Tokenizer::encode(const std::string& text, bool special) cons
   return ids;
 }
 
+// Whether there may be text of a token.
+bool Tokenizer::is_text(Token token) const {
+  return token >= 0 && static_cast<std::size_t>(token) < size_ && special_.count(token) == 0;
+}
+
 std::string Tokenizer::decode(const std::vector<Token>& ids) const {
-  if (joins_bytes_) {
-    ByteDetokenizer joined(bytes_);
+  if (decoder_) {
+    ByteDetokenizer joined(spelling_);
     const std::string text = joined.push(ids.data(), ids.size());
     return text + joined.finish();
   }
@@ -310,21 +311,39 @@ std::string Tokenizer::decode(const std::vector<Token>& ids) const {
     return "";
   }
   std::vector<Token> visible;
-  std::copy_if(ids.begin(), ids.end(), std::back_inserter(visible), [this](Token token) {
-    return token >= 0 && static_cast<std::size_t>(token) < size_ && special_.count(token) == 0;
-  });
+  std::copy_if(ids.begin(), ids.end(), std::back_inserter(visible),
+               [this](Token token) { return is_text(token); });
   return visible.empty() ? "" : library_->decode(visible);
 }
 
-std::unique_ptr<Detokenizer> Tokenizer::detokenizer() const {
-  if (joins_bytes_) {
-    return std::make_unique<ByteDetokenizer>(bytes_);
+std::string Tokenizer::piece(Token token) const {
+  if (!decoder_) {
+    const auto behind = detokenizer({token});
+    const std::string text = behind->push(&token, 1);
+    return text + behind->finish();
+  }
+  const auto at = static_cast<std::size_t>(token);
+  Utf8Decoder decoder;
+  const std::string text = decoder.push(at < spelling_.bytes.size() ? spelling_.bytes[at] : "");
+  return text + decoder.finish();
+}
+
+std::unique_ptr<Detokenizer> Tokenizer::detokenizer(const std::vector<Token>& before) const {
+  if (decoder_) {
+    return std::make_unique<ByteDetokenizer>(spelling_, before);
   }
   if (library_ == nullptr) {
     return std::make_unique<NoDetokenizer>();
   }
-  return std::make_unique<RedecodingDetokenizer>(
-      [this](const std::vector<Token>& ids) { return decode(ids); });
+  std::vector<Token> known;
+  for (auto token = before.rbegin(); token != before.rend(); ++token) {
+    if (known.size() < WindowDetokenizer::kContext && is_text(*token)) {
+      known.insert(known.begin(), *token);
+    }
+  }
+  return std::make_unique<WindowDetokenizer>(
+      [this](const std::vector<Token>& ids) { return decode(ids); }, known,
+      [this](Token token) { return is_text(token); });
 }
 
 }  // namespace specrt::native

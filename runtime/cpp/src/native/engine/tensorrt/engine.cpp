@@ -129,8 +129,8 @@ void check_supported(const std::string& path, const EngineRecord& record, int ba
                       "`stripped`, or use the hosted library");
 }
 
-std::string beside(const std::string& path, const char* name) {
-  return path.substr(0, path.rfind('/') + 1) + name;
+std::string beside(const std::string& file, const char* name) {
+  return file.substr(0, file.rfind('/') + 1) + name;
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ namespace specrt::native {
 std::shared_ptr<Model> open_tensorrt(const Bundle& bundle, const ModelRecord& model) {
   using namespace tensorrt;
   const std::string path = bundle.file(model.engine);
-  EngineRecord record = read_engine_record(beside(path, "engine.json"));
+  EngineRecord record = read_engine_record(bundle.file(beside(model.engine, "engine.json")));
   check_supported(path, record, bundle.manifest.batch);
   const Gpu gpu = find_gpu();
   const std::string differs = difference(record, library(), gpu);
