@@ -52,6 +52,7 @@ specrt.engine.ort
 specrt.engine
 specrt.system
 specrt.chat_template
+specrt.template_sandbox
 specrt.bundle specrt.text specrt.params
 specrt.constraints
 specrt.records

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from tokenizers import models
 
 from specrt.chat_template import ChatTemplate, read_template
 from specrt.errors import RequestError
+from support.chat_templates import KNOWN
 
 LLAMA = """
 {{- bos_token }}
@@ -53,6 +58,67 @@ def test_templates_render_as_in_transformers() -> None:
         said = {"tokenize": False, "add_generation_prompt": prompted}
         found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
         assert found == tokenizer.apply_chat_template(TALK, **said)
+
+
+LONG = [
+    {"role": role, "content": f"<think>why</think>\n w\u00f6rd {turn}" * 400}
+    for turn in range(100)
+    for role in ("user", "assistant")
+]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_templates_render_as_in_transformers(name: str) -> None:
+    library = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(KNOWN[name], TOKENS)
+    for talk in (TALK, [*TALK, {"role": "assistant", "content": "<think>x</think>\n\ny"}], LONG):
+        for prompted in (True, False):
+            expected = library.render_jinja_template(
+                [talk], chat_template=KNOWN[name], add_generation_prompt=prompted, **TOKENS
+            )
+            assert [template.render(talk, add_generation_prompt=prompted)] == expected[0]
+
+
+ATTACK = """
+import json, resource, sys
+from specrt.chat_template import ChatTemplate
+from specrt.errors import RequestError
+from support.chat_templates import HOSTILE
+ChatTemplate("{{ 1 }}", {}).render([])
+most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + (400 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+for word, sources in HOSTILE.items():
+    for source in sources:
+        try:
+            ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+            said = "nothing"
+        except RequestError as error:
+            said = str(error)
+        if word not in said:
+            print(json.dumps([word, source[:200], said]))
+"""
+
+
+def test_templates_that_would_take_all_time_or_memory_are_refused() -> None:
+    homes = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACK], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": homes},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_bounds_grow_with_the_messages() -> None:
+    """A conversation of any length is rendered; each thread has a budget of its own."""
+    source = (
+        "{% for m in messages %}{% for n in messages[:3] %}{{ m.content }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    talk = [{"role": "user", "content": "x" * 5000}] * 2000
+    assert len(template.render(talk)) == 3 * 5000 * 2000
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
 
 
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
