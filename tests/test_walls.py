@@ -56,6 +56,7 @@ specrt.template_sandbox
 specrt.bundle specrt.text specrt.params
 specrt.constraints
 specrt.records
+specrt.held_file
 specrt.errors
 specrt
 """

@@ -9,6 +9,14 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NoReturn
 
+from specrt.bundle import (
+    CHAT_TEMPLATE,
+    TOKENIZER_CONFIG,
+    Manifest,
+    check_unlisted,
+    hold_listed,
+    read_manifest,
+)
 from specrt.errors import RequestError, SpecrtError
 
 Message = dict[str, str]
@@ -99,18 +107,25 @@ class ChatTemplate:
 def read_template(bundle: str | Path) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
-    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
+    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read,
+        BundleError for files that are not those of the manifest.
     """
     folder = Path(bundle)
-    config = _config(folder / "tokenizer_config.json")
-    separate = folder / "chat_template.jinja"
-    source = _read(separate) if separate.is_file() else config.get("chat_template")
+    manifest = read_manifest(folder)
+    check_unlisted(folder, manifest)
+    texts = {
+        name: _read(folder, manifest, name, most)
+        for name, most in ((TOKENIZER_CONFIG, MOST_CONFIG), (CHAT_TEMPLATE, 4 * MOST_SOURCE))
+        if name in manifest.files
+    }
+    config = _config(folder / TOKENIZER_CONFIG, texts.get(TOKENIZER_CONFIG, "{}"))
+    source = texts.get(CHAT_TEMPLATE, config.get("chat_template"))
     if isinstance(source, list):  # several named ones; transformers takes `default`
         named = [t for t in source if isinstance(t, dict)]
         source = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if source is not None and not isinstance(source, str):
         raise _damaged(
-            folder / "tokenizer_config.json",
+            folder / TOKENIZER_CONFIG,
             f"has the chat_template {short(source)}; expected a string or a list of named ones",
         )
     if not source:
@@ -126,11 +141,9 @@ def read_template(bundle: str | Path) -> ChatTemplate:
     return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _config(path: Path, text: str) -> dict[str, Any]:
     try:
-        config = json.loads(_read(path))
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"is not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -138,11 +151,15 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read(path: Path) -> str:
+def _read(folder: Path, manifest: Manifest, name: str, most: int) -> str:
+    """Return the text of a file that the manifest lists: the bytes that were hashed."""
+    held = hold_listed(folder, manifest, name)
+    if len(held.data) > most:
+        raise _damaged(folder / name, f"has {len(held.data)} bytes; expected up to {most}")
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"cannot be read as UTF-8: {error}") from error
+        return bytes(held.data).decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(folder / name, f"cannot be read as UTF-8: {error}") from error
 
 
 def _damaged(path: Path, what: str) -> RequestError:

@@ -15,41 +15,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt.bundle import FORMAT, Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
+from specrt.bundle import FORMAT, Bundle, Manifest, hash_file, read_manifest
+from specrt.chat_template import read_template
 from specrt.errors import BundleError
-
-GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
-FILES = {
-    "target/engine.onnx": b"target engine",
-    "draft/engine.onnx": b"draft engine",
-    "tokenizer.json": b"{}",
-    "empty.json": b"",
-}
-
-
-def record(role: str) -> ModelRecord:
-    return ModelRecord(f"{role}/engine.onnx", GEOMETRY, "llama", 1000, 4000, 4, {"rope": "2/2"})
+from support.bundles import listed, record
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    folder = tmp_path / "pair"
-    for name, data in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    manifest = Manifest(
-        format=FORMAT, name="pair", backend="ort-cpu", precision="fp32", batch=1, max_length=64,
-        prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(2,), bos_token_id=None,
-        target=record("target"), draft=record("draft"), versions={"onnxruntime": "1"},
-        device={"machine": platform.machine()}, source="0" * 64,
-        files={name: hash_file(folder / name) for name in FILES},
-    )  # fmt: skip
-    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
-    return folder
+    return listed(tmp_path / "pair")
 
 
 GONE = object()
+BUILD = "build the bundle again with `specrt build RECIPE`"
 
 
 def edit(folder: Path, place: str, value: Any) -> None:
@@ -113,6 +91,60 @@ def test_a_file_that_is_not_what_was_built_is_named(bundle: Path) -> None:
     assert f"{path} has 0 bytes, expected 13" in refusal(bundle)
     path.unlink()
     assert f"{path} is missing" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("chat_template.jinja", "tokenizer_config.json", "generation_config.json"),
+        *("target/engine.data", "draft/engine.data", "target/engine.json"),
+    ],
+)
+def test_a_file_that_would_be_read_is_listed_or_refused(bundle: Path, name: str) -> None:
+    path = bundle / name
+    for put in (lambda: path.write_text("{}"), lambda: path.symlink_to("nowhere")):
+        put()
+        assert f"{path} is not in the list of manifest.json" in refusal(
+            bundle, f"remove it, or {BUILD}"
+        )
+        if not name.startswith(("target", "draft")):
+            with pytest.raises(BundleError, match="is not in the list"):
+                read_template(bundle)
+        path.unlink()
+    for name in ("tuning.json", "notes.txt", "target/engine.kernels"):  # not read, or not trusted
+        (bundle / name).write_text("anything")
+    Bundle.open(bundle)
+
+
+def test_no_link_is_followed(bundle: Path, tmp_path: Path) -> None:
+    """Not even to the same bytes."""
+    path, aside = bundle / "tokenizer.json", tmp_path / "aside"
+    path.rename(aside)
+    path.symlink_to(aside)
+    assert f"{path} is unreadable (it is a link" in refusal(bundle)
+    path.unlink()
+    os.mkfifo(path)  # which is not waited for
+    assert f"{path} is unreadable (it is no file)" in refusal(bundle)
+    path.unlink()
+    aside.rename(path)
+    (bundle / "draft").rename(aside)
+    (bundle / "draft").symlink_to(aside)
+    assert "draft/engine.onnx is unreadable (it is a link" in refusal(bundle)
+    (bundle / "draft").unlink()
+    aside.rename(bundle / "draft")
+    (tmp_path / "linked").symlink_to(bundle)  # the bundle as a whole may be one
+    assert Bundle.open(tmp_path / "linked").manifest.name == "pair"
+
+
+def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    file = opened.held["target/engine.onnx"]
+    file.require_same()
+    (bundle / "other").write_bytes(b"TARGET engine")
+    (bundle / "other").replace(file.path)
+    assert bytes(opened.beside("target/engine.onnx")["engine.onnx"].data) == b"target engine"
+    with pytest.raises(BundleError, match="was replaced while it was opened"):
+        file.require_same()
 
 
 WRONG: list[tuple[str, Any, str]] = [

@@ -15,6 +15,7 @@ from tokenizers import models
 
 from specrt.chat_template import ChatTemplate, read_template
 from specrt.errors import RequestError
+from support.bundles import listed
 from support.chat_templates import KNOWN
 
 LLAMA = """
@@ -37,7 +38,7 @@ TOKENS = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
 
 def bundle(folder: Path, **config: object) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
-    return folder
+    return listed(folder)
 
 
 def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
@@ -149,10 +150,14 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b'{"chat_template": 5}', "has the chat_template 5; expected a string"),
         (b"\xff", "cannot be read as UTF-8"),
+        (b" " * (9 << 20), "has 9437184 bytes; expected up to"),
     ):
         (tmp_path / "tokenizer_config.json").write_bytes(text)
         with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
-            read_template(tmp_path)
+            read_template(listed(tmp_path))
+    (tmp_path / "chat_template.jinja").write_bytes(b"x" * (1 << 19))
+    with pytest.raises(RequestError, match=r"jinja has 524288 bytes; expected up to"):
+        read_template(listed(tmp_path))
 
 
 def test_json_is_not_escaped_for_the_web() -> None:
@@ -173,4 +178,4 @@ def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path
     folder = bundle(tmp_path, chat_template=named)
     assert read_template(folder).render([]) == "plain <|eot|>"
     (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
-    assert read_template(folder).render([]) == "from the file"
+    assert read_template(listed(folder)).render([]) == "from the file"

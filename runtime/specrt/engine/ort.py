@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.onnx_file import mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,
@@ -22,6 +24,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError
+from specrt.held_file import HeldFile, hold_folder
 
 MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
 """A name, and the memory that is bound to it: device, type, shape and address."""
@@ -66,7 +69,7 @@ class OrtEngine:
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
         threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
-        upcast_weights: bool = False,
+        upcast_weights: bool = False, files: Mapping[str, HeldFile] | None = None,
     ) -> None:  # fmt: skip
         self.pad_single_token = pad_single_token
         self.pad_to_even = pad_to_even
@@ -74,7 +77,7 @@ class OrtEngine:
         self.batch = batch
         self.max_length = max_length - pad_single_token
         self.max_width = max_width
-        self._session = open_session(path, threads, upcast_weights)
+        self._session, self._weights = open_session(path, files, threads, upcast_weights)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate(max_length)
@@ -150,13 +153,19 @@ class OrtEngine:
         self._passes.clear()
         self._caches.clear()
         self._session = None
+        self._weights = ()
 
 
-def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
-    """Open a saved graph.
+def open_session(
+    path: Path, files: Mapping[str, HeldFile] | None, threads: int, upcast_weights: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Open a saved graph; return its session, and the weights that must live as long.
 
-    Raises: EngineError when the library refuses it.
+    Weights are used where they are mapped, but for those in half precision, which are widened into
+    copies. `files` are those beside the graph; all of them when None.
+    Raises: EngineError when the library refuses it, or a file is not among them.
     """
+    files = hold_folder(path.parent) if files is None else files
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
     options.graph_optimization_level = (
@@ -166,16 +175,31 @@ def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
     if shared_pool:
         options.use_per_session_threads = False
     else:
-        options.intra_op_num_threads = _own_threads(path, threads)
+        options.intra_op_num_threads = _own_threads(files, threads)
         options.inter_op_num_threads = 1
+    # The library wants the files of weights to exist, also where it is handed what is in them.
+    options.add_session_config_entry(_FOLDER, str(path.parent.resolve()))
+    weights = mapped_weights(path, files)
+    values = tuple(
+        [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.type) for w in weights]
+    )
+    if upcast_weights:  # folding reads the weights of the graph, not those that are shared with it
+        options.add_external_initializers([w.name for w in weights], list(values))
+    else:
+        for weight, value in zip(weights, values, strict=True):
+            options.add_initializer(weight.name, value)
+    graph = bytes(files[path.name].data)
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
         raise EngineError(
             f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
             "build the bundle again with the version installed here"
         ) from error
+    for file in files.values():
+        file.release()
+    return session, values
 
 
 def share_pool(threads: int) -> None:
@@ -197,10 +221,12 @@ shared_pool: list[int] = []
 
 _SMALL_BYTES = 64 << 20
 
+_FOLDER = "session.model_external_initializers_file_folder_path"
 
-def _own_threads(path: Path, threads: int) -> int:
+
+def _own_threads(files: Mapping[str, HeldFile], threads: int) -> int:
     """Return the threads of a session's own pool: one for an engine as small as a draft."""
-    size = sum(file.stat().st_size for file in path.parent.iterdir())
+    size = sum(len(file.data) for file in files.values())
     return 1 if size < _SMALL_BYTES else threads
 
 

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.onnx_file import files_of
 from specrt.engine.ort import shared_pool
 from specrt.engine.protocol import (
     CLOSED,
@@ -27,6 +28,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError
+from specrt.held_file import HeldFile, hold_folder
 from specrt.system import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
@@ -35,12 +37,16 @@ INSTALL = "`pip uninstall onnxruntime`, then `pip install 'onnxruntime-gpu[cuda,
 """Both packages are the one module `onnxruntime`, and the one installed last wins."""
 
 
-def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any:
+def open_session(
+    path: Path, files: Mapping[str, HeldFile], device: str, device_id: int, captures: bool
+) -> Any:
     """Open a saved graph on a device.
 
+    The library opens the files by their names, to copy weights to the device.
     Raises: EngineError when there is no such device, a library is missing, or the graph is
-        refused.
+        refused; BundleError when a file is not the one in `files` any more.
     """
+    read = {path.name, *files_of(path, files)}
     if device == "cuda":
         _check_device(path, device_id)
     try:
@@ -60,6 +66,8 @@ def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any
         ) from error
     if device == "cuda" and PROVIDER not in session.get_providers():
         raise EngineError(_not_started(path, unloadable() or "its reason is above"))
+    for name in read:
+        files[name].require_same()
     return session
 
 
@@ -234,14 +242,16 @@ class OrtCudaEngine:
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
         device: str = "cuda", device_id: int = 0, capture: bool = True,
+        files: Mapping[str, HeldFile] | None = None,
     ) -> None:  # fmt: skip
+        files = hold_folder(path.parent) if files is None else files
         self.geometry = geometry
         self.batch = batch
         self.max_length = max_length
         self.max_width = max_width
         self._device = (device, device_id)
         captures = capture and device == "cuda"
-        self._session = open_session(path, device, device_id, captures)
+        self._session = open_session(path, files, device, device_id, captures)
         self._captured = _captured_width(self._session) if captures else 0
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = {o.name for o in self._session.get_outputs()}

@@ -1,0 +1,120 @@
+"""Files that were opened once: what was hashed is what is read, whatever their names mean later."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from specrt.errors import BundleError
+
+_PIECE = 1 << 20
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """The bytes of a file, mapped. They stay the same when another file takes its name.
+
+    Who may write to the file itself may still change them: no copy is made.
+    """
+
+    path: Path
+    data: mmap.mmap | bytes
+    facts: os.stat_result
+    """Of the file, when it was opened."""
+    sha256: str = ""
+    """Empty where it was not hashed."""
+
+    def require_same(self) -> None:
+        """Refuse a file whose name has come to mean another one, or that was written to.
+
+        For what a library opens by its name: to be asked when it has.
+        Raises: BundleError.
+        """
+        with suppress(OSError):
+            now = self.path.stat()
+            if all(getattr(now, name) == getattr(self.facts, name) for name in _IDENTITY):
+                return
+        raise BundleError(
+            f"{self.path} was replaced while it was opened; open the bundle again when nothing "
+            "writes to it"
+        )
+
+    def release(self) -> None:
+        """Let the system have the memory of what was read; it is mapped again when it is used."""
+        if isinstance(self.data, mmap.mmap):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
+
+_IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+
+
+def hold(folder: Path, name: str, size: int | None = None) -> HeldFile:
+    """Open a file within a folder, hash it, and map it; no link is followed.
+
+    It is not hashed where it does not have the `size` that is expected.
+    Raises: OSError for what is missing, a link, or no file.
+    """
+    with _inside(folder, name) as file:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        digest = _hash(file) if size in (None, facts.st_size) else ""
+        return HeldFile(folder / name, _mapped(file, facts), facts, digest)
+
+
+def hold_folder(folder: Path) -> dict[str, HeldFile]:
+    """Map all files of a folder whose bytes nobody vouches for, such as one that is being built."""
+    held = {}
+    for path in folder.iterdir():
+        if path.is_file():
+            file = os.open(path, _READ)
+            try:
+                facts = os.fstat(file)
+                held[path.name] = HeldFile(path, _mapped(file, facts), facts)
+            finally:
+                os.close(file)
+    return held
+
+
+@contextmanager
+def _inside(folder: Path, name: str) -> Iterator[int]:
+    """Open a file by the folders on its way, none of which may be a link."""
+    *outer, last = PurePosixPath(name).parts
+    place = os.open(folder, _READ | os.O_DIRECTORY)
+    try:
+        for part in outer:
+            inner = os.open(part, _READ | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        file = os.open(last, _READ | os.O_NOFOLLOW, dir_fd=place)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(errno.ELOOP, "it is a link, or lies behind one") from error
+        raise
+    finally:
+        os.close(place)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _hash(file: int) -> str:
+    digest = hashlib.sha256()
+    while piece := os.read(file, _PIECE):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _mapped(file: int, facts: os.stat_result) -> mmap.mmap | bytes:
+    # Mapped, not read: weights are as large as memory, and pages can be dropped.
+    return mmap.mmap(file, facts.st_size, access=mmap.ACCESS_READ) if facts.st_size else b""
