@@ -14,16 +14,20 @@ from pathlib import Path, PurePosixPath
 
 from specrt.errors import BundleError
 
+WEIGHTS = (".data", ".plan")
+"""Files as large as the weights; mapped, so that pages can be dropped."""
+
 _PIECE = 1 << 20
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
 
 
 @dataclass(frozen=True)
 class HeldFile:
-    """The bytes of a file, mapped. They stay the same when another file takes its name.
+    """The bytes of a file, which stay the same when another file takes its name.
 
-    Who may write to the file itself may still change them: no copy is made.
+    Weights are mapped and the rest is read. Who may write to a file of weights itself may still
+    change them: no copy is made.
     """
 
     path: Path
@@ -58,28 +62,33 @@ _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 def hold(folder: Path, name: str, size: int | None = None) -> HeldFile:
-    """Open a file within a folder, hash it, and map it; no link is followed.
+    """Open a file within a folder, and hash it; no link is followed.
 
-    It is not hashed where it does not have the `size` that is expected.
+    It is not read where it does not have the `size` that is expected.
     Raises: OSError for what is missing, a link, or no file.
     """
     with _inside(folder, name) as file:
         facts = os.fstat(file)
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "it is no file")
-        digest = _hash(file) if size in (None, facts.st_size) else ""
-        return HeldFile(folder / name, _mapped(file, facts), facts, digest)
+        if size not in (None, facts.st_size):
+            return HeldFile(folder / name, b"", facts)
+        if Path(name).suffix in WEIGHTS:
+            return HeldFile(folder / name, _mapped(file, facts), facts, _hash(file))
+        data = _read(file)
+        return HeldFile(folder / name, data, facts, hashlib.sha256(data).hexdigest())
 
 
 def hold_folder(folder: Path) -> dict[str, HeldFile]:
-    """Map all files of a folder whose bytes nobody vouches for, such as one that is being built."""
+    """Open all files of a folder that has no manifest, such as one that is being built."""
     held = {}
     for path in folder.iterdir():
         if path.is_file():
-            file = os.open(path, _READ)
+            file = os.open(path, _FLAGS)
             try:
-                facts = os.fstat(file)
-                held[path.name] = HeldFile(path, _mapped(file, facts), facts)
+                facts, maps = os.fstat(file), path.suffix in WEIGHTS
+                data = _mapped(file, facts) if maps else _read(file)
+                held[path.name] = HeldFile(path, data, facts)
             finally:
                 os.close(file)
     return held
@@ -89,13 +98,13 @@ def hold_folder(folder: Path) -> dict[str, HeldFile]:
 def _inside(folder: Path, name: str) -> Iterator[int]:
     """Open a file by the folders on its way, none of which may be a link."""
     *outer, last = PurePosixPath(name).parts
-    place = os.open(folder, _READ | os.O_DIRECTORY)
+    place = os.open(folder, _FLAGS | os.O_DIRECTORY)
     try:
         for part in outer:
-            inner = os.open(part, _READ | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            inner = os.open(part, _FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
             os.close(place)
             place = inner
-        file = os.open(last, _READ | os.O_NOFOLLOW, dir_fd=place)
+        file = os.open(last, _FLAGS | os.O_NOFOLLOW, dir_fd=place)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise OSError(errno.ELOOP, "it is a link, or lies behind one") from error
@@ -115,6 +124,9 @@ def _hash(file: int) -> str:
     return digest.hexdigest()
 
 
+def _read(file: int) -> bytes:
+    return b"".join(iter(lambda: os.read(file, _PIECE), b""))
+
+
 def _mapped(file: int, facts: os.stat_result) -> mmap.mmap | bytes:
-    # Mapped, not read: weights are as large as memory, and pages can be dropped.
     return mmap.mmap(file, facts.st_size, access=mmap.ACCESS_READ) if facts.st_size else b""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import specrt
 from specrt.bundle import FORMAT, Bundle, Manifest, hash_file, read_manifest
 from specrt.chat_template import read_template
 from specrt.errors import BundleError
@@ -114,6 +116,36 @@ def test_a_file_that_would_be_read_is_listed_or_refused(bundle: Path, name: str)
     for name in ("tuning.json", "notes.txt", "target/engine.kernels"):  # not read, or not trusted
         (bundle / name).write_text("anything")
     Bundle.open(bundle)
+
+
+def test_every_file_of_a_built_bundle_is_held_to_the_manifest(
+    codelet: Path, tmp_path: Path
+) -> None:
+    folder, aside = tmp_path / "codelet", tmp_path / "aside"
+    shutil.copytree(codelet, folder)
+    place = folder / "manifest.json"
+    text = place.read_text()
+    names = list(json.loads(text)["files"])
+    assert {"target/engine.data", "draft/engine.onnx", "tokenizer_config.json"} <= {*names}
+    for name in names:
+        path = folder / name
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+            file.flush()
+            assert f"{path} is not the file that was built (sha256 " in refusal(folder)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(byte)
+        edit(folder, f"files {name}", GONE)
+        assert "not in the list of" in (said := refusal(folder)) or f"files lacks {name!r}" in said
+        place.write_text(text)
+        path.rename(aside)
+        path.symlink_to(aside)
+        assert f"{path} is unreadable (it is a link" in refusal(folder)
+        aside.replace(path)
+    specrt.load(folder, threads=1).close()
 
 
 def test_no_link_is_followed(bundle: Path, tmp_path: Path) -> None:
