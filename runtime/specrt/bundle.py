@@ -360,7 +360,7 @@ def hold_listed(folder: Path, manifest: Manifest, name: str) -> HeldFile:
     """
     path, expected = folder / name, manifest.files[name]
     try:
-        held = hold(folder, name, expected.bytes)
+        held = hold(path, expected.bytes)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         reason = "is missing" if gone else f"is unreadable ({error.strerror or error})"
@@ -379,5 +379,5 @@ def hold_listed(folder: Path, manifest: Manifest, name: str) -> HeldFile:
 
 def hash_file(path: Path) -> FileRecord:
     """Return the size and sha256 of a file."""
-    held = hold(path.parent, path.name)
+    held = hold(path)
     return FileRecord(held.facts.st_size, held.sha256)

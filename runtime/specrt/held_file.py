@@ -7,10 +7,9 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from specrt.errors import BundleError
 
@@ -61,58 +60,33 @@ class HeldFile:
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
-def hold(folder: Path, name: str, size: int | None = None) -> HeldFile:
-    """Open a file within a folder, and hash it; no link is followed.
+def hold(path: Path, size: int | None = None) -> HeldFile:
+    """Open a file once, read or map it, and hash it.
 
     It is not read where it does not have the `size` that is expected.
-    Raises: OSError for what is missing, a link, or no file.
+    Raises: OSError for what is missing, or no file.
     """
-    with _inside(folder, name) as file:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
-        if size not in (None, facts.st_size):
-            return HeldFile(folder / name, b"", facts)
-        if Path(name).suffix in WEIGHTS:
-            return HeldFile(folder / name, _mapped(file, facts), facts, _hash(file))
-        data = _read(file)
-        return HeldFile(folder / name, data, facts, hashlib.sha256(data).hexdigest())
+    return _hold(path, size, hashes=True)
 
 
 def hold_folder(folder: Path) -> dict[str, HeldFile]:
     """Open all files of a folder that has no manifest, such as one that is being built."""
-    held = {}
-    for path in folder.iterdir():
-        if path.is_file():
-            file = os.open(path, _FLAGS)
-            try:
-                facts, maps = os.fstat(file), path.suffix in WEIGHTS
-                data = _mapped(file, facts) if maps else _read(file)
-                held[path.name] = HeldFile(path, data, facts)
-            finally:
-                os.close(file)
-    return held
+    paths = [path for path in folder.iterdir() if path.is_file()]
+    return {path.name: _hold(path, None, hashes=False) for path in paths}
 
 
-@contextmanager
-def _inside(folder: Path, name: str) -> Iterator[int]:
-    """Open a file by the folders on its way, none of which may be a link."""
-    *outer, last = PurePosixPath(name).parts
-    place = os.open(folder, _FLAGS | os.O_DIRECTORY)
+def _hold(path: Path, size: int | None, *, hashes: bool) -> HeldFile:
+    file = os.open(path, _FLAGS)
     try:
-        for part in outer:
-            inner = os.open(part, _FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-            os.close(place)
-            place = inner
-        file = os.open(last, _FLAGS | os.O_NOFOLLOW, dir_fd=place)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise OSError(errno.ELOOP, "it is a link, or lies behind one") from error
-        raise
-    finally:
-        os.close(place)
-    try:
-        yield file
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        if size not in (None, facts.st_size):
+            return HeldFile(path, b"", facts)
+        if path.suffix in WEIGHTS:
+            return HeldFile(path, _mapped(file, facts), facts, _hash(file) if hashes else "")
+        data = _read(file)
+        return HeldFile(path, data, facts, hashlib.sha256(data).hexdigest())
     finally:
         os.close(file)
 

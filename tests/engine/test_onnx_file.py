@@ -98,8 +98,9 @@ def test_damage_is_an_error_of_ours(tmp_path: Path, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("upcast", [False, True])
 def test_a_cpu_reads_what_was_held_whatever_has_its_name_now(
-    tmp_path: Path, engines: Path, geometry: Geometry, upcast: bool
-) -> None:
+    tmp_path: Path, engines: Path, geometry: Geometry, upcast: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Where weights are widened too."""
     pair, precision = engines / "codelet", Precision.of("bf16" if upcast else "fp32")
     source = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
@@ -126,7 +127,15 @@ def test_a_cpu_reads_what_was_held_whatever_has_its_name_now(
     assert logits(held) == known
     assert logits() != known
     path.write_bytes(b"nothing")
-    assert logits({**held}) == known
+    assert logits(held) == known
+    with monkeypatch.context() as machine:
+        machine.setattr("tempfile.tempdir", str(tmp_path / "no"))
+        assert logits(held) == known
+    for name, file in held.items():
+        (tmp_path / f"blob {name}").write_bytes(bytes(file.data))
+        path.with_name(name).unlink()
+        path.with_name(name).symlink_to(tmp_path / f"blob {name}")
+    assert logits() == known
 
 
 def test_what_a_library_opens_by_its_name_is_compared_afterwards(

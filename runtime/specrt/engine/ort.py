@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -177,8 +178,6 @@ def open_session(
     else:
         options.intra_op_num_threads = _own_threads(files, threads)
         options.inter_op_num_threads = 1
-    # The library wants the files of weights to exist, also where it is handed what is in them.
-    options.add_session_config_entry(_FOLDER, str(path.parent.resolve()))
     weights = mapped_weights(path, files)
     values = tuple(
         [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.type) for w in weights]
@@ -190,7 +189,9 @@ def open_session(
             options.add_initializer(weight.name, value)
     graph = bytes(files[path.name].data)
     try:
-        session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        with _empty_files(path, {w.file for w in weights}) as folder:
+            options.add_session_config_entry(_FOLDER, str(folder))
+            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
         raise EngineError(
@@ -200,6 +201,24 @@ def open_session(
     for file in files.values():
         file.release()
     return session, values
+
+
+@contextmanager
+def _empty_files(path: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Give a folder of files with nothing in them, or that of the graph where none can be made.
+
+    The library wants the files of weights to exist, though it is handed what is in them. So it
+    fails where it reads them after all.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).touch()
+        except OSError:
+            folder = path.parent
+        yield folder
 
 
 def share_pool(threads: int) -> None:
