@@ -49,8 +49,6 @@ class Weight:
     type: int
     """Its number in ONNX."""
     array: NDArray[Any]
-    file: str
-    """Where it lies, by its name beside the graph."""
 
 
 def mapped_weights(path: Path, files: Mapping[str, HeldFile]) -> list[Weight]:
@@ -99,7 +97,7 @@ def _weight(fields: Mapping[int, list[Any]], files: Mapping[str, HeldFile]) -> W
         raise ValueError(f"{name} lies outside of {place.get('location')!r}")
     flat = np.frombuffer(data, np.uint8, size, offset)
     array = flat.view(_NUMPY.get(kind, _ARRAYS[_BITS[kind]])).reshape(shape)
-    return Weight(name, kind, array, place["location"])
+    return Weight(name, kind, array)
 
 
 def _place(fields: Mapping[int, list[Any]]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.onnx_file import mapped_weights
+from specrt.engine.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,
@@ -162,9 +162,10 @@ def open_session(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Open a saved graph; return its session, and the weights that must live as long.
 
-    Weights are used where they are mapped, but for those in half precision, which are widened into
-    copies. `files` are those beside the graph; all of them when None.
-    Raises: EngineError when the library refuses it, or a file is not among them.
+    Weights are used where `files` have them mapped; those that are widened are copied, from files
+    that the library opens by their names. `files` are those beside the graph; all when None.
+    Raises: EngineError when the library refuses it, or a file is not among them; BundleError when
+        a name has come to mean another file.
     """
     files = hold_folder(path.parent) if files is None else files
     options = ort.SessionOptions()
@@ -178,19 +179,19 @@ def open_session(
     else:
         options.intra_op_num_threads = _own_threads(files, threads)
         options.inter_op_num_threads = 1
-    weights = mapped_weights(path, files)
+    read = files_of(path, files)
+    # Folding reads the weights of the graph, not those that are shared with it.
+    weights = [] if upcast_weights else mapped_weights(path, files)
     values = tuple(
         [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.type) for w in weights]
     )
-    if upcast_weights:  # folding reads the weights of the graph, not those that are shared with it
-        options.add_external_initializers([w.name for w in weights], list(values))
-    else:
-        for weight, value in zip(weights, values, strict=True):
-            options.add_initializer(weight.name, value)
-    graph = bytes(files[path.name].data)
+    for weight, value in zip(weights, values, strict=True):
+        options.add_initializer(weight.name, value)
+    graph = str(path) if upcast_weights else bytes(files[path.name].data)
     try:
-        with _empty_files(path, {w.file for w in weights}) as folder:
-            options.add_session_config_entry(_FOLDER, str(folder))
+        with _empty_files(path, read) as folder:
+            if not upcast_weights:
+                options.add_session_config_entry(_FOLDER, str(folder))
             session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = str(error).splitlines()[0]
@@ -198,8 +199,10 @@ def open_session(
             f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; "
             "build the bundle again with the version installed here"
         ) from error
-    for file in files.values():
-        file.release()
+    for name in (path.name, *read):
+        if upcast_weights:
+            files[name].require_same()
+        files[name].release()
     return session, values
 
 
