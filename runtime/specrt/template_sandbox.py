@@ -23,10 +23,12 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
+from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
 from jinja2 import nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro, Undefined
@@ -48,7 +50,8 @@ LARGEST = 2**63
 _CALL = 4
 """Steps of a call: what it takes beside what it does."""
 
-_CONTAINERS = (list, tuple, range, KeysView, ValuesView)
+_SIMPLE = (str, int, float, list, tuple)
+_CONTAINERS = (list, tuple, range, set, KeysView, ValuesView, ItemsView)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -79,8 +82,8 @@ _METHODS = {
         "isidentifier islower isnumeric isprintable isspace istitle isupper lower partition "
         "removeprefix removesuffix startswith swapcase title upper"
     ),
-    dict: _words("copy get items keys values"),
-    list: _words("copy count index"),
+    dict: _words("get items keys values"),
+    list: _words("count index"),
     tuple: _words("count index"),
     LoopContext: _words("changed cycle"),
     Cycler: _words("next reset"),
@@ -98,8 +101,9 @@ _REFUSED: dict[type[nodes.Node], str] = {
 }  # fmt: skip
 """Statements that need other files, or copy every variable, or are worked out beforehand."""
 
-_COUNTED, _WEIGHED, _SLICED, _PAID = " counted", " weighed", " sliced", " paid"
-"""Filters that are put into a template here; no template can name them."""
+_COUNTED, _WEIGHED, _SLICED, _PAID = " counted", " settled", " sliced", " pay"
+"""Filters that are put into a template here. They are methods of the sandbox and in no table, so
+that no template can name them."""
 
 
 class Budget(threading.local):
@@ -187,6 +191,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
         self.budget = Budget()
         self._nodes = 1
+        self.code_generator_class = _Generator
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -204,10 +209,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
             for name, function in self.filters.items()
             if name in _FREE | _PLAIN | _TIMES
         }
-        self.filters |= {
-            _COUNTED: self._counted, _WEIGHED: self._settled, _SLICED: self._sliced,
-            _PAID: self.budget.spend,
-        }  # fmt: skip
         self.tests = {name: self._test(name, test) for name, test in self.tests.items()}
 
     def prepare(self, source: str) -> Any:
@@ -222,6 +223,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     # What generated code calls
+
+    def pay(self, steps: int) -> None:
+        """Pay for what a macro does each time."""
+        self.budget.spend(steps)
+
+    def settled(self, value: Any) -> Any:
+        """Pay for looking at a value, and at what it will generate."""
+        return self._weighed([*value] if isinstance(value, Iterator) else value)
+
+    def sliced(self, value: Any) -> Any:
+        """Pay for a part of a value, which was copied."""
+        self.budget.spend(self._size(value))
+        return value
+
+    def counted(self, values: Any, each: int) -> Any:
+        """Return something to iterate over that costs steps for each element."""
+        return _Counted(values, each, self.budget.spend)
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Join what a macro or a block wrote."""
@@ -242,8 +260,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             repeated, times = (right, left) if isinstance(left, int) else (left, right)
             copies = times if isinstance(repeated, (str, list, tuple)) else 1
             spend(self._size(repeated) * copies if isinstance(copies, int) and copies > 0 else 1)
-        else:
+        elif isinstance(left, _SIMPLE) and isinstance(right, _SIMPLE):
             spend(self._size(left) + self._size(right))
+        else:  # differences of sets hash what is in them
+            self._weighed((left, right))
         result = super().call_binop(context, operator, left, right)
         return _check_integer(result)
 
@@ -257,7 +277,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Call a macro, a function or a method that has a price."""
         __self.budget.spend(_CALL + len(args) + len(kwargs))
         if isinstance(__obj, LoopContext):  # of a recursive loop
-            args = tuple([__self._counted(one, __self._nodes) for one in args])
+            args = tuple([__self.counted(one, __self._nodes) for one in args])
         elif not isinstance(__obj, (Macro, Joiner, Undefined)):
             args = tuple([[*one] if isinstance(one, Iterator) else one for one in args])
             given = {k: v for k, v in kwargs.items() if k not in ("_loop_vars", "_block_vars")}
@@ -328,13 +348,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         Raises: RequestError for widths that are values themselves.
         """
         self._weighed(form)
-        if re.search(r"%[^a-zA-Z%]*\*|\{[^{}]*\{[^{]", form):
+        if mark == "%":
+            specs, nested = [form], re.search(r"%[^a-zA-Z%]*\*", form) is not None
+        else:
+            specs = [spec or "" for _, _, spec, _ in Formatter().parse(form)]
+            nested = any("{" in spec for spec in specs)
+        if nested:
             raise RequestError(
                 "the chat template formats text with a width that is a value; expected a number in "
                 "the format: correct it in the checkpoint and build the bundle again"
             )
-        widths = sum(min(int(digits[:20]), LARGEST) for digits in re.findall("[0-9]+", form))
-        self.budget.spend(widths)
+        for digits in re.findall("[0-9]+", " ".join(specs)):
+            self.budget.spend(int(digits[:20]))
         self.budget.spend(form.count(mark) * self._weigh(values))
 
     def _weigh(self, value: Any) -> int:
@@ -349,18 +374,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _weighed(self, value: Any) -> Any:
         weight(value, self.budget.spend)
         return value
-
-    def _settled(self, value: Any) -> Any:
-        """Pay for looking at a value, and at what it will generate."""
-        return self._weighed([*value] if isinstance(value, Iterator) else value)
-
-    def _sliced(self, value: Any) -> Any:
-        self.budget.spend(self._size(value))
-        return value
-
-    def _counted(self, values: Any, each: int) -> Any:
-        """Return something to iterate over that costs steps for each element."""
-        return _Counted(values, each, self.budget.spend)
 
     def _filter(self, name: str, function: Any) -> Any:
         """Return a filter that is paid for."""
@@ -399,7 +412,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif name in _TIMES:
             self._pay_times(value, values)
             if name in _ORDERING and hasattr(value, "__len__"):
-                compared = len(value) if name == "sum" and values else len(value).bit_length()
+                lists = name == "sum" and any(isinstance(one, (list, tuple)) for one in values)
+                compared = len(value) if lists else len(value).bit_length()
                 spend(compared * (len(value) + self._weigh(value)))
         else:
             self._weighed([value, *values])
@@ -411,9 +425,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         @functools.wraps(test)
         def paid(*args: Any) -> Any:
-            return test(*[self._settled(arg) for arg in args])
+            return test(*[self.settled(arg) for arg in args])
 
         return paid
+
+
+class _Generator(CodeGenerator):
+    """Writes prices as calls of the sandbox."""
+
+    def visit_Filter(self, node: nodes.Filter, frame: Frame) -> None:  # noqa: N802
+        if node.name not in (_COUNTED, _WEIGHED, _SLICED, _PAID) or node.node is None:
+            super().visit_Filter(node, frame)
+            return
+        self.write(f"environment.{node.name.strip()}(")
+        self.visit(node.node, frame)
+        self.signature(node, frame)
+        self.write(")")
 
 
 class _Counted:

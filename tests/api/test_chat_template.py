@@ -155,6 +155,7 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_bytes(text)
         with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
             read_template(listed(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_bytes(b"x" * (1 << 19))
     with pytest.raises(RequestError, match=r"jinja has 524288 bytes; expected up to"):
         read_template(listed(tmp_path))

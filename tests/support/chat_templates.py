@@ -248,6 +248,10 @@ HOSTILE = {
         "{% macro f() %}{{ caller() }}{% endmacro %}" + _many("{% call f() %}{% endcall %}"),
         "{% for a in range(99999) %}{% set z = range(99999)|map('string')|groupby(0) %}{% endfor %}",
         "{% for a in ['y' * 999999] * 999 %}{{ loop|join }}{% endfor %}",
+
+        _many("{% set y = d.items()|list %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
+        _many("{% set y = d.keys() - [] %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
+        _TREES + "{{ {'a': ns.a}.items() - {'a': ns.b}.items() }}",
         "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}"
         "{% set ns.x = ns.x|map('string') %}{% endfor %}{{ ns.x|list }}",
         "{{ 'x'|center(10 ** 10) }}", "{{ 'x'|center(10000000000) }}", "{{ 'x'.center(10 ** 10) }}",
@@ -307,6 +311,7 @@ HOSTILE = {
         "{% autoescape 'x'|center(10000000000) %}{% endautoescape %}",
     ),
     "No filter named": (
+        "{{ [-10 ** 12]|map(' pay')|list }}", "{{ ['x']|map(' counted', 0)|list }}",
         "{{ 'x'|wordwrap(1) }}", "{{ 'x'|urlize }}", "{{ [1]|pprint }}", "{{ '<!--'|striptags }}",
     ),
     "undefined": ("{{ lipsum(n=10 ** 9) }}",),
