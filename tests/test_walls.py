@@ -52,10 +52,12 @@ specrt.engine.ort
 specrt.engine
 specrt.system
 specrt.chat_template
+specrt.template_sandbox
 specrt.bundle specrt.text specrt.params
 specrt.detokenizer
 specrt.constraints
 specrt.records
+specrt.held_file
 specrt.errors
 specrt
 """

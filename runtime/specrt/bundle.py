@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, shortage
+from specrt.held_file import HeldFile, hold
 from specrt.records import Count, Interval, read
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
@@ -73,6 +74,14 @@ FORMAT = 1
 FILE_NAME = "manifest.json"
 
 TOKENIZER = "tokenizer.json"
+
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+
+GENERATION_CONFIG = "generation_config.json"
+
+_TOP_READ = {TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE}
+_BESIDE_READ = {"engine.onnx", "engine.data", "engine.plan", "engine.json"}
+"""Names that are read in a bundle, and beside an engine: none may be there and not be listed."""
 
 _AGAIN = "build the bundle again with `specrt build RECIPE`"
 
@@ -289,6 +298,8 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    held: Mapping[str, HeldFile] = field(default_factory=dict, repr=False)
+    """What was hashed, by name: to be read instead of the files."""
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
@@ -297,57 +308,78 @@ class Bundle:
         Raises: BundleError naming what is wrong and what to run.
         """
         folder = Path(path)
-        bundle = cls(folder, read_manifest(folder))
-        bundle._check_machine()
-        bundle._check_files()
-        return bundle
+        manifest = read_manifest(folder)
+        _check_machine(folder, manifest)
+        check_unlisted(folder, manifest)
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            held = pool.map(lambda name: hold_listed(folder, manifest, name), manifest.files)
+            return cls(folder, manifest, dict(zip(manifest.files, held, strict=True)))
+
+    def beside(self, engine: str) -> dict[str, HeldFile]:
+        """Return what was hashed in the folder of an engine, by name in it."""
+        folder = PurePosixPath(engine).parent
+        names = [PurePosixPath(name) for name in self.held]
+        return {
+            name.relative_to(folder).as_posix(): self.held[str(name)]
+            for name in names
+            if name.is_relative_to(folder)
+        }
 
     def file(self, name: str) -> Path:
         """Return the path of one file of the bundle."""
         return self.path / name
 
-    def _check_machine(self) -> None:
-        built, here = self.manifest.device.get("machine"), platform.machine()
-        if built != here:
-            raise BundleError(
-                f"{self.path} was built for {built}, and this machine is {here}; "
-                "build it again here with `specrt build RECIPE`"
-            )
 
-    def _check_files(self) -> None:
-        names = self.manifest.files
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            records = list(pool.map(lambda name: self._record(name, names[name]), names))
-        for name, record in zip(names, records, strict=True):
-            if record != names[name]:
-                raise BundleError(
-                    f"{self.file(name)} is not the file that was built (sha256 "
-                    f"{record.sha256[:12]}, expected {names[name].sha256[:12]}); "
-                    "build the bundle again with `specrt build RECIPE`"
-                )
-
-    def _record(self, name: str, expected: FileRecord) -> FileRecord:
-        path = self.file(name)
-        try:
-            size = path.stat().st_size
-            if size == expected.bytes:
-                return hash_file(path)
-        except OSError as error:
-            reason = (
-                "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
-            )
-            raise BundleError(f"{path} {reason}; {shortage(error) or _AGAIN}") from error
+def _check_machine(folder: Path, manifest: Manifest) -> None:
+    built, here = manifest.device.get("machine"), platform.machine()
+    if built != here:
         raise BundleError(
-            f"{path} has {size} bytes, expected {expected.bytes}; build the bundle again with "
-            "`specrt build RECIPE`"
+            f"{folder} was built for {built}, and this machine is {here}; "
+            "build it again here with `specrt build RECIPE`"
         )
 
 
+def check_unlisted(folder: Path, manifest: Manifest) -> None:
+    """Refuse files that would be read if they were listed: nobody knows who put them there.
+
+    Raises: BundleError.
+    """
+    homes = {PurePosixPath(model.engine).parent for model in manifest.models}
+    read = [PurePosixPath(name) for name in _TOP_READ]
+    read += [home / name for home in homes for name in _BESIDE_READ]
+    for name in sorted(map(str, read)):
+        if name not in manifest.files and os.path.lexists(folder / name):
+            raise BundleError(
+                f"{folder / name} is not in the list of {FILE_NAME}: it came there, or was taken "
+                f"off the list, after the build; remove it, or {_AGAIN}"
+            )
+
+
+def hold_listed(folder: Path, manifest: Manifest, name: str) -> HeldFile:
+    """Open a file that the manifest lists, and return what was hashed.
+
+    Raises: BundleError when it is not the file that was built.
+    """
+    path, expected = folder / name, manifest.files[name]
+    try:
+        held = hold(path, expected.bytes)
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        reason = "is missing" if gone else f"is unreadable ({error.strerror or error})"
+        raise BundleError(f"{path} {reason}; {shortage(error) or _AGAIN}") from error
+    if held.facts.st_size != expected.bytes:
+        raise BundleError(
+            f"{path} has {held.facts.st_size} bytes, expected {expected.bytes}; {_AGAIN}"
+        )
+    if held.sha256 != expected.sha256:
+        raise BundleError(
+            f"{path} is not the file that was built (sha256 {held.sha256[:12]}, expected "
+            f"{expected.sha256[:12]}); {_AGAIN}"
+        )
+    return held
+
+
 def hash_file(path: Path) -> FileRecord:
-    """Return the size and sha256 of a file, read in pieces."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-            size += len(piece)
-    return FileRecord(size, digest.hexdigest())
+    """Return the size and sha256 of a file."""
+    held = hold(path)
+    return FileRecord(held.facts.st_size, held.sha256)

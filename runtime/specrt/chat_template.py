@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NoReturn
 
+from specrt.bundle import (
+    CHAT_TEMPLATE,
+    TOKENIZER_CONFIG,
+    Manifest,
+    check_unlisted,
+    hold_listed,
+    read_manifest,
+)
 from specrt.errors import RequestError, SpecrtError
 from specrt.text import ChatPrompt
 
 Message = dict[str, str]
 
+MOST_SOURCE = 1 << 16
+"""Characters of a template; the longest in use have half of it."""
+
+MOST_OUTPUT = 1 << 20
+"""Characters that a template may write beside those of its messages."""
+
+MOST_CONFIG = 1 << 23
+"""Bytes of a `tokenizer_config.json`."""
+
+_STEPS, _STEPS_PER_MESSAGE, _PASSES, _COPIES = 10**6, 10**3, 32, 64
+"""What a render may take: without messages, for each, and for each element they weigh."""
+
 _LONGEST = 200
 """Characters of a template's own words in an error."""
+
+_READ = 10 * _LONGEST
+"""Characters of which those are taken."""
+
+_MOST_FORM = 200
+"""Characters of a form of dates."""
 
 
 class NoTemplateError(RequestError):
@@ -27,18 +53,24 @@ class ChatTemplate:
     """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from specrt.template_sandbox import Sandbox
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        if len(source) > MOST_SOURCE:
+            raise RequestError(
+                f"the bundle's chat template has {len(source)} characters; expected up to "
+                f"{MOST_SOURCE}: shorten it in the checkpoint and build the bundle again"
+            )
+        functions: dict[str, Callable[..., Any]] = {
+            "tojson": _tojson,
+            "raise_exception": _refuse,
+            "strftime_now": _now,
+        }
         self._special = special
+        self._sandbox = Sandbox(functions)
         try:
-            self._template = environment.from_string(source)
+            self._template = self._sandbox.prepare(source)
+        except RequestError:
+            raise
         except Exception as error:  # deep nesting fails in the parser and in Python's compiler
             raise RequestError(
                 f"the bundle's chat template is not valid Jinja: {_line(error)}"
@@ -50,41 +82,59 @@ class ChatTemplate:
         """Return the prompt for messages of `role` and `content`.
 
         Contents are text, whatever they hold, where the prompt is encoded as it is.
-        Raises: RequestError when the template refuses them.
+        Raises: RequestError when the template refuses them, or takes more than its bounds.
         """
         render = partial(self._render, add_generation_prompt=add_generation_prompt)
         return ChatPrompt(render(messages), messages, render)
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        from specrt.template_sandbox import weight
+
+        given = weight(messages)
+        self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)
+        most = left = MOST_OUTPUT + _COPIES * given
+        pieces: list[str] = []
         try:
-            return self._template.render(
+            for piece in self._template.generate(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
                 tools=None,  # templates ask whether it is none, not only whether it is defined
                 documents=None,
                 **self._special,
-            )
+            ):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise _too_much(most)
         except SpecrtError:
             raise
         except Exception as error:  # a template is a program, and may fail like one
             raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
+        return "".join(pieces)
 
 
 def read_template(bundle: str | Path) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
-    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read.
+    Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read,
+        BundleError for files that are not those of the manifest.
     """
     folder = Path(bundle)
-    config = _config(folder / "tokenizer_config.json")
-    separate = folder / "chat_template.jinja"
-    source = _read(separate) if separate.is_file() else config.get("chat_template")
+    manifest = read_manifest(folder)
+    check_unlisted(folder, manifest)
+    texts = {
+        name: _read(folder, manifest, name, most)
+        for name, most in ((TOKENIZER_CONFIG, MOST_CONFIG), (CHAT_TEMPLATE, 4 * MOST_SOURCE))
+        if name in manifest.files
+    }
+    config = _config(folder / TOKENIZER_CONFIG, texts.get(TOKENIZER_CONFIG, "{}"))
+    source = texts.get(CHAT_TEMPLATE, config.get("chat_template"))
     if isinstance(source, list):  # several named ones; transformers takes `default`
         named = [t for t in source if isinstance(t, dict)]
         source = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if source is not None and not isinstance(source, str):
         raise _damaged(
-            folder / "tokenizer_config.json",
+            folder / TOKENIZER_CONFIG,
             f"has the chat_template {short(source)}; expected a string or a list of named ones",
         )
     if not source:
@@ -100,11 +150,9 @@ def read_template(bundle: str | Path) -> ChatTemplate:
     return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _config(path: Path, text: str) -> dict[str, Any]:
     try:
-        config = json.loads(_read(path))
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"is not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -112,11 +160,15 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read(path: Path) -> str:
+def _read(folder: Path, manifest: Manifest, name: str, most: int) -> str:
+    """Return the text of a file that the manifest lists: the bytes that were hashed."""
+    held = hold_listed(folder, manifest, name)
+    if len(held.data) > most:
+        raise _damaged(folder / name, f"has {len(held.data)} bytes; expected up to {most}")
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"cannot be read as UTF-8: {error}") from error
+        return bytes(held.data).decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(folder / name, f"cannot be read as UTF-8: {error}") from error
 
 
 def _damaged(path: Path, what: str) -> RequestError:
@@ -124,23 +176,6 @@ def _damaged(path: Path, what: str) -> RequestError:
         f"{path} {what}; correct it in the checkpoint and build the bundle again, or leave --chat "
         "out"
     )
-
-
-def _generation_tag() -> type[Any]:
-    """Return the `{% generation %}` block of newer templates, which marks and changes nothing."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return Generation
 
 
 def _tojson(
@@ -160,12 +195,27 @@ def _tojson(
     )
 
 
+def _now(form: str) -> str:
+    if len(form) > _MOST_FORM:
+        raise RequestError(
+            f"the chat template has a form of dates of more than {_MOST_FORM} characters"
+        )
+    return datetime.now().strftime(form)
+
+
+def _too_much(most: int) -> RequestError:
+    return RequestError(
+        f"the chat template writes more than {most} characters; expected the messages and a little "
+        "between them: correct it in the checkpoint and build the bundle again"
+    )
+
+
 def _refuse(message: Any) -> NoReturn:
     raise RequestError(f"the chat template refused the messages: {_line(message)}")
 
 
 def _line(message: Any) -> str:
     """Return the message of a template or its failure as one line of bearable length."""
-    shown = "".join(c if c.isprintable() else " " for c in str(message))
+    shown = "".join(c if c.isprintable() else " " for c in str(message)[:_READ])
     text = " ".join(shown.split()) or type(message).__name__
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

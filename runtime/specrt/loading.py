@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex
 
-from specrt.bundle import Bundle, Manifest, ModelRecord
+from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion, shown
 from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
@@ -48,7 +48,8 @@ def load(
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     check_versions(opened.path, manifest)
-    tokenizer = Tokenizer(opened.file("tokenizer.json"), manifest.bos_token_id)
+    text = bytes(opened.held[TOKENIZER].data)
+    tokenizer = Tokenizer(opened.file(TOKENIZER), manifest.bos_token_id, text)
     _check_vocabulary(tokenizer, manifest)
     cores = _cores(threads)
     absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
@@ -144,6 +145,7 @@ def _open_model(
         manifest.backend_of(model),
         bundle.file(model.engine),
         model.geometry,
+        files=bundle.beside(model.engine),
         batch=manifest.batch,
         max_length=manifest.max_length,
         max_width=manifest.max_width,

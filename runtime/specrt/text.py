@@ -116,9 +116,13 @@ too; the middle of a text has none but its own.
 class Tokenizer:
     """The tokenizer of a bundle, read from its `tokenizer.json`."""
 
-    def __init__(self, path: Path, bos_token_id: int | None = None) -> None:
+    def __init__(
+        self, path: Path, bos_token_id: int | None = None, data: bytes | None = None
+    ) -> None:
+        """Read a file; `data` are its bytes where they are known."""
         try:
-            self._tokenizer: Any = HubTokenizer.from_file(str(path))
+            found = path.read_bytes() if data is None else data
+            self._tokenizer: Any = HubTokenizer.from_buffer(found)
         except Exception as error:  # the library raises bare Exception
             raise BundleError(
                 f"{path} is not a tokenizer: {error}; build the bundle again"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,41 +16,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt.bundle import FORMAT, Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
+import specrt
+from specrt.bundle import FORMAT, Bundle, Manifest, hash_file, read_manifest
+from specrt.chat_template import read_template
 from specrt.errors import BundleError
-
-GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
-FILES = {
-    "target/engine.onnx": b"target engine",
-    "draft/engine.onnx": b"draft engine",
-    "tokenizer.json": b"{}",
-    "empty.json": b"",
-}
-
-
-def record(role: str) -> ModelRecord:
-    return ModelRecord(f"{role}/engine.onnx", GEOMETRY, "llama", 1000, 4000, 4, {"rope": "2/2"})
+from support.bundles import listed, record
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    folder = tmp_path / "pair"
-    for name, data in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    manifest = Manifest(
-        format=FORMAT, name="pair", backend="ort-cpu", precision="fp32", batch=1, max_length=64,
-        prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(2,), bos_token_id=None,
-        target=record("target"), draft=record("draft"), versions={"onnxruntime": "1"},
-        device={"machine": platform.machine()}, source="0" * 64,
-        files={name: hash_file(folder / name) for name in FILES},
-    )  # fmt: skip
-    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
-    return folder
+    return listed(tmp_path / "pair")
 
 
 GONE = object()
+BUILD = "build the bundle again with `specrt build RECIPE`"
 
 
 def edit(folder: Path, place: str, value: Any) -> None:
@@ -113,6 +93,86 @@ def test_a_file_that_is_not_what_was_built_is_named(bundle: Path) -> None:
     assert f"{path} has 0 bytes, expected 13" in refusal(bundle)
     path.unlink()
     assert f"{path} is missing" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("chat_template.jinja", "tokenizer_config.json", "generation_config.json"),
+        *("target/engine.data", "draft/engine.data", "target/engine.json"),
+    ],
+)
+def test_a_file_that_would_be_read_is_listed_or_refused(bundle: Path, name: str) -> None:
+    path = bundle / name
+    for put in (lambda: path.write_text("{}"), lambda: path.symlink_to("nowhere")):
+        put()
+        assert f"{path} is not in the list of manifest.json" in refusal(
+            bundle, f"remove it, or {BUILD}"
+        )
+        if not name.startswith(("target", "draft")):
+            with pytest.raises(BundleError, match="is not in the list"):
+                read_template(bundle)
+        path.unlink()
+    for name in ("tuning.json", "notes.txt", "target/engine.kernels"):  # not read, or not trusted
+        (bundle / name).write_text("anything")
+    Bundle.open(bundle)
+
+
+def test_every_file_of_a_built_bundle_is_held_to_the_manifest(
+    codelet: Path, tmp_path: Path
+) -> None:
+    folder, aside = tmp_path / "codelet", tmp_path / "aside"
+    shutil.copytree(codelet, folder)
+    place, outside = folder / "manifest.json", tmp_path / "outside"
+    outside.write_text("outside")
+    text = place.read_text()
+    names = list(json.loads(text)["files"])
+    assert {"target/engine.data", "draft/engine.onnx", "tokenizer_config.json"} <= {*names}
+    for name in names:
+        path = folder / name
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+            file.flush()
+            assert f"{path} is not the file that was built (sha256 " in refusal(folder)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(byte)
+        edit(folder, f"files {name}", GONE)
+        assert "not in the list of" in (said := refusal(folder)) or f"files lacks {name!r}" in said
+        place.write_text(text)
+        path.rename(aside)
+        path.symlink_to(outside)
+        assert f"{path} has 7 bytes, expected" in refusal(folder)
+        aside.replace(path)
+    specrt.load(folder, threads=1).close()
+
+
+def test_a_link_counts_for_what_it_leads_to(bundle: Path, tmp_path: Path) -> None:
+    """As in the caches of hubs; what is not a file is not waited for."""
+    path, aside = bundle / "tokenizer.json", tmp_path / "aside"
+    path.rename(aside)
+    path.symlink_to(aside)
+    opened = Bundle.open(bundle)
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    assert bytes(opened.held["tokenizer.json"].data) == b"{}"
+    assert f"{path} has" in refusal(bundle)
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path} is unreadable (it is no file)" in refusal(bundle)
+
+
+def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    file = opened.held["target/engine.onnx"]
+    file.require_same()
+    (bundle / "other").write_bytes(b"TARGET engine")
+    (bundle / "other").replace(file.path)
+    assert bytes(opened.beside("target/engine.onnx")["engine.onnx"].data) == b"target engine"
+    with pytest.raises(BundleError, match="was replaced while it was opened"):
+        file.require_same()
 
 
 WRONG: list[tuple[str, Any, str]] = [

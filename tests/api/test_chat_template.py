@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from tokenizers import models
 
 from specrt.chat_template import ChatTemplate, read_template
 from specrt.errors import RequestError
+from support.bundles import listed
+from support.chat_templates import KNOWN
 
 LLAMA = """
 {{- bos_token }}
@@ -32,7 +38,7 @@ TOKENS = {"bos_token": "<|begin|>", "eos_token": "<|eot|>"}
 
 def bundle(folder: Path, **config: object) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({**TOKENS, **config}))
-    return folder
+    return listed(folder)
 
 
 def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
@@ -53,6 +59,67 @@ def test_templates_render_as_in_transformers() -> None:
         said = {"tokenize": False, "add_generation_prompt": prompted}
         found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
         assert found == tokenizer.apply_chat_template(TALK, **said)
+
+
+LONG = [
+    {"role": role, "content": f"<think>why</think>\n w\u00f6rd {turn}" * 400}
+    for turn in range(100)
+    for role in ("user", "assistant")
+]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_templates_render_as_in_transformers(name: str) -> None:
+    library = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(KNOWN[name], TOKENS)
+    for talk in (TALK, [*TALK, {"role": "assistant", "content": "<think>x</think>\n\ny"}], LONG):
+        for prompted in (True, False):
+            expected = library.render_jinja_template(
+                [talk], chat_template=KNOWN[name], add_generation_prompt=prompted, **TOKENS
+            )
+            assert [template.render(talk, add_generation_prompt=prompted)] == expected[0]
+
+
+ATTACK = """
+import json, resource, sys
+from specrt.chat_template import ChatTemplate
+from specrt.errors import RequestError
+from support.chat_templates import HOSTILE
+ChatTemplate("{{ 1 }}", {}).render([])
+most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + (400 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+for word, sources in HOSTILE.items():
+    for source in sources:
+        try:
+            ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+            said = "nothing"
+        except RequestError as error:
+            said = str(error)
+        if word not in said:
+            print(json.dumps([word, source[:200], said]))
+"""
+
+
+def test_templates_that_would_take_all_time_or_memory_are_refused() -> None:
+    homes = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACK], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": homes},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_bounds_grow_with_the_messages() -> None:
+    """A conversation of any length is rendered; each thread has a budget of its own."""
+    source = (
+        "{% for m in messages %}{% for n in messages[:3] %}{{ m.content }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    talk = [{"role": "user", "content": "x" * 5000}] * 2000
+    assert len(template.render(talk)) == 3 * 5000 * 2000
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
 
 
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
@@ -83,10 +150,15 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b'{"chat_template": 5}', "has the chat_template 5; expected a string"),
         (b"\xff", "cannot be read as UTF-8"),
+        (b" " * (9 << 20), "has 9437184 bytes; expected up to"),
     ):
         (tmp_path / "tokenizer_config.json").write_bytes(text)
         with pytest.raises(RequestError, match=rf"config\.json {told}.*build the bundle again"):
-            read_template(tmp_path)
+            read_template(listed(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_bytes(b"x" * (1 << 19))
+    with pytest.raises(RequestError, match=r"jinja has 524288 bytes; expected up to"):
+        read_template(listed(tmp_path))
 
 
 def test_json_is_not_escaped_for_the_web() -> None:
@@ -107,4 +179,4 @@ def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path
     folder = bundle(tmp_path, chat_template=named)
     assert read_template(folder).render([]) == "plain <|eot|>"
     (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
-    assert read_template(folder).render([]) == "from the file"
+    assert read_template(listed(folder)).render([]) == "from the file"

@@ -115,9 +115,7 @@ def test_an_engine_of_another_shape_or_damaged_is_refused(
         opener("cuda", max_length=48)
     limits = {"batch": 1, "max_length": MAX_LENGTH, "max_width": MAX_WIDTH, "device": "cpu"}
     (tmp_path / "engine.onnx").write_bytes(b"not a graph")
-    with pytest.raises(
-        EngineError, match=r"cannot open .* on cpu: .*specrt doctor.*build the bundle again"
-    ):
+    with pytest.raises(EngineError, match=r"no sound graph .*build the bundle again"):
         OrtCudaEngine(tmp_path / "engine.onnx", geometry, **limits)
 
 

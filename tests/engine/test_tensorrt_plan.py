@@ -35,6 +35,8 @@ from support.tensorrt_double import (
 )
 from support.toy import TableEngine
 
+A_GRAPH = b"\x12\x07a graph"
+"""One without nodes, made by `a graph`."""
 NONE = Survey(problem="no NVIDIA driver: x is not there")
 
 
@@ -218,14 +220,14 @@ def test_a_plan_is_opened_with_what_it_was_built_to_want(tmp_path: Path) -> None
 def test_a_stripped_plan_is_filled_from_the_graph_beside_it(tmp_path: Path) -> None:
     answers = {"parse": True, "refit": True}
     refitter = SimpleNamespace(
-        refit_from_file=lambda path: Path(path).read_bytes() == b"a graph" and answers["parse"],
+        refit_from_file=lambda path: Path(path).read_bytes() == A_GRAPH and answers["parse"],
         refit_cuda_engine=lambda: answers["refit"],
     )
     names = dict.fromkeys(("Refitter", "OnnxParserRefitter"), lambda *given: refitter)
     found, plan = library_double(**names), tmp_path / "engine.plan"
     with pytest.raises(EngineError, match=r"engine\.onnx is missing, and the plan beside it holds"):
         supply(None, plan, found, Wants(stripped=True))
-    (tmp_path / "engine.onnx").write_bytes(b"a graph")
+    (tmp_path / "engine.onnx").write_bytes(A_GRAPH)
     supply(None, plan, found, Wants(stripped=True))
     for refused in answers:
         answers[refused] = False

@@ -16,15 +16,16 @@ from typing import Any, Protocol
 from specrt.bundle import ONNXRUNTIME, Geometry, Manifest, ModelRecord, installed, version
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, EngineError, first_line, shortage
+from specrt.held_file import HeldFile, hold_folder
 
 
 class OpenEngine(Protocol):
     """Opens a compiled engine; see `open_engine`."""
 
     def __call__(  # noqa: D102
-        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, pad_single_token: bool, pad_to_even: bool, upcast_weights: bool,
-        beside: Engine | None,
+        self, path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
+        max_length: int, max_width: int, threads: int, pad_single_token: bool, pad_to_even: bool,
+        upcast_weights: bool, beside: Engine | None,
     ) -> Engine: ...  # fmt: skip
 
 
@@ -99,17 +100,20 @@ def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
     threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
     upcast_weights: bool = False, beside: Engine | None = None,
+    files: Mapping[str, HeldFile] | None = None,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
     `pad_single_token`, `pad_to_even` and `upcast_weights` are described in `OrtEngine`. `beside`
-    is the other engine of a pair, whose device may be shared.
+    is the other engine of a pair, whose device may be shared. `files` are those of its folder that
+    it may read, all of them when None.
     Raises: EngineError when the library is missing or refuses the engine, or memory is short.
     """
     try:
         return backend_named(backend).open(
             path,
             geometry,
+            files=hold_folder(path.parent) if files is None else files,
             batch=batch,
             max_length=max_length,
             max_width=max_width,
@@ -160,11 +164,14 @@ def _share_pool(threads: int) -> None:
 
 
 def _open_ort_cuda(
-    path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int, **_: Any
-) -> Engine:
+    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
+    max_width: int, **_: Any,
+) -> Engine:  # fmt: skip
     from specrt.engine.ort_cuda import OrtCudaEngine
 
-    return OrtCudaEngine(path, geometry, batch=batch, max_length=max_length, max_width=max_width)
+    return OrtCudaEngine(
+        path, geometry, files=files, batch=batch, max_length=max_length, max_width=max_width
+    )
 
 
 def _onnxruntime() -> str:
@@ -224,13 +231,13 @@ def _tensorrt(name: str) -> Backend:
     """Return the record of one of the TensorRT libraries, which keep version rules of their own."""
 
     def open_plan(
-        path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        beside: Engine | None, **_: Any,
+        path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
+        max_length: int, max_width: int, beside: Engine | None, **_: Any,
     ) -> Engine:  # fmt: skip
         from specrt.engine.tensorrt.engine import open_tensorrt
 
         return open_tensorrt(
-            path, geometry, backend=name, batch=batch, max_length=max_length,
+            path, geometry, files=files, backend=name, batch=batch, max_length=max_length,
             max_width=max_width, beside=beside,
         )  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,
@@ -22,6 +25,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
+from specrt.held_file import HeldFile, hold_folder
 
 MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
 """A name, and the memory that is bound to it: device, type, shape and address."""
@@ -66,7 +70,7 @@ class OrtEngine:
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
         threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
-        upcast_weights: bool = False,
+        upcast_weights: bool = False, files: Mapping[str, HeldFile] | None = None,
     ) -> None:  # fmt: skip
         self.pad_single_token = pad_single_token
         self.pad_to_even = pad_to_even
@@ -74,7 +78,7 @@ class OrtEngine:
         self.batch = batch
         self.max_length = max_length - pad_single_token
         self.max_width = max_width
-        self._session = open_session(path, threads, upcast_weights)
+        self._session, self._weights = open_session(path, files, threads, upcast_weights)
         self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
         self._start = np.zeros(batch, np.int64)
         self._caches = self._allocate(max_length)
@@ -150,6 +154,7 @@ class OrtEngine:
         self._passes.clear()
         self._caches.clear()
         self._session = None
+        self._weights = ()
 
 
 def silent_options() -> Any:
@@ -159,12 +164,18 @@ def silent_options() -> Any:
     return options
 
 
-def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
-    """Open a saved graph.
+def open_session(
+    path: Path, files: Mapping[str, HeldFile] | None, threads: int, upcast_weights: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Open a saved graph; return its session, and the weights that must live as long.
 
-    Raises: EngineError when the library refuses it.
+    Weights are used where `files` have them mapped; those that are widened are copied, from files
+    that the library opens by their names. `files` are those beside the graph; all when None.
+    Raises: EngineError when the library refuses it, or a file is not among them; BundleError when
+        a name has come to mean another file.
     """
     options = silent_options()
+    files = hold_folder(path.parent) if files is None else files
     levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
     options.graph_optimization_level = (
         levels.ORT_ENABLE_BASIC if upcast_weights else levels.ORT_DISABLE_ALL
@@ -172,16 +183,51 @@ def open_session(path: Path, threads: int, upcast_weights: bool) -> Any:
     if shared_pool:
         options.use_per_session_threads = False
     else:
-        options.intra_op_num_threads = _own_threads(path, threads)
+        options.intra_op_num_threads = _own_threads(files, threads)
         options.inter_op_num_threads = 1
+    read = files_of(path, files)
+    # Folding reads the weights of the graph, not those that are shared with it.
+    weights = [] if upcast_weights else mapped_weights(path, files)
+    values = tuple(
+        [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.type) for w in weights]
+    )
+    for weight, value in zip(weights, values, strict=True):
+        options.add_initializer(weight.name, value)
+    graph = str(path) if upcast_weights else bytes(files[path.name].data)
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        with _empty_files(path, read) as folder:
+            if not upcast_weights:
+                options.add_session_config_entry(_FOLDER, str(folder))
+            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the library raises its own pybind types
         reason = first_line(error)
         remedy = shortage(error) or "build the bundle again with the version installed here"
         raise EngineError(
             f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; {remedy}"
         ) from error
+    for name in (path.name, *read):
+        if upcast_weights:
+            files[name].require_same()
+        files[name].release()
+    return session, values
+
+
+@contextmanager
+def _empty_files(path: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Give a folder of files with nothing in them, or that of the graph where none can be made.
+
+    The library wants the files of weights to exist, though it is handed what is in them. So it
+    fails where it reads them after all.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).touch()
+        except OSError:
+            folder = path.parent
+        yield folder
 
 
 def share_pool(threads: int) -> None:
@@ -203,10 +249,12 @@ shared_pool: list[int] = []
 
 _SMALL_BYTES = 64 << 20
 
+_FOLDER = "session.model_external_initializers_file_folder_path"
 
-def _own_threads(path: Path, threads: int) -> int:
+
+def _own_threads(files: Mapping[str, HeldFile], threads: int) -> int:
     """Return the threads of a session's own pool: one for an engine as small as a draft."""
-    size = sum(file.stat().st_size for file in path.parent.iterdir())
+    size = sum(len(file.data) for file in files.values())
     return 1 if size < _SMALL_BYTES else threads
 
 

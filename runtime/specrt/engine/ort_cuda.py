@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.onnx_file import files_of
 from specrt.engine.ort import shared_pool, silent_options
 from specrt.engine.protocol import (
     CLOSED,
@@ -28,6 +29,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError, first_line
+from specrt.held_file import HeldFile, hold_folder
 from specrt.system import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
@@ -36,12 +38,16 @@ INSTALL = "`pip uninstall onnxruntime`, then `pip install 'onnxruntime-gpu[cuda,
 """Both packages are the one module `onnxruntime`, and the one installed last wins."""
 
 
-def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any:
+def open_session(
+    path: Path, files: Mapping[str, HeldFile], device: str, device_id: int, captures: bool
+) -> Any:
     """Open a saved graph on a device.
 
+    The library opens the files by their names, to copy weights to the device.
     Raises: EngineError when there is no such device, a library is missing, or the graph is
-        refused.
+        refused; BundleError when a file is not the one in `files` any more.
     """
+    read = {path.name, *files_of(path, files)}
     if device == "cuda":
         _check_device(path, device_id)
     try:
@@ -61,6 +67,8 @@ def open_session(path: Path, device: str, device_id: int, captures: bool) -> Any
         ) from error
     if device == "cuda" and PROVIDER not in session.get_providers():
         raise EngineError(_not_started(path, unloadable() or "it gives no reason"))
+    for name in read:
+        files[name].require_same()
     return session
 
 
@@ -244,7 +252,9 @@ class OrtCudaEngine:
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
         device: str = "cuda", device_id: int = 0, capture: bool = True,
+        files: Mapping[str, HeldFile] | None = None,
     ) -> None:  # fmt: skip
+        files = hold_folder(path.parent) if files is None else files
         self.geometry = geometry
         self.batch = batch
         self.max_length = max_length
@@ -252,7 +262,7 @@ class OrtCudaEngine:
         self._device = (device, device_id)
         self._refusal = ""
         """Why no pass is captured at all."""
-        self._session = self._open(path, capture)
+        self._session = self._open(path, files, capture)
         self._most = _captured_width(self._session) if capture else 0
         self._captured = 0 if self._refusal else self._most
         self._inputs = {i.name: i for i in self._session.get_inputs()}
@@ -261,15 +271,15 @@ class OrtCudaEngine:
         self._caches = self._allocate()
         self._passes: dict[tuple[int, int], _Pass] = {}
 
-    def _open(self, path: Path, capture: bool) -> Any:
+    def _open(self, path: Path, files: Mapping[str, HeldFile], capture: bool) -> Any:
         """Open the session; one that ONNX Runtime refuses to capture is opened without."""
         try:
-            return open_session(path, *self._device, capture)
+            return open_session(path, files, *self._device, capture)
         except EngineError as error:
             if not capture or _GRAPH_FEATURE not in str(error):
                 raise
             self._refusal = str(error)
-            return open_session(path, *self._device, False)
+            return open_session(path, files, *self._device, False)
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:

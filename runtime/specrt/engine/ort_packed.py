@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, starmap
 from pathlib import Path
@@ -33,6 +33,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError
+from specrt.held_file import HeldFile
 
 MOST_PACKINGS, MOST_BINDINGS = 512, 8
 """Packings that are remembered, and sets of rows whose KV buffers stay bound."""
@@ -170,7 +171,7 @@ class OrtPackedEngine:
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
         threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
-        upcast_weights: bool = False,
+        upcast_weights: bool = False, files: Mapping[str, HeldFile] | None = None,
     ) -> None:  # fmt: skip
         self.pad_single_token = pad_single_token
         self.pad_to_even = pad_to_even
@@ -178,7 +179,7 @@ class OrtPackedEngine:
         self.batch = batch
         self.max_length = max_length - pad_single_token
         self.max_width = max_width
-        self._session = open_session(path, threads, upcast_weights)
+        self._session, self._weights = open_session(path, files, threads, upcast_weights)
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._caches = self._allocate(max_length)
         self._scratch_kv = np.zeros_like(next(iter(self._caches.values()))[:1])
@@ -366,6 +367,7 @@ class OrtPackedEngine:
         self._rows.clear()
         self._caches.clear()
         self._latest = self._session = None
+        self._weights = ()
 
 
 PREFIX = 8

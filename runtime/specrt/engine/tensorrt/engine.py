@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,7 +47,8 @@ from specrt.engine.tensorrt.passes import (
     check_plan,
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
-from specrt.errors import EngineError
+from specrt.errors import BundleError, EngineError
+from specrt.held_file import HeldFile
 
 
 class Closable(Protocol):
@@ -313,22 +314,27 @@ class OpenedEngine(TensorRtEngine):
 
 
 def open_tensorrt(
-    path: Path, geometry: Geometry, *, backend: str, batch: int, max_length: int, max_width: int,
-    beside: Engine | None = None,
+    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], backend: str, batch: int,
+    max_length: int, max_width: int, beside: Engine | None = None,
 ) -> OpenedEngine:  # fmt: skip
     """Open a plan, on the device of the engine `beside` it where that is one of TensorRT too.
 
     Raises: EngineError saying what differs from where it was built, or what is missing; BundleError
         for a record that cannot be read.
     """
-    record = read_engine_record(path.with_name(FILE_NAME))
+    if FILE_NAME not in files:
+        raise BundleError(
+            f"{path.with_name(FILE_NAME)} cannot be read (it is missing, or not in the manifest's "
+            f"list); {AGAIN}"
+        )
+    record = read_engine_record(path.with_name(FILE_NAME), bytes(files[FILE_NAME].data))
     library = open_library(backend)
     differs = difference(record.device, this_device(library))
     if differs:
         raise EngineError(f"{path} does not run here: {differs}")
     lease = beside.lease if isinstance(beside, OpenedEngine) else Lease(CudaDevice())
     try:
-        plan = _plan(path, record, library, lease.device)
+        plan = _plan(path, files, record, library, lease.device)
     except BaseException:
         if not isinstance(beside, OpenedEngine):
             lease.device.close()
@@ -338,9 +344,12 @@ def open_tensorrt(
     )
 
 
-def _plan(path: Path, record: EngineRecord, library: Library, device: CudaDevice) -> TrtPlan:
+def _plan(
+    path: Path, files: Mapping[str, HeldFile], record: EngineRecord, library: Library,
+    device: CudaDevice,
+) -> TrtPlan:  # fmt: skip
     """Open a plan that has the profiles of its record."""
-    plan = open_plan(path, library, device, record.wants)
+    plan = open_plan(path, library, device, record.wants, files)
     try:
         check_profiles(path, plan, record.profiles)
     except BaseException:

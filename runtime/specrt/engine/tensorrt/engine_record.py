@@ -218,13 +218,15 @@ class EngineRecord:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def read_engine_record(path: Path) -> EngineRecord:
+def read_engine_record(path: Path, text: bytes | None = None) -> EngineRecord:
     """Read an `engine.json`; keys that a later version may have written are passed over.
+
+    `text` is what is in it, where it was read.
 
     Raises: BundleError for one that is missing, of a newer format, or not such a record.
     """
     try:
-        data = _load(path)
+        data = _load(path, text)
         written = data.get("format")
         if type(written) is int and written > FORMAT:
             raise BundleError(
@@ -240,10 +242,12 @@ def read_engine_record(path: Path) -> EngineRecord:
         raise BundleError(f"{path} cannot be read ({error}); {AGAIN}") from error
 
 
-def _load(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ValueError("it is no file")
-    data = json.loads(path.read_text(encoding="utf-8"))
+def _load(path: Path, text: bytes | None) -> dict[str, Any]:
+    if text is None:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no file")
+        text = path.read_bytes()
+    data = json.loads(text.decode())
     if not isinstance(data, dict):
         raise ValueError(f"it holds {short(data)}; expected an object")
     return data

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specrt.engine.onnx_file import files_of
 from specrt.engine.tensorrt.device import CudaDevice, lost, size
 from specrt.engine.tensorrt.library import FLAVOURS, KernelCache, Library
 from specrt.errors import EngineError
+from specrt.held_file import HeldFile, hold_folder
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
 """Element types of the tensors of a plan, by the names used here."""
@@ -47,13 +48,26 @@ WHOLE = Wants()
 """A plan that holds all it needs."""
 
 
-def supply(engine: Any, path: Path, library: Library, wants: Wants) -> None:
+def supply(
+    engine: Any, path: Path, library: Library, wants: Wants,
+    files: Mapping[str, HeldFile] | None = None,
+) -> None:  # fmt: skip
     """Give a deserialized plan its weights; to be done before it has contexts.
 
-    Raises: EngineError where the library refuses.
+    Raises: EngineError where the library refuses, BundleError where a file is another one by now.
     """
     if wants.stripped:
-        _refit(engine, path.with_name(GRAPH), library)
+        files = hold_folder(path.parent) if files is None else files
+        graph = path.with_name(GRAPH)
+        if GRAPH not in files:
+            raise EngineError(
+                f"{graph} is missing, and the plan beside it holds no weights, or the manifest "
+                "does not list it: build the bundle again"
+            )
+        read = {GRAPH, *files_of(graph, files)}
+        _refit(engine, graph, library)
+        for name in read:
+            files[name].require_same()
     if wants.streaming:
         _stream(engine, path, library)
 
@@ -73,10 +87,6 @@ def _stream(engine: Any, path: Path, library: Library) -> None:
 
 
 def _refit(engine: Any, graph: Path, library: Library) -> None:
-    if not graph.is_file():
-        raise EngineError(
-            f"{graph} is missing, and the plan beside it holds no weights: build the bundle again"
-        )
     module = library.module
     with library.messages() as log:
         refitter = module.Refitter(engine, library.logger)
@@ -112,20 +122,26 @@ _RTX_SIZE = slice(16, 24)
 """Where a plan of TensorRT for RTX keeps its own length; seen in plans of 1.7.1."""
 
 
-def open_plan(path: Path, library: Library, device: CudaDevice, wants: Wants = WHOLE) -> TrtPlan:
+def open_plan(
+    path: Path, library: Library, device: CudaDevice, wants: Wants = WHOLE,
+    files: Mapping[str, HeldFile] | None = None,
+) -> TrtPlan:  # fmt: skip
     """Deserialize a plan, and give it its weights.
 
+    `files` are those of its folder that it may read; all of them when None.
     Raises: EngineError saying why it cannot run here, and what to do.
     """
     again = f"build it again here: `specrt build RECIPE --backend {library.backend}`"
     try:
-        with path.open("rb") as file:
-            check_header(path, file.read(_HEADER), path.stat().st_size, library, again)
-            # Mapped, not read: a plan is as large as the weights, and pages can be dropped.
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                runtime, engine = _deserialized(path, data, library, device, again, wants)
-            supply(engine, path, library, wants)
-            return TrtPlan(path, library, device, runtime, engine)
+        files = hold_folder(path.parent) if files is None else files
+        if path.name not in files:
+            raise FileNotFoundError(2, "it is missing, or not in the manifest's list")
+        data = files[path.name].data
+        check_header(path, data[:_HEADER], len(data), library, again)
+        runtime, engine = _deserialized(path, data, library, device, again, wants)
+        files[path.name].release()
+        supply(engine, path, library, wants, files)
+        return TrtPlan(path, library, device, runtime, engine)
     except OSError as error:
         raise EngineError(f"{path} cannot be read ({error}); {again}") from error
 
