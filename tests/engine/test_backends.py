@@ -12,7 +12,7 @@ import specrt
 from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import Bundle
 from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes
-from specrt.errors import BundleError, EngineError
+from specrt.errors import BundleError
 from specrt.params import SamplingParams
 from support.toy import plain
 
@@ -20,7 +20,7 @@ from support.toy import plain
 def test_a_backend_from_outside_is_one_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = pair()
     folder, prompt = site.bundle(target, draft, backends=("tables", "tables")), [1, 2, 3]
-    with pytest.raises(EngineError, match=rf"'tables'.*{', '.join(BACKENDS)}"):
+    with pytest.raises(BundleError, match=rf"'tables'.*{', '.join(BACKENDS)}"):
         specrt.load(folder)
     monkeypatch.setitem(BACKENDS, "tables", Backend(site.table, lambda: "tables 1"))
     with specrt.load(folder) as generator:

@@ -93,11 +93,11 @@ def test_a_graph_that_onnx_runtime_does_not_capture_is_opened_all_the_same(
 ) -> None:
     real, asked = ort_cuda.open_session, list[bool]()
 
-    def refusing(path: Any, device: str, device_id: int, captures: bool) -> Any:
+    def refusing(path: Any, files: Any, device: str, device_id: int, captures: bool) -> Any:
         asked.append(captures)
         if captures:
             raise EngineError("This session cannot use the graph capture feature as requested")
-        return real(path, device, device_id, captures)
+        return real(path, files, device, device_id, captures)
 
     monkeypatch.setattr(ort_cuda, "open_session", refusing)
     engine = opener("cuda")

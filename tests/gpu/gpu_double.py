@@ -22,10 +22,7 @@ from gpucheck.workbench import Built, Workbench
 
 from specrt.engine.protocol import CudaGraphs
 from specrt.generator import Generator
-from specrt.speculation.costs import Costs
-from specrt.speculation.pool import Models
 from specrt.system import Gpu, Survey
-from specrt.text import Tokenizer
 from support.cuda_double import DoubleDevice
 from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near
@@ -116,10 +113,6 @@ class GpuDouble(Workbench):
 
     def reference(self, role: str) -> Any:
         return TableReference(tables()[role])
-
-    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
-        most = max(models.gammas)
-        return Costs((100.0,) * (most + 1), (0.0, *(10.0 * g for g in range(1, most + 1))))
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:

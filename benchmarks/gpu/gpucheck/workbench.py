@@ -40,10 +40,8 @@ from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.loading import load
-from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text import Tokenizer
-from specrt.tuning import measure_costs
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.network import CURRENT, profiles
@@ -157,15 +155,9 @@ class Workbench(Machine):
         """Open a target with a draft beside it, on one device."""
         tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
         with self.engines(target, draft) as engines:
-            models = Models(
-                *engines, (0, *self.settings.gammas), rounds=fused_rounds(*engines),
-                measure=lambda models: self.costs(models, tokenizer),
-            )  # fmt: skip
+            gammas = (0, *self.settings.gammas)
+            models = Models(*engines, gammas, rounds=fused_rounds(*engines))
             yield Generator(models, tokenizer)
-
-    def costs(self, models: Models, tokenizer: Tokenizer) -> Costs:
-        """Measure what rounds cost."""
-        return measure_costs(models, tokenizer)
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
