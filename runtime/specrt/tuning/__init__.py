@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
     def divided(self, verify_ns: int) -> Timed:
         """Return a fused round split in two, given what verifying alone takes."""
-        draft_ns = max(1, self.verify_ns - verify_ns)
+        draft_ns = max(self.drafted, self.verify_ns - verify_ns)  # a token costs something
         return self._replace(draft_ns=draft_ns, verify_ns=self.verify_ns - draft_ns)
 
 
@@ -100,7 +100,7 @@ class PassTimer:
         alone = [t.verify_ns for t in self._run(RepeatDrafter(gamma), rounds) if t.drafted == gamma]
         if not alone:
             return timed
-        verify_ns = round(median(alone))
+        verify_ns = min(alone)
         return [t if t.draft_ns or not t.drafted else t.divided(verify_ns) for t in timed]
 
     def _run(self, drafter: Drafter, rounds: int) -> list[Timed]:
