@@ -73,7 +73,8 @@ def test_costs_of_whole_rounds_are_told_apart(clock: Clock) -> None:
 def test_drafts_that_take_no_time_in_a_launch_cost_something(clock: Clock) -> None:
     """A record of drafts for nothing would be taken for a damaged one."""
     free = Prices(CHEAP.target, lambda width: 0)
-    costs = measure_costs(models_of(timed_pair(clock, free, 0.0)), clock=clock)
+    models = replace(models_of(timed_pair(clock, free, 0.0)), gammas=(0, 4))
+    costs = measure_costs(models, clock=clock)
     assert min(map(round, costs.draft_ns[1:])) >= 1
 
 
