@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Generator as Generates
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, islice
 from operator import index
 from time import perf_counter_ns
@@ -97,8 +97,10 @@ def shared_params(
 
 def _token_id(token: object, vocab: int) -> int:
     """Return a token id of any integer type as an int."""
-    whole = isinstance(token, SupportsIndex) and not isinstance(token, bool)
-    number = index(token) if whole else -1  # type: ignore[arg-type]
+    number = -1
+    if isinstance(token, SupportsIndex) and not isinstance(token, bool):
+        with suppress(TypeError):  # arrays have the verb, and most of them no index
+            number = index(token)
     if not 0 <= number < vocab:
         raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
     return number

@@ -35,7 +35,7 @@ def made(target: TableEngine, tokenizer: Tokenizer) -> Generator:
 def test_what_is_no_prompt_is_refused(made: Generator, target: TableEngine) -> None:
     wrong: list[tuple[Any, str]] = [
         *(([1, bad, 2], f"token id {bad!r} is not in the vocabulary of 0 to 264")
-          for bad in (-1, 265, 1.0, True)),
+          for bad in (-1, 265, 1.0, True, np.array([1]))),
         ([], "the prompt has no tokens; give at least one"),
         (b"abc", "the prompt is of type bytes; expected text or token ids"),
     ]  # fmt: skip
