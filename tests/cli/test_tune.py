@@ -112,3 +112,21 @@ def test_tuning_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "run", hang)
     assert "timed out" in (tune_quickly(tmp_path)[1] or "")
     assert not (tmp_path / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_fresh_bundle_without_costs_gets_them(
+    cli: Run, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: bool
+) -> None:
+    """As Ctrl-C leaves it while costs are measured."""
+    tune = Mock(return_value=(None, None))
+    monkeypatch.setattr("specrt_export.builder.is_fresh", lambda plan, place: True)
+    monkeypatch.setattr("specrt_export.builder.build", None)
+    monkeypatch.setattr("specrt.cli.build.tune_quickly", tune)
+    if measured:
+        (tmp_path / FILE_NAME).write_text("{}")
+    recipe = engines / "codelet" / "recipe.toml"
+    ran = cli("build", recipe, "--out", tmp_path, "--if-stale")
+    assert ran.status == 0
+    assert tune.called is not measured
+    assert ("is up to date" in ran.out) is measured

@@ -42,7 +42,7 @@ _TUNING_S = 600
 @click.option(
     "--no-tune",
     is_flag=True,
-    help="Do not measure pass costs; they are measured where the bundle runs.",
+    help="Do not measure pass costs; gamma auto then begins with assumed ones.",
 )
 @click.option("--if-stale", is_flag=True, help="Do nothing when the bundle is up to date.")
 @click.option(
@@ -82,14 +82,17 @@ def _one(
             f"building needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
     place = out or BUILD_ROOT / _folder(recipe, plan, backend)
-    if if_stale and builder.is_fresh(plan, place):
+    fresh = if_stale and builder.is_fresh(plan, place)
+    reason = None if no_tune else _tuned_elsewhere(plan, place)
+    # One whose build was interrupted while costs were measured is whole, but for them.
+    if fresh and (no_tune or reason is not None or (place / FILE_NAME).exists()):
         print(f"{place} is up to date")
         return
     began = time.monotonic()
     with progress(f"build {plan.name}") as show:
-        builder.build(plan, place, lambda stage, share: show(share, stage))
-        reason = None
-        if not no_tune and (reason := _tuned_elsewhere(plan, place)) is None:
+        if not fresh:
+            builder.build(plan, place, lambda stage, share: show(share, stage))
+        if not no_tune and reason is None:
             show(0.98, "measure costs")
             _, reason = tune_quickly(place)
     if reason is not None:
