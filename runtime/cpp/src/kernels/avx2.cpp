@@ -1,0 +1,27 @@
+// AVX2 with FMA: Intel from Haswell, AMD from Zen.
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include <immintrin.h>
+
+#include "kernels/instruction_sets.hpp"
+
+namespace specrt::kernels {
+namespace {
+
+#include "kernels/avx2.hpp"
+#include "kernels/tiles.hpp"
+
+bool supported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+using Vector = Avx2<false>;
+
+}  // namespace
+
+extern const Kernels kAvx2{"avx2", supported, quantize_rows<Vector>, multiply_all<Vector>,
+                           multiply_all_floats<Vector>};
+
+}  // namespace specrt::kernels
+#endif

@@ -1,0 +1,78 @@
+// Kernels for narrow passes: products of few rows with weights that are stored once, in tiles.
+//
+// Every number that a row comes to depends on that row and the weights alone: not on the rows beside
+// it, on the number of threads, nor on the instruction set. Sums of codes are whole numbers; sums of
+// floats run in one order, with one rounding a multiply-add. So all kernels give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace specrt::kernels {
+
+// Outputs of a tile: 32-bit lanes of the widest vector.
+constexpr std::size_t kTile = 16;
+// Inputs of a group: what one multiply-add instruction of bytes sums in each lane.
+constexpr std::size_t kGroup = 4;
+
+enum class Format { int4, int8, bf16, fp16, fp32 };
+
+enum class Activation { none, silu, gelu };
+
+// Weights [outputs, inputs] in tiles of 16 outputs; those beyond the last output are zeros.
+//
+//   int8    [tiles][inputs / 4][16 outputs][4 inputs], 128 more than the code
+//   int4    [tiles][inputs / 8][16 outputs][4 inputs], two to a byte and 8 more than the code: the
+//           low half is input 8 g + i, the high half input 8 g + 4 + i
+//   floats  [tiles][inputs][16 outputs]
+//   scales  [tiles][inputs / block][16 outputs], fp16; none for floats
+struct Weights {
+  Format format;
+  std::size_t outputs;
+  std::size_t inputs;
+  std::size_t block;  // inputs that share a scale, a multiple of 16; 0 for floats
+  const std::uint8_t* values;
+  const std::uint16_t* scales;
+
+  std::size_t tiles() const { return (outputs + kTile - 1) / kTile; }
+};
+
+// Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.
+struct QuantizedRows {
+  std::int8_t* codes;   // [rows, inputs]
+  float* scales;        // [rows, inputs / block]
+  std::int32_t* sums;   // [rows, inputs / block]: of the codes
+};
+
+// Where products go: y [rows, stride].
+struct Output {
+  float* y;
+  std::size_t stride;
+  const float* bias;      // [outputs], or none
+  // With an activation, tiles come in pairs of gate and up, and y has activation(gate) * up.
+  Activation activation;
+};
+
+// What one instruction set does. Rows and tiles are computed alone; callers may split them.
+struct Kernels {
+  const char* name;
+  bool (*supported)();
+  // Quantize rows [rows, inputs] by blocks. A block that holds no finite number has a scale that is
+  // none either.
+  void (*quantize)(const float* x, std::size_t rows, std::size_t inputs, std::size_t block,
+                   const QuantizedRows& result);
+  // Multiply with the tiles from `first` to `last`, both even with an activation.
+  void (*multiply)(const Weights& weights, const QuantizedRows& x, std::size_t rows,
+                   std::size_t first, std::size_t last, const Output& output);
+  void (*multiply_floats)(const Weights& weights, const float* x, std::size_t rows,
+                          std::size_t first, std::size_t last, const Output& output);
+};
+
+// The kernels of an instruction set that this processor has; the best one for an empty name, and
+// nullptr for one that is unknown or that it lacks.
+const Kernels* find_kernels(const char* name);
+
+// All that this library was compiled with, best first; ends with nullptr.
+const Kernels* const* all_kernels();
+
+}  // namespace specrt::kernels

@@ -1,0 +1,249 @@
+// Products in terms of a vector of 16 lanes, `V`, which each instruction set brings its own of.
+//
+// Included inside an anonymous namespace by one file for each instruction set, after the pragma that
+// turns it on. Nothing here may call an inline function of the standard library: the linker would keep
+// one copy of it, perhaps one with instructions that this processor lacks.
+
+template <class V>
+typename V::Floats exponential(typename V::Floats x) {
+  // Cody and Waite's reduction, and a polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2].
+  x = V::at_most(V::at_least(x, V::spread(-87.0F)), V::spread(88.0F));
+  const auto whole = V::round(V::mul(x, V::spread(1.44269504F)));
+  const auto power = V::to_floats(whole);
+  auto rest = V::fma(power, V::spread(-0.693359375F), x);
+  rest = V::fma(power, V::spread(2.12194440e-4F), rest);
+  auto sum = V::spread(1.38888889e-3F);
+  constexpr float kFactors[] = {8.33333333e-3F, 4.16666667e-2F, 1.66666667e-1F, 0.5F, 1.0F, 1.0F};
+  for (const float factor : kFactors) sum = V::fma(sum, rest, V::spread(factor));
+  return V::mul(sum, V::power_of_two(whole));
+}
+
+// x * sigmoid(scaled), the form of both activations.
+template <class V>
+typename V::Floats activate(typename V::Floats x, Activation activation) {
+  auto scaled = x;
+  if (activation == Activation::gelu) {  // by tanh, as sigmoid of twice the argument
+    const auto cubed = V::mul(V::mul(x, x), x);
+    scaled = V::mul(V::fma(cubed, V::spread(0.044715F), x), V::spread(1.59576912F));
+  }
+  const auto decay = exponential<V>(V::mul(scaled, V::spread(-1.0F)));
+  return V::divide(x, V::add(decay, V::spread(1.0F)));
+}
+
+template <class V>
+void write(const Weights& weights, const Output& output, std::size_t row, std::size_t tile,
+           typename V::Floats sum) {
+  const bool paired = output.activation != Activation::none;
+  const std::size_t outputs = paired ? weights.outputs / 2 : weights.outputs;
+  const std::size_t column = (paired ? tile / 2 : tile) * kTile;
+  float* y = output.y + row * output.stride + column;
+  if (column + kTile <= outputs) {
+    V::store(y, sum);
+  } else {
+    alignas(64) float part[kTile];
+    V::store(part, sum);
+    for (std::size_t i = 0; column + i < outputs; i++) y[i] = part[i];
+  }
+}
+
+template <class V, int R, int T>
+void finish(const Weights& weights, const Output& output, std::size_t row, std::size_t tile,
+            typename V::Floats (&sums)[T][R]) {
+  if (output.bias != nullptr)
+    for (int t = 0; t < T; t++) {
+      const auto bias = V::load(output.bias + (tile + t) * kTile);
+      for (int r = 0; r < R; r++) sums[t][r] = V::add(sums[t][r], bias);
+    }
+  if (output.activation == Activation::none) {
+    for (int t = 0; t < T; t++)
+      for (int r = 0; r < R; r++) write<V>(weights, output, row + r, tile + t, sums[t][r]);
+  } else if constexpr (T % 2 == 0) {
+    for (int t = 0; t < T; t += 2)
+      for (int r = 0; r < R; r++) {
+        const auto gate = activate<V>(sums[t][r], output.activation);
+        write<V>(weights, output, row + r, tile + t, V::mul(gate, sums[t + 1][r]));
+      }
+  }
+}
+
+// R rows with T tiles of codes.
+template <class V, int Bits, int R, int T>
+void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t row,
+                    std::size_t tile, const Output& output) {
+  constexpr std::size_t step = Bits == 8 ? kGroup : 2 * kGroup;  // inputs of 64 bytes
+  const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
+  const std::size_t tile_bytes = inputs / step * 64;
+  const std::uint8_t* values = weights.values + tile * tile_bytes;
+  const std::uint16_t* scales = weights.scales + tile * blocks * kTile;
+  const std::int8_t* codes = x.codes + row * inputs;
+  const float* row_scales = x.scales + row * blocks;
+  const std::int32_t* row_sums = x.sums + row * blocks;
+  typename V::Floats sums[T][R];
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
+  for (std::size_t b = 0; b < blocks; b++) {
+    typename V::Ints whole[T][R];
+    for (int r = 0; r < R; r++) {
+      const auto begin = V::fill(-V::template zero<Bits>() * row_sums[r * blocks + b]);
+      for (int t = 0; t < T; t++) whole[t][r] = begin;
+    }
+    for (std::size_t k = 0; k < block; k += step) {
+      for (int t = 0; t < T; t++) {
+        const std::uint8_t* at = values + t * tile_bytes;
+        V::prefetch(at + V::kAhead);
+        if constexpr (Bits == 8) {
+          const auto part = V::codes(at);
+          for (int r = 0; r < R; r++)
+            whole[t][r] = V::dot(whole[t][r], part, codes + r * inputs + k);
+        } else {
+          const auto low = V::low_codes(at), high = V::high_codes(at);
+          for (int r = 0; r < R; r++) {
+            whole[t][r] = V::dot_small(whole[t][r], low, codes + r * inputs + k);
+            whole[t][r] = V::dot_small(whole[t][r], high, codes + r * inputs + k + kGroup);
+          }
+        }
+      }
+      values += 64;
+    }
+    codes += block;
+    for (int t = 0; t < T; t++) {
+      const auto scale = V::load_fp16(scales + (t * blocks + b) * kTile);
+      for (int r = 0; r < R; r++) {
+        const auto both = V::mul(scale, V::spread(row_scales[r * blocks + b]));
+        sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
+      }
+    }
+  }
+  finish<V, R, T>(weights, output, row, tile, sums);
+}
+
+template <class V, Format F>
+typename V::Floats load_weights(const std::uint8_t* values) {
+  if constexpr (F == Format::fp32) return V::load(reinterpret_cast<const float*>(values));
+  if constexpr (F == Format::fp16) return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
+}
+
+// R rows with T tiles of floats.
+template <class V, Format F, int R, int T>
+void multiply_floats(const Weights& weights, const float* x, std::size_t row, std::size_t tile,
+                     const Output& output) {
+  constexpr std::size_t bytes = F == Format::fp32 ? 4 : 2;
+  const std::size_t inputs = weights.inputs, tile_bytes = inputs * kTile * bytes;
+  const std::uint8_t* values = weights.values + tile * tile_bytes;
+  x += row * inputs;
+  typename V::Floats sums[T][R];
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
+  for (std::size_t k = 0; k < inputs; k++) {
+    for (int t = 0; t < T; t++) {
+      const std::uint8_t* at = values + t * tile_bytes;
+      V::prefetch(at + V::kAhead);
+      const auto part = load_weights<V, F>(at);
+      for (int r = 0; r < R; r++)
+        sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
+    }
+    values += kTile * bytes;
+  }
+  finish<V, R, T>(weights, output, row, tile, sums);
+}
+
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
+// Call `body` with numbers of rows and tiles that are known when it is compiled.
+template <class V, int R, class Body>
+void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
+  if (rows < R) {
+    if constexpr (R > 1) with_shape<V, R - 1>(rows, tiles, body);
+    return;
+  }
+  if constexpr (R == 1)
+    if (tiles == 4) return body(Constant<R>{}, Constant<4>{});
+  if (tiles == 2) return body(Constant<R>{}, Constant<2>{});
+  body(Constant<R>{}, Constant<1>{});
+}
+
+// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that their
+// weights come from memory once, and from the first cache afterwards.
+template <class V, class Body>
+void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
+               const Body& body) {
+  const std::size_t least = paired ? 2 : 1, asked = rows == 1 ? V::kLoneTiles : V::kTiles;
+  for (std::size_t tile = first; tile < last;) {
+    std::size_t tiles = asked < least ? least : asked;
+    while (tiles > last - tile) tiles /= 2;
+    for (std::size_t row = 0; row < rows;) {
+      const std::size_t left = rows - row, parts = (left + V::kRows - 1) / V::kRows;
+      const std::size_t count = (left + parts - 1) / parts;  // 7 rows are 4 and 3, not 6 and 1
+      with_shape<V, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
+      row += count;
+    }
+    tile += tiles;
+  }
+}
+
+template <class V, int Bits>
+void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
+                   std::size_t first, std::size_t last, const Output& output) {
+  for_tiles<V>(rows, first, last, output.activation != Activation::none,
+               [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                 multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
+               });
+}
+
+template <class V, Format F>
+void multiply_format(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
+                     std::size_t last, const Output& output) {
+  for_tiles<V>(rows, first, last, output.activation != Activation::none,
+               [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                 multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
+               });
+}
+
+template <class V>
+void multiply_all(const Weights& weights, const QuantizedRows& x, std::size_t rows,
+                  std::size_t first, std::size_t last, const Output& output) {
+  if (weights.format == Format::int4)
+    multiply_bits<V, 4>(weights, x, rows, first, last, output);
+  else
+    multiply_bits<V, 8>(weights, x, rows, first, last, output);
+}
+
+template <class V>
+void multiply_all_floats(const Weights& weights, const float* x, std::size_t rows,
+                         std::size_t first, std::size_t last, const Output& output) {
+  if (weights.format == Format::bf16)
+    multiply_format<V, Format::bf16>(weights, x, rows, first, last, output);
+  else if (weights.format == Format::fp16)
+    multiply_format<V, Format::fp16>(weights, x, rows, first, last, output);
+  else
+    multiply_format<V, Format::fp32>(weights, x, rows, first, last, output);
+}
+
+// Below this a block is zeros: 127 / largest would overflow.
+constexpr float kLeast = 1e-30F;
+
+template <class V>
+void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::size_t block,
+                   const QuantizedRows& result) {
+  const std::size_t blocks = rows * (inputs / block);
+  for (std::size_t b = 0; b < blocks; b++) {
+    const float* from = x + b * block;
+    auto most = V::fill(0);  // of the bits without sign: as whole numbers, what is no number is largest
+    for (std::size_t i = 0; i < block; i += kTile)
+      most = V::most(most, V::magnitude(V::load(from + i)));
+    const float largest = V::largest(most);
+    const float inverse = largest >= kLeast ? 127.0F / largest : 0.0F;
+    auto sum = V::fill(0);
+    for (std::size_t i = 0; i < block; i += kTile) {
+      const auto code = V::clamp_code(V::round(V::mul(V::load(from + i), V::spread(inverse))));
+      sum = V::add_ints(sum, code);
+      V::store_codes(result.codes + b * block + i, code);
+    }
+    result.scales[b] = largest >= kLeast || largest != largest ? largest / 127.0F : 0.0F;
+    result.sums[b] = V::total(sum);
+  }
+}
