@@ -10,6 +10,7 @@ namespace {
 
 #include "kernels/avx2.hpp"
 #include "kernels/tiles.hpp"
+#include "kernels/attention.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -21,7 +22,8 @@ using Vector = Avx2<false>;
 }  // namespace
 
 extern const Kernels kAvx2{"avx2", supported, quantize_rows<Vector>, multiply_all<Vector>,
-                           multiply_all_floats<Vector>};
+                           multiply_all_floats<Vector>,
+ append_token, attend_tokens<Vector>};
 
 }  // namespace specrt::kernels
 #endif

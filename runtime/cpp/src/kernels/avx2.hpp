@@ -11,6 +11,7 @@ struct Avx2 {
   // 16 registers: 3 rows of a tile have 6 sums of codes and 6 of floats, 2 of weights.
   static constexpr int kRows = 3;
   static constexpr std::size_t kTiles = 1, kLoneTiles = 2;
+  static constexpr int kQueries = 4, kSumQueries = 3, kSumVectors = 2;
   static constexpr std::size_t kAhead = 1024;
 
   static Floats spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }

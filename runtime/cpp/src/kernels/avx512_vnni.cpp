@@ -11,6 +11,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/tiles.hpp"
+#include "kernels/attention.hpp"
 
 struct Avx512 {
   using Floats = __m512;
@@ -18,6 +19,8 @@ struct Avx512 {
   // 32 registers: 6 rows of 2 tiles have 12 sums of codes and 12 of floats, two of weights.
   static constexpr int kRows = 6;
   static constexpr std::size_t kTiles = 2, kLoneTiles = 4;
+  // 8 queries hide the latency of a multiply-add; 6 with 4 vectors of values have 24 sums.
+  static constexpr int kQueries = 8, kSumQueries = 6, kSumVectors = 4;
   static constexpr std::size_t kAhead = 1024;
 
   static Floats spread(float value) { return _mm512_set1_ps(value); }
@@ -94,7 +97,8 @@ bool supported() {
 }  // namespace
 
 extern const Kernels kAvx512Vnni{"avx512-vnni", supported, quantize_rows<Avx512>,
-                                 multiply_all<Avx512>, multiply_all_floats<Avx512>};
+                                 multiply_all<Avx512>, multiply_all_floats<Avx512>,
+ append_token, attend_tokens<Avx512>};
 
 }  // namespace specrt::kernels
 #endif

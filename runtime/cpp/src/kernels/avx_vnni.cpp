@@ -12,6 +12,7 @@ namespace {
 #define SPECRT_AVX_VNNI
 #include "kernels/avx2.hpp"
 #include "kernels/tiles.hpp"
+#include "kernels/attention.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -24,7 +25,8 @@ using Vector = Avx2<true>;
 }  // namespace
 
 extern const Kernels kAvxVnni{"avx-vnni", supported, quantize_rows<Vector>, multiply_all<Vector>,
-                              multiply_all_floats<Vector>};
+                              multiply_all_floats<Vector>,
+ append_token, attend_tokens<Vector>};
 
 }  // namespace specrt::kernels
 #endif

@@ -53,6 +53,39 @@ struct Output {
   Activation activation;
 };
 
+// Attention of one layer over the KV buffers of some rows.
+struct Attention {
+  std::size_t heads, kv_heads, head_dim;
+  std::size_t positions;  // that a buffer holds, a multiple of 16
+  std::size_t angles;     // of a head that are rotated, in halves; 0: none
+  std::size_t window;     // latest positions that are seen; 0: all
+  float scale;
+  float softcap;          // 0: none
+
+  // Keys of one row and head lie in groups of 16 positions, [positions / 16][head_dim][16]; values
+  // as [positions][value_stride], with zeros behind the head.
+  float* keys;
+  float* values;
+  const float* cosines;  // [.., angles / 2]
+  const float* sines;
+
+  std::size_t value_stride() const { return (head_dim + kTile - 1) / kTile * kTile; }
+  std::size_t kv_offset(std::size_t row, std::size_t head) const {
+    return (row * kv_heads + head) * positions;
+  }
+};
+
+// The tokens of a pass: whose row each is of, and where it stands in it.
+struct Tokens {
+  const std::int64_t* rows;
+  const std::int64_t* positions;
+  // [tokens, stride] each
+  const float* queries;
+  const float* keys;
+  const float* values;
+  std::size_t query_stride, key_stride, value_stride;
+};
+
 // What one instruction set does. Rows and tiles are computed alone; callers may split them.
 struct Kernels {
   const char* name;
@@ -66,7 +99,16 @@ struct Kernels {
                    std::size_t first, std::size_t last, const Output& output);
   void (*multiply_floats)(const Weights& weights, const float* x, std::size_t rows,
                           std::size_t first, std::size_t last, const Output& output);
+  // Rotate the keys of a token, and put them and its values into the buffers.
+  void (*append)(const Attention& attention, const Tokens& tokens, std::size_t token);
+  // Attend with some tokens of one row, one after another, in the heads of one KV head; their keys and
+  // values are in the buffers. Writes y [tokens, heads * head_dim]. `scratch` holds attend_floats.
+  void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
+                 std::size_t count, std::size_t kv_head, float* scratch, float* y);
 };
+
+// Floats of scratch memory that `attend` takes for some tokens, the last of them at `position`.
+std::size_t attend_floats(const Attention& attention, std::size_t count, std::size_t position);
 
 // The kernels of an instruction set that this processor has; the best one for an empty name, and
 // nullptr for one that is unknown or that it lacks.

@@ -6,6 +6,13 @@
 //     attributes: N outputs, K inputs, block_size; format: int4, int8, bf16, fp16, fp32; activation: none,
 //     silu, gelu
 //
+//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys, values
+//     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
+//     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV buffers,
+//     changed in place where they are bound to the same memory as outputs; rows [T] and positions [T]
+//     say where each token stands; cosines, sines [.., angles / 2]; y [1, T, heads * D]
+//     attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size
+//
 // Work is divided among the threads of the session.
 #include <cstdlib>
 #include <cstring>
@@ -112,7 +119,8 @@ constexpr std::size_t kPartRows = 16;
 class MatMul {
  public:
   static constexpr const char* kName = "MatMul";
-  static constexpr std::size_t kInputs = 3, kRequired = 2, kOutputs = 1;
+  static constexpr std::size_t kInputs = 3, kOutputs = 1;
+  static bool is_required(std::size_t index) { return index < 2; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index == 1 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
@@ -229,6 +237,135 @@ class MatMul {
   Activation activation_{};
 };
 
+// Queries that one part attends with: enough that a key is read once for many.
+constexpr std::size_t kPartQueries = 32;
+
+class AttentionOperator {
+ public:
+  static constexpr const char* kName = "Attention";
+  static constexpr std::size_t kInputs = 9, kOutputs = 3;
+  static bool is_required(std::size_t index) { return index != 1 && index != 2 && index < 7; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index == 5 || index == 6 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
+                                    : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+
+  explicit AttentionOperator(const OrtKernelInfo* info) {
+    attention_.heads = size(info, "num_heads");
+    attention_.kv_heads = size(info, "kv_num_heads");
+    attention_.head_dim = size(info, "head_size");
+    attention_.window = size(info, "local_window_size");
+    attention_.scale = number(info, "scale");
+    attention_.softcap = number(info, "softcap");
+    const std::size_t kv_heads = attention_.kv_heads;
+    if (kv_heads == 0 || attention_.heads % kv_heads != 0 || attention_.head_dim == 0)
+      throw std::runtime_error("specrt.Attention has " + std::to_string(attention_.heads) +
+                               " heads over " + std::to_string(kv_heads) +
+                               " of keys; expected a multiple");
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor query = input(context, 0), key = input(context, 1), value = input(context, 2);
+    const Tensor keys = input(context, 3), values = input(context, 4);
+    const Tensor rows = input(context, 5), positions = input(context, 6);
+    const Tensor cosines = input(context, 7), sines = input(context, 8);
+    Attention attention = attention_;
+    const std::size_t wide = attention.heads * attention.head_dim;
+    const std::size_t narrow = attention.kv_heads * attention.head_dim;
+    const bool joined = key.data == nullptr;
+    const std::size_t count = rows.items();
+    if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
+        query.items() != count * (joined ? wide + 2 * narrow : wide) ||
+        (!joined && (key.items() != count * narrow || value.items() != count * narrow)))
+      throw std::runtime_error("specrt.Attention got inputs of other sizes than its attributes say");
+    attention.positions = static_cast<std::size_t>(values.shape[2]);
+    if (keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
+        values.items() != static_cast<std::size_t>(keys.shape[0]) * attention.kv_heads *
+                              attention.positions * attention.value_stride())
+      throw std::runtime_error("specrt.Attention got KV buffers of other sizes than it expects");
+    if (cosines.data != nullptr) {
+      attention.angles = 2 * static_cast<std::size_t>(cosines.shape.back());
+      attention.cosines = static_cast<const float*>(cosines.data);
+      attention.sines = static_cast<const float*>(sines.data);
+    }
+    attention.keys = in_place(context, 1, keys);
+    attention.values = in_place(context, 2, values);
+    Tokens tokens{};
+    tokens.rows = static_cast<const std::int64_t*>(rows.data);
+    tokens.positions = static_cast<const std::int64_t*>(positions.data);
+    tokens.queries = static_cast<const float*>(query.data);
+    tokens.keys = joined ? tokens.queries + wide : static_cast<const float*>(key.data);
+    tokens.values = joined ? tokens.keys + narrow : static_cast<const float*>(value.data);
+    tokens.query_stride = joined ? wide + 2 * narrow : wide;
+    tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
+    check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]), attention.positions);
+    float* y = output(context, 0, {1, static_cast<std::int64_t>(count),
+                                   static_cast<std::int64_t>(wide)});
+    run(context, attention, tokens, count, y);
+  }
+
+ private:
+  static std::size_t size(const OrtKernelInfo* info, const char* name) {
+    return static_cast<std::size_t>(integer(info, name));
+  }
+  static float number(const OrtKernelInfo* info, const char* name) {
+    float value = 0;
+    check(ort()->KernelInfoGetAttribute_float(info, name, &value));
+    return value;
+  }
+  // The memory of an output; what the input holds is copied where it is other memory.
+  static float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
+    float* memory = output(context, index, buffer.shape);
+    if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(float));
+    return memory;
+  }
+  static void check_places(const Tokens& tokens, std::size_t count, std::size_t rows,
+                           std::size_t positions) {
+    for (std::size_t token = 0; token < count; token++)
+      if (static_cast<std::uint64_t>(tokens.rows[token]) >= rows ||
+          static_cast<std::uint64_t>(tokens.positions[token]) >= positions)
+        throw std::runtime_error("specrt.Attention got position " +
+                                 std::to_string(tokens.positions[token]) + " of row " +
+                                 std::to_string(tokens.rows[token]) + "; it has " +
+                                 std::to_string(rows) + " rows of " + std::to_string(positions));
+  }
+
+  static void run(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
+                  std::size_t count, float* y) {
+    struct Part {
+      std::size_t first, count;
+    };
+    const std::size_t shared = attention.heads / attention.kv_heads;
+    const std::size_t most = shared < kPartQueries ? kPartQueries / shared : 1;
+    std::vector<Part> groups;
+    for (std::size_t token = 0; token < count; token++) {
+      const bool goes_on = token > 0 && tokens.rows[token] == tokens.rows[token - 1] &&
+                           tokens.positions[token] == tokens.positions[token - 1] + 1;
+      if (goes_on && groups.back().count < most)
+        groups.back().count++;
+      else
+        groups.push_back({token, 1});
+    }
+    const std::size_t shares = (count + kPartRows - 1) / kPartRows;
+    parallel(context, shares, [&](std::size_t share) {
+      const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
+      for (std::size_t token = share * kPartRows; token < end; token++)
+        kernels().append(attention, tokens, token);
+    });
+    parallel(context, groups.size() * attention.kv_heads, [&](std::size_t part) {
+      thread_local std::vector<float> scratch;
+      const Part group = groups[part / attention.kv_heads];
+      const auto last = static_cast<std::size_t>(tokens.positions[group.first + group.count - 1]);
+      const std::size_t floats = attend_floats(attention, group.count, last);
+      if (scratch.size() < floats) scratch.resize(floats);
+      kernels().attend(attention, tokens, group.first, group.count, part % attention.kv_heads,
+                       scratch.data(), y);
+    });
+  }
+
+  Attention attention_{};
+};
+
 // Run something of C++ for a caller that takes a status.
 template <class Body>
 OrtStatus* guarded(const Body& body) {
@@ -257,7 +394,7 @@ const OrtCustomOp& described() {
     op.GetOutputTypeCount = [](const OrtCustomOp*) { return Operator::kOutputs; };
     op.KernelDestroy = [](void* kernel) { delete static_cast<Operator*>(kernel); };
     op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-      return index < Operator::kRequired ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+      return Operator::is_required(index) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
     };
     op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) {
       return INPUT_OUTPUT_REQUIRED;
@@ -297,6 +434,8 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
   if (domain == nullptr) {
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &domain)) return status;
     if (OrtStatus* status = entries.CustomOpDomain_Add(domain, &described<MatMul>())) return status;
+    if (OrtStatus* status = entries.CustomOpDomain_Add(domain, &described<AttentionOperator>()))
+      return status;
   }
   return entries.AddCustomOpDomain(options, domain);
 }

@@ -7,6 +7,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/tiles.hpp"
+#include "kernels/attention.hpp"
 
 struct Scalar {
   struct Floats {
@@ -20,6 +21,7 @@ struct Scalar {
   };
   static constexpr int kRows = 1;
   static constexpr std::size_t kTiles = 1, kLoneTiles = 1;
+  static constexpr int kQueries = 1, kSumQueries = 1, kSumVectors = 1;
   static constexpr std::size_t kAhead = 0;
 
   template <class To, class Each>
@@ -167,6 +169,7 @@ bool supported() { return true; }
 }  // namespace
 
 extern const Kernels kScalar{"scalar", supported, quantize_rows<Scalar>, multiply_all<Scalar>,
-                             multiply_all_floats<Scalar>};
+                             multiply_all_floats<Scalar>,
+ append_token, attend_tokens<Scalar>};
 
 }  // namespace specrt::kernels
