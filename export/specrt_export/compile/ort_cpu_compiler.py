@@ -29,7 +29,8 @@ from specrt_export.lower.lazy_tensor import (
     weight_bytes,
     write_engine,
 )
-from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget, lower
+from specrt_export.lower.cpu_lowering import lower_cpu
+from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget
 from specrt_export.portable.external_data import disk_full, narrow, widen
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
 from specrt_export.precision import Precision
@@ -135,12 +136,10 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence)
-    lowered = lower(portable, stored_weights(portable, checkpoint), target)
+    lowered = lower_cpu(portable, stored_weights(portable, checkpoint), target)
     out.mkdir(parents=True, exist_ok=True)
     model = optimise(lowered.model, lowered.weights, out)
     weights, size = lowered.weights, weight_bytes(model, lowered.weights)
-    if precision is not None:
-        weights = store_half(model, weights, precision)
     write_engine(model, weights, out)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
@@ -272,7 +271,7 @@ def exact_copy(engine: Path) -> Iterator[Path]:
     The copy reads the engine's own weights, and is gone afterwards.
     """
     model = onnx.load(engine, load_external_data=False)
-    levels = [a for node in model.graph.node for a in node.attribute if a.name == "accuracy_level"]
+    levels = [a for node in model.graph.node for a in node.attribute if a.name == "exact"]
     if not levels:
         yield engine
         return

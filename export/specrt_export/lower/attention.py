@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -166,24 +166,67 @@ class FusedAttention:
     """Layers whose query, key and value are one projection."""
 
 
-def fuse_attention(view: GraphView, geometry: Geometry, max_length: int) -> FusedAttention:
-    """Replace attention over scattered caches by GroupQueryAttention.
+class FusedKernel(Protocol):
+    """The operator that takes a layer of attention over."""
+
+    domain: str
+
+    def rotates(self, angles: int) -> bool:
+        """Tell whether it rotates queries and keys by so many angles of a head."""
+
+    def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
+        """Return the attributes for a layer besides scale and softcap."""
+
+    def lengths(self) -> list[str]:
+        """Return its inputs behind the KV buffers: where the tokens stand."""
+
+
+class GroupQueryAttention:
+    """ONNX Runtime's kernel.
+
+    Holds at batch 1 only: on a CPU it refuses a wider batch of several tokens with a past.
+    """
+
+    domain = MICROSOFT
+
+    def __init__(self, view: GraphView, geometry: Geometry) -> None:
+        self._view = view
+        self._geometry = geometry
+        self._lengths = _lengths(view)
+        self._surplus = surplus() if any(geometry.windows) else 0
+
+    def rotates(self, angles: int) -> bool:
+        """Tell whether the kernel takes the rotation: heads of 16, angles of 16, no more."""
+        return self._geometry.head_dim % 16 == 0 and angles % 16 == 0
+
+    def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
+        """See `FusedKernel`; -1 stands for no window."""
+        keys = self._geometry.windows[layer.index]
+        return {"do_rotary": int(rotates), "local_window_size": keys - self._surplus if keys else -1}
+
+    def lengths(self) -> list[str]:
+        """See `FusedKernel`."""
+        return self._lengths
+
+
+def fuse_attention(
+    view: GraphView, geometry: Geometry, max_length: int, kernel: FusedKernel
+) -> FusedAttention:
+    """Replace attention over scattered caches by one operator a layer.
 
     ```
     k ─ rotate ─ TensorScatter(key.i) ───┐
     v ────────── TensorScatter(value.i) ─┼─ Attention(mask) ─ y
     q ─ rotate ──────────────────────────┘
-      =>  GroupQueryAttention(q, k, v, key.i, value.i, lengths, cos, sin) ─ y, caches
+      =>  kernel(q, k, v, key.i, value.i, lengths, cos, sin) ─ y, caches
     ```
     Query, key and value come from one projection where their weights allow.
-    Holds at batch 1 only: the CPU kernel refuses a wider batch of several tokens with a past, so
-    that several rows are packed afterwards, each with attention of its own.
     """
     layers = find_layers(view)
     if not layers:
         return FusedAttention(0, 0, 0)
-    view.require_domain(MICROSOFT, 1)
-    fusion = _Fusion(view, geometry, Rotations(view, max_length))
+    view.require_domain(kernel.domain, 1)
+    fusion = _Fusion(view, geometry, Rotations(view, max_length), kernel)
     done = [fusion.fuse(layer) for layer in layers]
     view.tidy()
     return FusedAttention(len(done), sum(r for r, _ in done), sum(j for _, j in done))
@@ -192,13 +235,14 @@ def fuse_attention(view: GraphView, geometry: Geometry, max_length: int) -> Fuse
 class _Fusion:
     """Fuses the layers of one graph, which share lengths and tables."""
 
-    def __init__(self, view: GraphView, geometry: Geometry, rotations: Rotations) -> None:
+    def __init__(
+        self, view: GraphView, geometry: Geometry, rotations: Rotations, kernel: FusedKernel
+    ) -> None:
         self.view = view
         self.geometry = geometry
         self.rotations = rotations
+        self.kernel = kernel
         self.shapes = Shapes(view)
-        self.lengths = _lengths(view)
-        self.surplus = surplus() if any(geometry.windows) else 0
 
     def fuse(self, layer: Layer) -> tuple[bool, bool]:
         """Fuse one layer; return whether its rotation went in, and whether it was joined."""
@@ -207,7 +251,7 @@ class _Fusion:
         key = self._heads(layer.key_update.input[1], geometry.kv_heads)
         value = self._heads(layer.value_update.input[1], geometry.kv_heads, turns=False)
         inside = query.tables is not None and query.tables == key.tables
-        inside = inside and self._kernel_rotates(query)
+        inside = inside and self.kernel.rotates(query.tables[2] if query.tables else 0)
         if not inside:
             query, key = self._rotated(query), self._rotated(key)
         packed = self._joined(query, key, value)
@@ -237,11 +281,6 @@ class _Fusion:
             return str(reshape.input[0])
         return view.add("Reshape", [transpose.input[0], shape])
 
-    def _kernel_rotates(self, heads: Heads) -> bool:
-        """Tell whether the kernel takes the rotation: heads of 16, angles of 16, no more."""
-        turned = heads.tables[2] if heads.tables else 0
-        return self.geometry.head_dim % 16 == 0 and turned % 16 == 0
-
     def _rotated(self, heads: Heads) -> Heads:
         """Rotate outside attention, in one node."""
         if heads.tables is None:
@@ -264,22 +303,17 @@ class _Fusion:
         joined = view.fresh("attention")
         attributes: dict[str, Any] = view.attributes(layer.node)
         view.add(
-            "GroupQueryAttention",
-            [*inputs, *caches, *self.lengths, *tables],
+            type(self.kernel).__name__,
+            [*inputs, *caches, *self.kernel.lengths(), *tables],
             outputs=[joined, *updated],
-            domain=MICROSOFT,
+            domain=self.kernel.domain,
             num_heads=geometry.heads,
             kv_num_heads=geometry.kv_heads,
-            do_rotary=int(bool(tables)),
             scale=attributes.get("scale", geometry.head_dim**-0.5),
             softcap=attributes.get("softcap", 0.0),
-            local_window_size=self._window(geometry.windows[layer.index]),
+            **self.kernel.attributes(layer, bool(tables)),
         )
         self._hand_over(layer.node.output[0], joined)
-
-    def _window(self, keys: int) -> int:
-        """Return the attribute with which the kernel sees so many latest keys; 0 are all."""
-        return keys - self.surplus if keys else -1
 
     def _hand_over(self, old: str, joined: str) -> None:
         """Give the readers of an attention output [B, H, S, D] the joined heads [B, S, H · D]."""

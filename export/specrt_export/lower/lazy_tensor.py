@@ -21,6 +21,8 @@ from specrt_export.portable.external_data import (
     disk_full,
     external_tensors,
     map_weights,
+    narrow,
+    widen,
 )
 from specrt_export.quantize.codes import unpack
 
@@ -250,6 +252,34 @@ def unsigned(source: LazyTensor) -> LazyTensor:
 
     shape = (source.shape[0], source.row_bytes)
     return LazyTensor(f"{source.name}/unsigned", onnx.TensorProto.UINT8, shape, rows)
+
+
+_FORMATS = {"bf16": onnx.TensorProto.BFLOAT16, "fp16": onnx.TensorProto.FLOAT16, "fp32": _FLOAT}
+
+
+def smallest_format(weights: LazyTensor) -> str:
+    """Return the first of bf16, fp16 and fp32 that holds fp32 weights bit for bit."""
+    left = ["bf16", "fp16"]
+    for _, part in weights.slices():
+        bits = part.view(np.uint32)
+        left = [
+            name
+            for name in left
+            if (widen(narrow(part, name), _FORMATS[name]).view(np.uint32) == bits).all()
+        ]
+        if not left:
+            return "fp32"
+    return left[0]
+
+
+def stored_as(weights: LazyTensor, format_: str) -> LazyTensor:
+    """Return fp32 weights in a format that holds them bit for bit."""
+    if format_ == "fp32":
+        return weights
+    return LazyTensor(
+        f"{weights.name}/{format_}", _FORMATS[format_], weights.shape,
+        lambda begin, end: narrow(weights.rows(begin, end), format_),
+    )  # fmt: skip
 
 
 def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
-from specrt_export.lower.attention import fuse_attention
+from specrt_export.lower.attention import GroupQueryAttention, fuse_attention
 from specrt_export.lower.canonical import (
     canonicalize,
     drop_reshapes,
@@ -257,7 +257,7 @@ def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     _attend(view, target, counts)
     pairs = gated(view)
     join_siblings(view)
-    counts["gate_up"] = sum(view.maker(a) is view.maker(b) for a, b in pairs), len(pairs)
+    counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
     counts["skip_norm"] = fuse_skip_norm(view)
     drop_reshapes(view)
     fix_reshapes(view)
@@ -269,7 +269,9 @@ def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
 def _attend(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     layers = len(view.nodes("Attention"))
     turning = layers if view.nodes("Cos") else 0
-    fusion = fuse_attention(view, target.geometry, target.max_length)
+    fusion = fuse_attention(
+        view, target.geometry, target.max_length, GroupQueryAttention(view, target.geometry)
+    )
     counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
     counts["qkv"] = fusion.joined, layers
 

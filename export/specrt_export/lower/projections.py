@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -330,22 +331,45 @@ def join_siblings(view: GraphView) -> None:
     view.tidy()
 
 
-def gated(view: GraphView) -> list[tuple[str, str]]:
-    """Return the outputs (gate, up) of every gated feed-forward layer.
+class Gate(NamedTuple):
+    """A gated feed-forward layer: activation(gate) · up."""
+
+    gate: str
+    up: str
+    activation: str
+    """As the kernels call it; empty for one that they lack."""
+    product: str
+
+
+def gated(view: GraphView) -> list[Gate]:
+    """Return every gated feed-forward layer.
 
     ```
     gate ─ activation ─┐
     up ────────────── Mul
     ```
     """
-    pairs = []
+    found = []
     for product in view.nodes("Mul"):
         for act, up in (product.input, reversed(product.input)):
             gate = _activated(view, act)
             if gate and gate != up and all(view.maker(name, PROJECTION) for name in (gate, up)):
-                pairs.append((gate, str(up)))
+                lone = all(len(view.readers(name)) == 1 for name in (act, up))
+                name = _activation(view, act, gate) if lone else ""
+                found.append(Gate(gate, str(up), name, product.output[0]))
                 break
-    return pairs
+    return found
+
+
+def _activation(view: GraphView, name: str, gate: str) -> str:
+    """Return what the kernels call the function that makes a value of a gate."""
+    node = view.maker(name)
+    assert node is not None
+    if node.op_type == "Gelu" and view.attributes(node).get("approximate") == b"tanh":
+        return "gelu"
+    inner = [view.maker(i, "Sigmoid") for i in node.input if i != gate]
+    silu = node.op_type == "Mul" and inner and inner[0] and inner[0].input[0] == gate
+    return "silu" if silu else ""
 
 
 def _activated(view: GraphView, name: str) -> str | None:

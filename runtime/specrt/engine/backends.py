@@ -149,9 +149,13 @@ def host_bytes(manifest: Manifest) -> int:
 def _open_ort_cpu(
     path: Path, geometry: Geometry, *, batch: int, beside: Engine | None, **options: Any
 ) -> Engine:
-    from specrt.engine.ort import OrtEngine
+    from specrt.engine.ort import OrtEngine, open_session
+    from specrt.engine.ort_kernels import OrtKernelsEngine
     from specrt.engine.ort_packed import OrtPackedEngine
 
+    if b"local_window_size" in path.read_bytes() and b"positions" in path.read_bytes() and b"slots" in path.read_bytes():
+        session, weights = open_session(path, options["files"], options["threads"], False)
+        return OrtKernelsEngine(session, weights, geometry, batch=batch, max_length=options["max_length"], max_width=options["max_width"])
     opened = OrtEngine if batch == 1 else OrtPackedEngine
     return opened(path, geometry, batch=batch, **options)
 

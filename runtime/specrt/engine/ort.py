@@ -27,6 +27,8 @@ from specrt.engine.protocol import (
 from specrt.errors import EngineError, first_line, shortage
 from specrt.held_file import HeldFile, hold_folder
 
+KERNELS = Path(__file__).parent.parent / "libspecrt_kernels.so"
+
 MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
 """A name, and the memory that is bound to it: device, type, shape and address."""
 
@@ -161,6 +163,8 @@ def silent_options() -> Any:
     """Return options of a session that writes no log lines: what fails is in its exception."""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal
+    if KERNELS.is_file():
+        options.register_custom_ops_library(str(KERNELS))
     return options
 
 

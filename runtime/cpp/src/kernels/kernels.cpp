@@ -1,10 +1,104 @@
 #include "kernels/kernels.hpp"
 
 #include <cstring>
+#include <vector>
 
 #include "kernels/instruction_sets.hpp"
 
 namespace specrt::kernels {
+
+namespace {
+
+float widen_fp16(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000U) << 16, rest = half & 0x7fffU;
+  std::uint32_t bits = sign;
+  if (rest >= 0x7c00) {
+    bits |= 0x7f800000U | (rest & 0x3ffU) << 13;
+  } else if (rest >= 0x400) {
+    bits |= (rest << 13) + (112U << 23);
+  } else {
+    const float small = static_cast<float>(rest) * 0x1p-24F;
+    return sign != 0 ? -small : small;
+  }
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class Number>
+Number read(const std::uint8_t* from, std::size_t index) {
+  Number value;
+  std::memcpy(&value, from + index * sizeof value, sizeof value);
+  return value;
+}
+
+// The weight of an output of a tile and an input.
+float weight_of(const Weights& weights, std::size_t tile, std::size_t output, std::size_t input) {
+  const std::uint8_t* values = weights.values + tile * weights.value_bytes();
+  const std::size_t place = input * kTile + output;
+  if (weights.format == Format::fp32) return read<float>(values, place);
+  if (weights.format == Format::fp16) return widen_fp16(read<std::uint16_t>(values, place));
+  if (weights.format == Format::bf16) {
+    const std::uint32_t bits = std::uint32_t{read<std::uint16_t>(values, place)} << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  const bool small = weights.format == Format::int4;
+  const std::size_t step = small ? 2 * kGroup : kGroup;
+  const std::uint8_t byte =
+      values[(input / step * kTile + output) * kGroup + input % kGroup];
+  const int code = !small ? byte - 128 : (input % step < kGroup ? byte & 15 : byte >> 4) - 8;
+  const std::size_t blocks = weights.inputs / weights.block;
+  const std::size_t at = (tile * blocks + input / weights.block) * kTile + output;
+  const float scale = weights.scale_bytes == 2
+                          ? widen_fp16(read<std::uint16_t>(weights.scales, at))
+                          : read<float>(weights.scales, at);
+  return static_cast<float>(code) * scale;
+}
+
+}  // namespace
+
+std::size_t Weights::value_bytes() const {
+  switch (format) {
+    case Format::int4:
+      return kTile * inputs / 2;
+    case Format::int8:
+      return kTile * inputs;
+    case Format::fp32:
+      return kTile * inputs * 4;
+    default:
+      return kTile * inputs * 2;
+  }
+}
+
+void look_up(const Weights& weights, std::size_t row, float* y) {
+  for (std::size_t i = 0; i < weights.inputs; i++)
+    y[i] = weight_of(weights, row / kTile, row % kTile, i);
+}
+
+void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
+                      std::size_t last, const Output& output) {
+  // The tile as floats, which the kernels for floats then multiply with.
+  std::vector<float> floats(2 * kTile * weights.inputs);
+  const std::size_t step = output.activation == Activation::none ? 1 : 2;
+  for (std::size_t tile = first; tile < last; tile += step) {
+    for (std::size_t i = 0; i < weights.inputs; i++)
+      for (std::size_t j = 0; j < step * kTile; j++)
+        floats[(j / kTile * weights.inputs + i) * kTile + j % kTile] =
+            weight_of(weights, tile + j / kTile, j % kTile, i);
+    Weights part = weights;
+    part.format = Format::fp32;
+    part.block = 0;
+    const std::size_t before = tile / step * kTile * (step == 2 ? 2 : 1);
+    part.outputs = weights.outputs - before;
+    part.values = reinterpret_cast<const std::uint8_t*>(floats.data());
+    Output moved = output;
+    moved.y += tile / step * kTile;
+    if (moved.bias != nullptr) moved.bias += tile * kTile;
+    find_kernels("")->multiply_floats(part, x, rows, 0, step, moved);
+  }
+}
 
 const Kernels* const* all_kernels() {
   static const Kernels* const all[] = {

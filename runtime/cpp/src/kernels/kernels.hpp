@@ -25,16 +25,18 @@ enum class Activation { none, silu, gelu };
 //   int4    [tiles][inputs / 8][16 outputs][4 inputs], two to a byte and 8 more than the code: the
 //           low half is input 8 g + i, the high half input 8 g + 4 + i
 //   floats  [tiles][inputs][16 outputs]
-//   scales  [tiles][inputs / block][16 outputs], fp16; none for floats
+//   scales  [tiles][inputs / block][16 outputs], fp16 or fp32; none for floats
 struct Weights {
   Format format;
   std::size_t outputs;
   std::size_t inputs;
   std::size_t block;  // inputs that share a scale, a multiple of 16; 0 for floats
   const std::uint8_t* values;
-  const std::uint16_t* scales;
+  const std::uint8_t* scales;
+  std::size_t scale_bytes;  // 2 or 4, of each scale
 
-  std::size_t tiles() const { return (outputs + kTile - 1) / kTile; }
+  // Bytes of a tile.
+  std::size_t value_bytes() const;
 };
 
 // Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.
@@ -106,6 +108,13 @@ struct Kernels {
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
 };
+
+// Multiply with the tiles from `first` to `last` as floats: rows are not quantized. Slow, for checks.
+void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
+                      std::size_t last, const Output& output);
+
+// The inputs of one output: a row of a table.
+void look_up(const Weights& weights, std::size_t row, float* y);
 
 // Floats of scratch memory that `attend` takes for some tokens, the last of them at `position`.
 std::size_t attend_floats(const Attention& attention, std::size_t count, std::size_t position);

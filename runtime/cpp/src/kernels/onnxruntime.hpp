@@ -21,9 +21,11 @@ enum OrtErrorCode { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum OrtMemType { OrtMemTypeDefault = 0 };
 enum OrtCustomOpInputOutputCharacteristic { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 enum ONNXTensorElementDataType {
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED = 0,  // as the type of an input: any
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 = 2,
   ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 = 7,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 = 10,
 };
 
 struct OrtApiBase {
@@ -68,6 +70,8 @@ constexpr std::uint32_t kOrtCustomOp = 16;
   ENTRY(27, CustomOpDomain_Add, OrtStatus*, (OrtCustomOpDomain*, const OrtCustomOp*))              \
   ENTRY(28, AddCustomOpDomain, OrtStatus*, (OrtSessionOptions*, OrtCustomOpDomain*))               \
   ENTRY(51, GetTensorMutableData, OrtStatus*, (OrtValue*, void**))                                 \
+  ENTRY(60, GetTensorElementType, OrtStatus*,                                                      \
+        (const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*))                            \
   ENTRY(61, GetDimensionsCount, OrtStatus*, (const OrtTensorTypeAndShapeInfo*, std::size_t*))      \
   ENTRY(62, GetDimensions, OrtStatus*,                                                             \
         (const OrtTensorTypeAndShapeInfo*, std::int64_t*, std::size_t))                            \

@@ -1,10 +1,13 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
-//   MatMul(x, weights (, bias)) -> y
-//     x [..., inputs] fp32; weights bytes as `Weights` says, the scales behind the values; bias fp32
-//     [tiles * 16]; y [..., outputs], or [..., outputs / 2] with an activation
-//     attributes: N outputs, K inputs, block_size; format: int4, int8, bf16, fp16, fp32; activation: none,
-//     silu, gelu
+//   MatMul(x, values (, scales, bias)) -> y
+//     x [..., K] fp32; values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says;
+//     bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation
+//     attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu, gelu;
+//     exact: 1 multiplies codes with rows that are not quantized
+//
+//   Embedding(tokens, values (, scales)) -> y
+//     tokens [...] int64; y [..., K], the rows of a table; attributes as above
 //
 //   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys, values
 //     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
@@ -68,6 +71,7 @@ std::string text(const OrtKernelInfo* info, const char* name) {
 struct Tensor {
   const void* data;
   std::vector<std::int64_t> shape;
+  ONNXTensorElementDataType type;
 
   std::size_t items() const {
     std::size_t count = 1;
@@ -79,12 +83,13 @@ struct Tensor {
 Tensor input(const OrtKernelContext* context, std::size_t index) {
   const OrtValue* value = nullptr;
   check(ort()->KernelContext_GetInput(context, index, &value));
-  if (value == nullptr) return {nullptr, {}};
+  if (value == nullptr) return {nullptr, {}, ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED};
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(ort()->GetTensorTypeAndShape(value, &info));
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensorTypeAndShapeInfo*)> owner(
       info, ort()->ReleaseTensorTypeAndShapeInfo);
   Tensor tensor{};
+  check(ort()->GetTensorElementType(info, &tensor.type));
   std::size_t axes = 0;
   check(ort()->GetDimensionsCount(info, &axes));
   tensor.shape.resize(axes);
@@ -111,50 +116,51 @@ void parallel(const OrtKernelContext* context, std::size_t parts, const Body& bo
   check(ort()->KernelContext_ParallelFor(context, run, parts, 0, const_cast<Body*>(&body)));
 }
 
+// Tiles that one part does not split: the most that a kernel takes at a time.
+constexpr std::size_t kSpan = 4;
 // Bytes of weights for which another thread is worth waking.
 constexpr std::size_t kPartBytes = 128 << 10;
 // Rows that one part quantizes.
 constexpr std::size_t kPartRows = 16;
 
-class MatMul {
+// Weights as the attributes of an operator and two of its inputs describe them.
+class StoredWeights {
  public:
-  static constexpr const char* kName = "MatMul";
-  static constexpr std::size_t kInputs = 3, kOutputs = 1;
-  static bool is_required(std::size_t index) { return index < 2; }
-  static ONNXTensorElementDataType input_type(std::size_t index) {
-    return index == 1 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  }
-
-  explicit MatMul(const OrtKernelInfo* info) {
+  explicit StoredWeights(const OrtKernelInfo* info) {
     weights_.outputs = static_cast<std::size_t>(integer(info, "N"));
     weights_.inputs = static_cast<std::size_t>(integer(info, "K"));
     weights_.block = static_cast<std::size_t>(integer(info, "block_size"));
     weights_.format = format(text(info, "format"));
-    activation_ = activation(text(info, "activation"));
-    const bool in_blocks = weights_.format == Format::int4 || weights_.format == Format::int8;
+    const bool in_codes = weights_.format == Format::int4 || weights_.format == Format::int8;
     const std::size_t block = weights_.block;
-    if (weights_.outputs == 0 || weights_.inputs == 0 || in_blocks != (block > 0) ||
-        (in_blocks && (block % kTile != 0 || weights_.inputs % block != 0)))
-      throw std::runtime_error("specrt.MatMul has weights [" + std::to_string(weights_.outputs) +
-                               ", " + std::to_string(weights_.inputs) + "] in blocks of " +
-                               std::to_string(block) + ", which it cannot multiply with");
+    if (weights_.outputs == 0 || weights_.inputs == 0 || in_codes != (block > 0) ||
+        (in_codes && (block % kTile != 0 || weights_.inputs % block != 0)))
+      throw std::runtime_error("weights [" + std::to_string(weights_.outputs) + ", " +
+                               std::to_string(weights_.inputs) + "] in blocks of " +
+                               std::to_string(block) + " are none that specrt multiplies with");
   }
 
-  void compute(OrtKernelContext* context) const {
-    const Tensor x = input(context, 0), values = input(context, 1), bias = input(context, 2);
-    if (x.shape.empty() || static_cast<std::size_t>(x.shape.back()) != weights_.inputs ||
-        values.items() != bytes())
-      throw std::runtime_error("specrt.MatMul got inputs of another size than its attributes say");
+  // With the memory of the inputs at `index` and behind it; `tiles` of them.
+  Weights read(const OrtKernelContext* context, std::size_t index, std::size_t tiles) const {
+    const Tensor values = input(context, index), scales = input(context, index + 1);
     Weights weights = weights_;
     weights.values = static_cast<const std::uint8_t*>(values.data);
-    weights.scales = reinterpret_cast<const std::uint16_t*>(weights.values + value_bytes());
-    const std::size_t rows = x.items() / weights.inputs;
-    std::vector<std::int64_t> shape = x.shape;
-    const bool paired = activation_ != Activation::none;
-    shape.back() = static_cast<std::int64_t>(paired ? weights.outputs / 2 : weights.outputs);
-    const Output result{output(context, 0, shape), static_cast<std::size_t>(shape.back()),
-                        static_cast<const float*>(bias.data), activation_};
-    if (rows > 0) multiply(context, weights, static_cast<const float*>(x.data), rows, result);
+    weights.scales = static_cast<const std::uint8_t*>(scales.data);
+    weights.scale_bytes = scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
+    const std::size_t blocks = weights.block > 0 ? weights.inputs / weights.block : 0;
+    const bool has_type = blocks == 0 || scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ||
+                          scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    if (values.items() != tiles * weights.value_bytes() || !has_type ||
+        (blocks > 0 && scales.items() != tiles * blocks * kTile))
+      throw std::runtime_error("weights have another size than the attributes say");
+    return weights;
+  }
+
+  std::size_t outputs() const { return weights_.outputs; }
+  std::size_t inputs() const { return weights_.inputs; }
+  static ONNXTensorElementDataType type(std::size_t index) {
+    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
+                      : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   }
 
  private:
@@ -164,9 +170,49 @@ class MatMul {
     if (name == "bf16") return Format::bf16;
     if (name == "fp16") return Format::fp16;
     if (name == "fp32") return Format::fp32;
-    throw std::runtime_error("specrt.MatMul has weights of format '" + name +
+    throw std::runtime_error("weights have the format '" + name +
                              "'; expected int4, int8, bf16, fp16 or fp32");
   }
+
+  Weights weights_{};
+};
+
+std::size_t tiles_of(std::size_t outputs) { return (outputs + kTile - 1) / kTile; }
+
+class MatMul {
+ public:
+  static constexpr const char* kName = "MatMul";
+  static constexpr std::size_t kInputs = 4, kOutputs = 1;
+  static bool is_required(std::size_t index) { return index < 2; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    if (index == 1 || index == 2) return StoredWeights::type(index - 1);
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+
+  explicit MatMul(const OrtKernelInfo* info)
+      : stored_(info),
+        activation_(activation(text(info, "activation"))),
+        is_exact_(integer(info, "exact") != 0) {}
+
+  void compute(OrtKernelContext* context) const {
+    const bool paired = activation_ != Activation::none;
+    const std::size_t outputs = paired ? stored_.outputs() / 2 : stored_.outputs();
+    const std::size_t tiles = tiles_of(outputs) * (paired ? 2 : 1);
+    const Tensor x = input(context, 0), bias = input(context, 3);
+    const Weights weights = stored_.read(context, 1, tiles);
+    if (x.shape.empty() || static_cast<std::size_t>(x.shape.back()) != weights.inputs ||
+        (bias.data != nullptr && bias.items() != tiles * kTile))
+      throw std::runtime_error("specrt.MatMul got inputs of another size than its attributes say");
+    const std::size_t rows = x.items() / weights.inputs;
+    std::vector<std::int64_t> shape = x.shape;
+    shape.back() = static_cast<std::int64_t>(outputs);
+    const Output result{output(context, 0, shape), outputs, static_cast<const float*>(bias.data),
+                        activation_};
+    if (rows > 0)
+      multiply(context, weights, tiles, static_cast<const float*>(x.data), rows, result);
+  }
+
+ private:
   static Activation activation(const std::string& name) {
     if (name == "none") return Activation::none;
     if (name == "silu") return Activation::silu;
@@ -175,36 +221,19 @@ class MatMul {
                              "'; expected none, silu or gelu");
   }
 
-  std::size_t value_bytes() const {
-    const std::size_t items = weights_.tiles() * kTile * weights_.inputs;
-    switch (weights_.format) {
-      case Format::int4:
-        return items / 2;
-      case Format::int8:
-        return items;
-      case Format::fp32:
-        return items * 4;
-      default:
-        return items * 2;
-    }
-  }
-  std::size_t bytes() const {
-    if (weights_.block == 0) return value_bytes();
-    return value_bytes() + weights_.tiles() * kTile * (weights_.inputs / weights_.block) * 2;
-  }
-
-  void multiply(OrtKernelContext* context, const Weights& weights, const float* x,
-                std::size_t rows, const Output& result) const {
-    const std::size_t pairs = (weights.tiles() + 3) / 4;  // of tiles that one part may not split
-    const std::size_t wanted = bytes() / kPartBytes + 1;
-    const std::size_t parts = wanted < pairs ? wanted : pairs;
+  void multiply(OrtKernelContext* context, const Weights& weights, std::size_t tiles,
+                const float* x, std::size_t rows, const Output& result) const {
+    const std::size_t spans = (tiles + kSpan - 1) / kSpan;
+    const std::size_t wanted = tiles * weights.value_bytes() / kPartBytes + 1;
+    const std::size_t parts = wanted < spans ? wanted : spans;
     const auto first = [&](std::size_t part) {
-      const std::size_t tile = pairs * part / parts * 4;
-      return tile < weights.tiles() ? tile : weights.tiles();
+      const std::size_t tile = spans * part / parts * kSpan;
+      return tile < tiles ? tile : tiles;
     };
-    if (weights.block == 0) {
+    if (weights.block == 0 || is_exact_) {
+      const auto run = weights.block == 0 ? kernels().multiply_floats : multiply_exactly;
       parallel(context, parts, [&](std::size_t part) {
-        kernels().multiply_floats(weights, x, rows, first(part), first(part + 1), result);
+        run(weights, x, rows, first(part), first(part + 1), result);
       });
       return;
     }
@@ -233,8 +262,39 @@ class MatMul {
     return {codes.data(), scales.data(), sums.data()};
   }
 
-  Weights weights_{};
-  Activation activation_{};
+  StoredWeights stored_;
+  Activation activation_;
+  bool is_exact_;
+};
+
+class Embedding {
+ public:
+  static constexpr const char* kName = "Embedding";
+  static constexpr std::size_t kInputs = 3, kOutputs = 1;
+  static bool is_required(std::size_t index) { return index < 2; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : StoredWeights::type(index - 1);
+  }
+
+  explicit Embedding(const OrtKernelInfo* info) : stored_(info) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor tokens = input(context, 0);
+    const Weights weights = stored_.read(context, 1, tiles_of(stored_.outputs()));
+    const auto* rows = static_cast<const std::int64_t*>(tokens.data);
+    for (std::size_t i = 0; i < tokens.items(); i++)
+      if (static_cast<std::uint64_t>(rows[i]) >= weights.outputs)
+        throw std::runtime_error("token " + std::to_string(rows[i]) + " is none of the " +
+                                 std::to_string(weights.outputs) + " of the vocabulary");
+    std::vector<std::int64_t> shape = tokens.shape;
+    shape.push_back(static_cast<std::int64_t>(weights.inputs));
+    float* y = output(context, 0, shape);
+    for (std::size_t i = 0; i < tokens.items(); i++)
+      look_up(weights, static_cast<std::size_t>(rows[i]), y + i * weights.inputs);
+  }
+
+ private:
+  StoredWeights stored_;
 };
 
 // Queries that one part attends with: enough that a key is read once for many.
@@ -434,8 +494,8 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
   if (domain == nullptr) {
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &domain)) return status;
     if (OrtStatus* status = entries.CustomOpDomain_Add(domain, &described<MatMul>())) return status;
-    if (OrtStatus* status = entries.CustomOpDomain_Add(domain, &described<AttentionOperator>()))
-      return status;
+    for (const OrtCustomOp* op : {&described<Embedding>(), &described<AttentionOperator>()})
+      if (OrtStatus* status = entries.CustomOpDomain_Add(domain, op)) return status;
   }
   return entries.AddCustomOpDomain(options, domain);
 }

@@ -66,6 +66,13 @@ void finish(const Weights& weights, const Output& output, std::size_t row, std::
   }
 }
 
+template <class V, Format F>
+typename V::Floats load_weights(const std::uint8_t* values) {
+  if constexpr (F == Format::fp32) return V::load(reinterpret_cast<const float*>(values));
+  if constexpr (F == Format::fp16) return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
+}
+
 // R rows with T tiles of codes.
 template <class V, int Bits, int R, int T>
 void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t row,
@@ -74,7 +81,8 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
   const std::size_t tile_bytes = inputs / step * 64;
   const std::uint8_t* values = weights.values + tile * tile_bytes;
-  const std::uint16_t* scales = weights.scales + tile * blocks * kTile;
+  const std::size_t scale_bytes = weights.scale_bytes;
+  const std::uint8_t* scales = weights.scales + tile * blocks * kTile * scale_bytes;
   const std::int8_t* codes = x.codes + row * inputs;
   const float* row_scales = x.scales + row * blocks;
   const std::int32_t* row_sums = x.sums + row * blocks;
@@ -107,7 +115,9 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
     }
     codes += block;
     for (int t = 0; t < T; t++) {
-      const auto scale = V::load_fp16(scales + (t * blocks + b) * kTile);
+      const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
+      const auto scale = scale_bytes == 2 ? load_weights<V, Format::fp16>(at)
+                                          : load_weights<V, Format::fp32>(at);
       for (int r = 0; r < R; r++) {
         const auto both = V::mul(scale, V::spread(row_scales[r * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
@@ -115,13 +125,6 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
     }
   }
   finish<V, R, T>(weights, output, row, tile, sums);
-}
-
-template <class V, Format F>
-typename V::Floats load_weights(const std::uint8_t* values) {
-  if constexpr (F == Format::fp32) return V::load(reinterpret_cast<const float*>(values));
-  if constexpr (F == Format::fp16) return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
-  if constexpr (F == Format::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
 // R rows with T tiles of floats.

@@ -1,0 +1,306 @@
+"""Lowers a portable graph to the operators of the CPU kernels; see `runtime/cpp/src/kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from specrt.bundle import Geometry
+from specrt.errors import BuildError
+from specrt_export.lower.attention import Layer, fuse_attention
+from specrt_export.lower.canonical import (
+    canonicalize,
+    drop_reshapes,
+    fix_reshapes,
+    fix_shapes,
+    fold_layouts,
+)
+from specrt_export.lower.lazy_tensor import LazyTensor, dequantized, smallest_format, stored_as
+from specrt_export.lower.logits import add_confidence, cheapen_argmax
+from specrt_export.lower.norm import fuse_skip_norm
+from specrt_export.lower.ort_lowering import OrtTarget
+from specrt_export.lower.projections import (
+    MICROSOFT,
+    PROJECTION,
+    SPECRT,
+    WeightMatrix,
+    add_projection,
+    find_matrix,
+    find_projection,
+    gated,
+    join_siblings,
+    read_projection,
+)
+from specrt_export.lower.tiles import (
+    TILE,
+    alternating,
+    tile_count,
+    tiled_codes,
+    tiled_floats,
+    tiled_scales,
+    whole_tiles,
+)
+from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
+
+LAYOUT = "tiles of 16"
+"""Changes when graphs or weights are made otherwise: bundles built before are stale then."""
+
+SLOTS, POSITIONS = "slots", "positions"
+"""Inputs [T]: the row of the KV buffers that each token belongs to, and where it stands there."""
+
+
+def lower_cpu(
+    portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
+) -> Lowered:
+    """Rewrite a portable graph; weights are read where the smallest format is looked for."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(portable)
+    fix_shapes(copy.graph, target.geometry, 1, target.max_length)
+    view = GraphView(copy, weights)
+    counts = Counts()
+    canonicalize(view, counts)
+    _fuse(view, target, counts)
+    _pack(view, target)
+    projections, embeddings = _emit_projections(view), _emit_embeddings(view)
+    counts["quantized"] = projections[0] + embeddings[0], projections[1] + embeddings[1]
+    fold_layouts(view)
+    model = view.tidy()
+    stamp_oldest_opset(model)
+    return Lowered(model, view.weights(), counts.ratios)
+
+
+def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
+    layers = len(view.nodes("Attention"))
+    turning = layers if view.nodes("Cos") else 0
+    fusion = fuse_attention(view, target.geometry, target.max_length, Attention(target.geometry))
+    counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
+    counts["qkv"] = fusion.joined, layers
+    counts["gate_up"] = _fuse_gates(view)
+    join_siblings(view)
+    counts["skip_norm"] = fuse_skip_norm(view)
+    drop_reshapes(view)
+    fix_reshapes(view)
+    cheapen_argmax(view)
+    if target.confidence:
+        add_confidence(view)
+
+
+class Attention:
+    """The kernels' attention, over KV buffers of several rows; a `FusedKernel`."""
+
+    domain = SPECRT
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+
+    def rotates(self, angles: int) -> bool:
+        """See `FusedKernel`: it takes any."""
+        return True
+
+    def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
+        """See `FusedKernel`; a window of 0 is none."""
+        geometry = self._geometry
+        return {
+            "head_size": geometry.head_dim,
+            "local_window_size": geometry.windows[layer.index],
+        }
+
+    def lengths(self) -> list[str]:
+        """See `FusedKernel`."""
+        return [SLOTS, POSITIONS]
+
+
+def _fuse_gates(view: GraphView) -> tuple[int, int]:
+    """Compute gated feed-forward layers in one product; return how many, and of how many.
+
+    ```
+    x ─┬─ Projection gate ─ activation ─┐
+       └─ Projection up ────────────── Mul ─ y    =>    x ─ Projection [gate, up in turns] ─ y
+    ```
+    """
+    gates = gated(view)
+    fused = 0
+    for gate in gates:
+        first, second = (find_projection(view, name) for name in (gate.gate, gate.up))
+        if not gate.activation or first is None or second is None or first.x != second.x:
+            continue
+        if first.bias or second.bias or not first.matrix.fits(second.matrix):
+            continue
+        scales = first.matrix.scales, second.matrix.scales
+        matrix = WeightMatrix(
+            alternating(first.matrix.values, second.matrix.values),
+            alternating(scales[0], scales[1]) if scales[0] and scales[1] else None,
+            first.matrix.block,
+        )
+        node = view.maker(add_projection(view, first.x, matrix, None, gate.product))
+        assert node is not None
+        node.attribute.append(helper.make_attribute("activation", gate.activation))
+        node.attribute.append(helper.make_attribute("gates", first.matrix.outputs))
+        fused += 1
+    view.tidy()
+    return fused, len(gates)
+
+
+def _pack(view: GraphView, target: OrtTarget) -> None:
+    """Let a graph take the tokens of several rows as one sequence, [1, T].
+
+    Everything but attention works token by token, and does not ask whose they are. Attention has
+    KV buffers of all rows: keys in groups of 16 positions, `key.i` [B, kv_heads, P / 16, D, 16],
+    and values in whole vectors, `value.i` [B, kv_heads, P, D].
+    Raises: BuildError for a graph in which tokens meet outside attention.
+    """
+    _declare(view, target.geometry, target.batch, target.max_length)
+    _hand_in_positions(view)
+    view.tidy()
+    wrong = view.readers("start") + view.nodes("Range", "CumSum")
+    wrong += [node for node in view.nodes("Attention") if node.domain != SPECRT]
+    if wrong:
+        kinds = ", ".join(sorted({n.op_type for n in wrong}))
+        raise BuildError(
+            "this model cannot be packed for a CPU: its attention or its positions are of a kind "
+            f"that lowering does not know ({kinds}). Please report the architecture"
+        )
+
+
+def _declare(view: GraphView, geometry: Geometry, batch: int, max_length: int) -> None:
+    """Declare inputs and outputs of the packed graph."""
+    groups = tile_count(max_length)
+    shapes: dict[str, list[int | str]] = {
+        "key": [batch, geometry.kv_heads, groups, geometry.head_dim, TILE],
+        "value": [batch, geometry.kv_heads, groups * TILE, tile_count(geometry.head_dim) * TILE],
+    }
+    for values in (view.graph.input, view.graph.output):
+        for value in values:
+            kind = value.name.removeprefix("present_").partition(".")[0]
+            if kind in shapes:
+                value.CopyFrom(_value(value.name, TensorProto.FLOAT, shapes[kind]))
+    inputs = [i for i in view.graph.input if i.name != "start"]
+    inputs += [_value(name, TensorProto.INT64, ["T"]) for name in (SLOTS, POSITIONS)]
+    del view.graph.input[:]
+    view.graph.input.extend(inputs)
+
+
+def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _hand_in_positions(view: GraphView) -> None:
+    """Let positions be an input, where anything but attention reads them.
+
+    ```
+    start ─ Unsqueeze ─┐
+    0, 1, ... ─ Range ─ Add ─ y      =>      positions [T] ─ Unsqueeze [1, T] ─ y
+    ```
+    """
+    row, column = (view.add_constant("axis", np.array([axis], np.int64)) for axis in (0, 1))
+    handed = view.add("Unsqueeze", [POSITIONS, row])
+    for node in view.nodes("Add"):
+        makers = [view.maker(name) for name in node.input]
+        kinds = [one.op_type if one is not None else "" for one in makers]
+        if sorted(kinds) != ["Range", "Unsqueeze"]:
+            continue
+        lifted = makers[kinds.index("Unsqueeze")]
+        if lifted is not None and lifted.input[0] == "start":
+            view.replace(node.output[0], handed)
+    place = view.add("Unsqueeze", [POSITIONS, column])
+    for node in view.nodes("RotaryEmbedding"):
+        if node.input[1] == handed:
+            _rotate_alone(view, node, place)
+
+
+def _rotate_alone(view: GraphView, node: onnx.NodeProto, place: str) -> None:
+    """Let a rotation take each token as a row of its own.
+
+    ```
+    x [1, T, N] ─ Rotary ─ y      =>      x ─ Reshape [T, 1, N] ─ Rotary ─ Reshape [1, T, N] ─ y
+    ```
+    Its kernel refuses a sequence longer than its tables, as rows side by side can be.
+    """
+    lone, row = (view.add_constant("shape", np.array(s)) for s in ([-1, 1, 0], [1, -1, 0]))
+    x = view.add("Reshape", [node.input[0], lone])
+    turned = view.add(
+        "RotaryEmbedding", [x, place, *node.input[2:]], domain=MICROSOFT, **view.attributes(node)
+    )
+    view.add("Reshape", [turned, row], outputs=[node.output[0]])
+
+
+def _emit_projections(view: GraphView) -> tuple[int, int]:
+    """Replace projections by the kernels' product; return how many in codes, and of how many.
+
+    ```
+    x, W (, bias) ─ Projection ─ y      =>      x, tiles, scales (, bias) ─ MatMul ─ y
+    ```
+    """
+    view.require_domain(SPECRT, 1)
+    quantized = emitted = 0
+    for node in view.nodes(PROJECTION):
+        projection = read_projection(view, node)
+        quantized += projection.matrix.scales is not None
+        emitted += _has_codes(projection.matrix)
+        inputs, attributes = _tiled(view, projection.matrix)
+        if projection.bias is not None:
+            inputs += [""] * (2 - len(inputs)) + [view.add_stored(whole_tiles(projection.bias))]
+        stated = view.attributes(node)
+        if "gates" in stated:  # what a row of the product is, without the tiles' padding
+            attributes["N"] = 2 * stated["gates"]
+        view.add(
+            "MatMul", [projection.x, *inputs], outputs=[projection.output], domain=SPECRT,
+            activation=stated.get("activation", b"none").decode(), exact=0, **attributes,
+        )  # fmt: skip
+    view.tidy()
+    return emitted, quantized
+
+
+def _emit_embeddings(view: GraphView) -> tuple[int, int]:
+    """Look rows up in tiles; return how many tables in codes, and of how many quantized ones.
+
+    ```
+    W [N, K], tokens ─ Gather ─ y      =>      tokens, tiles, scales ─ Embedding ─ y
+    ```
+    A tied table is stored once: its tiles are those that the last projection reads.
+    """
+    total = emitted = 0
+    for node in view.nodes("Gather"):
+        matrix = find_matrix(view, node.input[0])
+        if matrix is None or view.attributes(node).get("axis", 0) != 0:
+            continue
+        if matrix.scales is None and node.input[1] != "input_ids":
+            continue
+        total += matrix.scales is not None
+        emitted += _has_codes(matrix)
+        inputs, attributes = _tiled(view, matrix)
+        view.add(
+            "Embedding", [node.input[1], *inputs], outputs=[node.output[0]], domain=SPECRT,
+            **attributes,
+        )  # fmt: skip
+    view.tidy()
+    return emitted, total
+
+
+def _has_codes(matrix: WeightMatrix) -> bool:
+    """Tell whether the kernels take a matrix's codes as they are."""
+    whole = matrix.values.onnx_type in (TensorProto.INT8, TensorProto.INT4)
+    return whole and matrix.scales is not None and matrix.block % TILE == 0
+
+
+def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[list[str], dict[str, Any]]:
+    """Add a matrix to a graph in tiles; return what reads it as inputs, and as attributes.
+
+    fp32 weights that bf16 or fp16 hold bit for bit are stored in it.
+    """
+    attributes: dict[str, Any] = {"N": matrix.outputs, "K": matrix.inputs}
+    if _has_codes(matrix):
+        assert matrix.scales is not None
+        tiles = [tiled_codes(matrix.values), tiled_scales(matrix.scales)]
+        attributes |= {"format": f"int{matrix.bits}", "block_size": matrix.block}
+    else:
+        dense = matrix.values
+        if matrix.scales is not None:
+            dense = dequantized(dense, matrix.scales, matrix.block)
+        attributes |= {"format": smallest_format(dense), "block_size": 0}
+        tiles = [tiled_floats(stored_as(dense, attributes["format"]))]
+    return [view.add_stored(tile) for tile in tiles], attributes
