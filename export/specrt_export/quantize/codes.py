@@ -92,8 +92,24 @@ def unpack(packed: NDArray[np.uint8]) -> Codes:
 
 def _int8(rows: Floats) -> tuple[Codes, Floats]:
     """Round to 127 steps of the largest weight."""
-    scales = _scales(rows, INT8_MOST)
-    return np.rint(rows / scales).astype(np.int8), scales
+    scales = _half(_scales(rows, INT8_MOST))
+    codes = np.rint(rows / scales)
+    return np.clip(codes, -INT8_MOST, INT8_MOST).astype(np.int8), scales
+
+
+_LEAST_HALF = np.float32(2.0**-14)
+"""The least normal number of fp16."""
+
+
+def _half(scales: Floats) -> Floats:
+    """Round scales to fp16, in which they are stored where it holds them all.
+
+    Those that fp16 would hold with fewer digits stay as they are. Of int4 and int8 weights rounding
+    adds less than 0.1 % to the squared error.
+    """
+    rounded = np.clip(scales, -65504, 65504).astype(np.float16).astype(np.float32)
+    fits = (np.abs(scales) >= _LEAST_HALF) & (np.abs(scales) <= 65504)
+    return np.where(fits, rounded, scales)
 
 
 def _fp8(rows: Floats) -> tuple[Codes, Floats]:
@@ -137,7 +153,7 @@ def _int4(rows: Floats, *, positive: bool) -> tuple[Codes, Floats]:
         better = explained > most
         np.copyto(most, explained, where=better)
         np.copyto(scales, scale, where=better)
-    scales = np.where(empty | (scales == 0), np.float32(1), scales / unit)
+    scales = _half(np.where(empty | (scales == 0), np.float32(1), scales / unit))
     inverse = np.where(empty, np.float32(0), np.float32(1) / scales)
     _round(rows, inverse, codes)
     return codes.astype(np.int8), scales
