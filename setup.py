@@ -1,4 +1,6 @@
-"""Editable installs put both roots on the path.
+"""Compiles the CPU kernels, and lets editable installs put both roots on the path.
+
+Without a C++17 compiler the package is installed without kernels.
 
 setuptools finds packages of two roots by a hook at the end of the import system. A clone called
 `specrt` beside a script is then found before it, as an empty namespace package; a package on the
@@ -10,7 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.editable_wheel import editable_wheel
 
 ROOTS = "runtime", "export"
@@ -41,4 +45,41 @@ def add_file(wheel: Path, name: str, data: bytes) -> None:
         archive.writestr(name, data)
 
 
-setup(cmdclass={"editable_wheel": PathEntries})
+SOURCES = Path("runtime/cpp/src")
+
+KERNELS = Extension(
+    "specrt.libspecrt_kernels",
+    sorted(map(str, (SOURCES / "kernels").glob("*.cpp"))),
+    include_dirs=[str(SOURCES)],
+    depends=sorted(map(str, (SOURCES / "kernels").glob("*.hpp"))),
+    # No multiply and add in one but where it is written: every compiler gives the same bits.
+    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0"],
+    language="c++",
+    optional=True,
+)
+
+
+class SharedLibrary(build_ext):
+    """Compiles a plain shared library: no Python module, the same for every Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return the name without what tells Pythons apart."""
+        return "/".join(fullname.split(".")) + ".so"
+
+
+class AnyPython(bdist_wheel):
+    """Names wheels by their platform alone."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag of every Python 3."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[KERNELS],
+    cmdclass={
+        "bdist_wheel": AnyPython,
+        "build_ext": SharedLibrary,
+        "editable_wheel": PathEntries,
+    },
+)

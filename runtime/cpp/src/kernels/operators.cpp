@@ -479,14 +479,24 @@ const OrtCustomOp& described() {
 }  // namespace
 }  // namespace specrt::kernels
 
-// The name of the instruction set whose kernels run here.
-extern "C" __attribute__((visibility("default"))) const char* specrt_kernels() {
-  return specrt::kernels::kernels().name;
+#define SPECRT_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The names of the instruction sets whose kernels could run here, best first, a space between them.
+SPECRT_EXPORT const char* specrt_kernels_supported() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const auto* entry = specrt::kernels::all_kernels(); *entry != nullptr; entry++)
+      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
+    return joined;
+  }();
+  return names.c_str();
 }
 
+// The name of the instruction set whose kernels run: the best one, or that of SPECRT_KERNELS.
+SPECRT_EXPORT const char* specrt_kernels() { return specrt::kernels::kernels().name; }
+
 // What ONNX Runtime calls to register the operators with the options of a session.
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
-    OrtSessionOptions* options, const OrtApiBase* base) {
+SPECRT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace specrt::kernels;
   static const Ort entries(base->GetApi(kOrtApi));
   ort() = &entries;

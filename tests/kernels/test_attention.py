@@ -1,0 +1,189 @@
+"""Attention of the CPU kernels, over KV buffers of several rows that are changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from support.kernels import session
+
+Array = NDArray[Any]
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer: sizes, and what it has besides."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    size: int
+    positions: int
+    angles: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    joined: bool = True
+
+
+CASES = [
+    Case(1, 4, 2, 16, 64, angles=16),
+    Case(2, 8, 2, 64, 96, angles=64, joined=False),
+    Case(3, 4, 4, 24, 64, angles=8, window=10),
+    Case(1, 6, 1, 128, 80, angles=128, softcap=30.0, joined=False),
+    Case(2, 2, 1, 40, 48, window=17, softcap=5.0),
+]
+
+
+class Layer:
+    """A layer's operator, its buffers, and the passes it is fed."""
+
+    def __init__(self, case: Case, threads: int = 2) -> None:
+        self.case = case
+        stride = -(-case.size // 16) * 16
+        self.keys = np.full(
+            (case.rows, case.kv_heads, case.positions // 16, case.size, 16), np.nan, np.float32
+        )
+        self.values = np.zeros((case.rows, case.kv_heads, case.positions, stride), np.float32)
+        self.values[..., : case.size] = np.nan  # what was never written is never read
+        angles = np.random.default_rng(1).random((case.positions, case.angles // 2))
+        self.tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+        inputs: dict[str, tuple[int, list[Any]]] = {"q": (FLOAT, [1, "T", None])}
+        if not case.joined:
+            inputs |= {name: (FLOAT, [1, "T", None]) for name in "kv"}
+        else:
+            inputs |= {"": (0, []), " ": (0, [])}
+        inputs |= {"key": (FLOAT, list(self.keys.shape)), "value": (FLOAT, list(self.values.shape))}
+        inputs |= {"slots": (INT64, ["T"]), "positions": (INT64, ["T"])}
+        if case.angles:
+            inputs |= {n: (FLOAT, [case.positions, case.angles // 2]) for n in ("cos", "sin")}
+        self._session = session(
+            "Attention", inputs, {"y": FLOAT, "new_key": FLOAT, "new_value": FLOAT},
+            threads=threads, num_heads=case.heads, kv_num_heads=case.kv_heads,
+            head_size=case.size, scale=case.size**-0.5, softcap=case.softcap,
+            local_window_size=case.window,
+        )  # fmt: skip
+
+    def run(self, slots: Array, positions: Array, q: Array, k: Array, v: Array) -> Array:
+        """Run a pass; return y [T, heads * size]."""
+        feeds: dict[str, Array] = {"q": np.concatenate([q, k, v], -1)[None]}
+        if not self.case.joined:
+            feeds = {"q": q[None], "k": k[None], "v": v[None]}
+        feeds |= {"key": self.keys, "value": self.values, "slots": slots, "positions": positions}
+        if self.case.angles:
+            feeds |= dict(zip(("cos", "sin"), self.tables, strict=True))
+        y, self.keys, self.values = self._session.run(None, feeds)
+        output: Array = y[0]
+        return output
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The tokens of a pass."""
+
+    slots: Array
+    positions: Array
+    q: Array
+    k: Array
+    v: Array
+
+    def taken(self, index: slice) -> Pass:
+        """Return some of its tokens."""
+        return replace(self, **{name: value[index] for name, value in vars(self).items()})
+
+    def of(self, layer: Layer) -> Array:
+        """Run it."""
+        return layer.run(self.slots, self.positions, self.q, self.k, self.v)
+
+
+def passes(case: Case, seed: int = 0) -> Iterator[Pass]:
+    """Fill all rows by passes of random widths; some go back before they go on."""
+    rng = np.random.default_rng(seed)
+    lengths = [0] * case.rows
+    while min(lengths) < case.positions:
+        places = []
+        for row in range(case.rows):
+            lengths[row] = max(0, lengths[row] - int(rng.integers(0, 3)))
+            count = min(int(rng.integers(0, 14)), case.positions - lengths[row])
+            places += [(row, lengths[row] + i) for i in range(count)]
+            lengths[row] += count
+        if places:
+            slots, positions = np.array(places, np.int64).T.copy()
+            q, k, v = (
+                rng.standard_normal((len(places), heads * case.size)).astype(np.float32)
+                for heads in (case.heads, case.kv_heads, case.kv_heads)
+            )
+            yield Pass(slots, positions, q, k, v)
+
+
+def rotated(case: Case, tables: list[Array], x: Array, position: int) -> Array:
+    """Rotate heads [heads, size] in halves."""
+    half = case.angles // 2
+    cos, sin = (table[position] for table in tables)
+    low, high, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], -1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_is_that_of_the_formula(case: Case) -> None:
+    layer = Layer(case)
+    keys = np.zeros((case.rows, case.positions, case.kv_heads, case.size))
+    values = np.zeros_like(keys)
+    for fed in passes(case):
+        y = fed.of(layer)
+        places = list(zip(fed.slots.tolist(), fed.positions.tolist(), strict=True))
+        for i, (row, at) in enumerate(places):
+            keys[row, at] = rotated(
+                case, layer.tables, fed.k[i].reshape(case.kv_heads, -1), at
+            )
+            values[row, at] = fed.v[i].reshape(case.kv_heads, -1)
+        for i, (row, at) in enumerate(places):
+            query = rotated(case, layer.tables, fed.q[i].reshape(case.heads, -1), at)
+            seen = slice(max(0, at + 1 - case.window) if case.window else 0, at + 1)
+            shared = case.heads // case.kv_heads
+            k, v = (np.repeat(a[row, seen], shared, axis=1) for a in (keys, values))
+            scores = np.einsum("hd,khd->hk", query * case.size**-0.5, k)
+            if case.softcap:
+                scores = np.tanh(scores / case.softcap) * case.softcap
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            expected = np.einsum("hk,khd->hd", weights, v).reshape(-1)
+            assert np.abs(expected - y[i]).max() < (3e-5 if case.softcap else 5e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_token_has_the_same_bits_alone_and_beside_others(case: Case) -> None:
+    together, alone = Layer(case), Layer(case, threads=1)
+    for fed in passes(case):
+        y = fed.of(together)
+        for i in range(len(y)):
+            assert np.array_equal(fed.taken(slice(i, i + 1)).of(alone)[0], y[i])
+    assert np.array_equal(together.keys, alone.keys, equal_nan=True)
+    assert np.array_equal(together.values, alone.values, equal_nan=True)
+
+
+def test_tokens_outside_the_buffers_are_refused() -> None:
+    case = CASES[0]
+    layer = Layer(case)
+    fed = next(passes(case)).taken(slice(0, 1))
+    for wrong in (
+        replace(fed, slots=np.array([1])),
+        replace(fed, positions=np.array([case.positions])),
+        replace(fed, positions=np.array([-1])),
+    ):
+        with pytest.raises(Exception, match="it has 1 rows of 64"):
+            wrong.of(layer)
+
+
+def attend_all() -> Iterator[Array]:
+    """Yield what all cases come to, for a comparison of instruction sets."""
+    for case in CASES:
+        layer = Layer(case)
+        for fed in passes(case):
+            yield fed.of(layer)

@@ -1,0 +1,144 @@
+"""Graphs of one operator of the CPU kernels, over weights and buffers made here."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specrt.engine.ort import KERNELS, silent_options
+from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
+from specrt_export.lower.tiles import (
+    alternating,
+    tiled_codes,
+    tiled_floats,
+    tiled_scales,
+    whole_tiles,
+)
+from specrt_export.portable.external_data import narrow, widen
+from specrt_export.quantize.codes import pack
+
+Array = NDArray[Any]
+
+_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "fp32": TensorProto.FLOAT}
+
+
+def instruction_sets() -> list[str]:
+    """Return those that this machine has, best first."""
+    library = ctypes.CDLL(str(KERNELS))
+    library.specrt_kernels_supported.restype = ctypes.c_char_p
+    names: bytes = library.specrt_kernels_supported()
+    return names.decode().split()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Weights [N, K] as they are stored, and what they stand for."""
+
+    format: str
+    block: int
+    dense: Array
+    codes: Array | None
+    scales: Array | None
+    tensors: tuple[LazyTensor, ...]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of an operator that reads them."""
+        outputs, inputs = self.dense.shape
+        return {"N": outputs, "K": inputs, "block_size": self.block, "format": self.format}
+
+
+def stored(
+    format_: str, outputs: int, inputs: int, block: int, *, gates: bool = False, seed: int = 0
+) -> Stored:
+    """Make weights; with `gates` the first half of the outputs and the second are in turns."""
+    rng = np.random.default_rng(seed)
+    if block:
+        most = 8 if format_ == "int4" else 128
+        codes = rng.integers(-most, most, (outputs, inputs)).astype(np.int8)
+        scales = (rng.random((outputs, inputs // block)) * 0.1 - 0.02).astype(np.float16)
+        scales = scales.astype(np.float32)
+        dense = (codes.reshape(*scales.shape, block) * scales[..., None]).reshape(codes.shape)
+        values = in_memory("codes", codes)
+        if format_ == "int4":
+            packed = pack(codes)
+            values = LazyTensor(
+                "codes", TensorProto.INT4, codes.shape, lambda begin, end: packed[begin:end]
+            )
+        parts = [values, in_memory("scales", scales)]
+        make: list[Any] = [tiled_codes, tiled_scales]
+    else:
+        weights = rng.standard_normal((outputs, inputs)).astype(np.float32)
+        bits = weights if format_ == "fp32" else narrow(weights, format_)
+        dense, codes, scales = widen(bits, _TYPES[format_]), None, None
+        parts = [LazyTensor("w", _TYPES[format_], weights.shape, lambda b, e: bits[b:e])]
+        make = [tiled_floats]
+    if gates:
+        parts = [alternating(_taken(p, 0), _taken(p, 1)) for p in parts]
+    tensors = tuple(tile(part) for tile, part in zip(make, parts, strict=True))
+    return Stored(format_, block, dense, codes, scales, tensors)
+
+
+def _taken(tensor: LazyTensor, half: int) -> LazyTensor:
+    size = tensor.length // 2
+    shape = (size, *tensor.shape[1:])
+    return LazyTensor(
+        f"{tensor.name}{half}", tensor.onnx_type, shape,
+        lambda begin, end: tensor.rows(half * size + begin, half * size + end),
+    )  # fmt: skip
+
+
+def session(
+    operator: str, inputs: dict[str, tuple[int, list[Any]]], outputs: dict[str, int],
+    weights: tuple[LazyTensor, ...] = (), *, threads: int = 2, **attributes: Any,
+) -> ort.InferenceSession:  # fmt: skip
+    """Open a graph of one operator; inputs and outputs have ONNX types, inputs shapes too.
+
+    Names of blanks stand for inputs that are left out.
+    """
+    names = [*inputs]
+    names[1:1] = [tensor.name for tensor in weights]
+    node = helper.make_node(operator, [n.strip() for n in names], [*outputs], domain="specrt", **attributes)
+    graph = helper.make_graph(
+        [node], "one",
+        [helper.make_tensor_value_info(n, *v) for n, v in inputs.items() if n.strip()],
+        [helper.make_tensor_value_info(n, kind, None) for n, kind in outputs.items()],
+        [
+            helper.make_tensor(t.name, t.onnx_type, t.shape, t.load().tobytes(), raw=True)
+            for t in weights
+        ],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("specrt", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = silent_options()
+    options.intra_op_num_threads = threads
+    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def matmul(
+    weights: Stored, bias: Array | None = None, *, activation: str = "none", exact: bool = False,
+    threads: int = 2,
+) -> Any:  # fmt: skip
+    """Return a function of x [T, K]."""
+    floats = TensorProto.FLOAT
+    tensors = weights.tensors
+    inputs: dict[str, tuple[int, list[Any]]] = {"x": (floats, [1, "T", weights.dense.shape[1]])}
+    feeds = {}
+    if bias is not None:
+        parts = [in_memory("bias", bias)]
+        if activation != "none":
+            parts = [alternating(_taken(parts[0], 0), _taken(parts[0], 1))]
+        feeds["bias"] = whole_tiles(parts[0]).load()
+        inputs |= {"": (floats, [])} if len(tensors) < 2 else {}
+        inputs["bias"] = (floats, [len(feeds["bias"])])
+    opened = session(
+        "MatMul", inputs, {"y": floats}, tensors, threads=threads, activation=activation,
+        exact=int(exact), **weights.attributes,
+    )  # fmt: skip
+    return lambda x: opened.run(None, {"x": x[None], **feeds})[0][0]
