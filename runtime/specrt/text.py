@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from tokenizers import Tokenizer as HubTokenizer
+from tokenizers.models import WordLevel
 
 from specrt.detokenizer import (
     CONTEXT,
@@ -268,7 +269,7 @@ class Tokenizer:
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before a text, and behind it."""
-        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        encoding = self._tokenizer.post_process(_one_token(), add_special_tokens=True)
         pairs = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
         before = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
         after = [token for token, _ in takewhile(lambda pair: pair[1], reversed(pairs))]
@@ -353,6 +354,11 @@ _LONGEST_CHARACTER = 4
 def _state(part: Any) -> Any:
     """Return a part of a tokenizer as `tokenizer.json` has it."""
     return None if part is None else json.loads(part.__getstate__())
+
+
+def _one_token() -> Any:
+    """Return an encoding of one token, which no special tokens stand beside."""
+    return HubTokenizer(WordLevel({"": 0}, "")).encode("a")
 
 
 def _unspaced(part: Any, place: Place) -> Any:

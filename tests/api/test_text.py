@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.chat_template import ChatTemplate
@@ -254,6 +254,19 @@ def test_a_prompt_may_hold_no_control_tokens(spelled: list[Tokenizer], text: str
         assert used.decode(ids).strip() == shown.strip()
         if used.special.isdisjoint(hub(used).encode(f"e{text}", add_special_tokens=False).ids):
             assert ids == used.encode(f"e{text}")
+
+
+def test_a_tokenizers_own_special_tokens_are_added_once(tmp_path: Path) -> None:
+    """Whatever its vocabulary lacks."""
+    made = HubTokenizer(models.WordLevel({BOS: 0, EOS: 1, "X": 2}, "X"))
+    made.normalizer = normalizers.Replace(Regex("[^X]"), "")
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}", special_tokens=[(BOS, 0), (EOS, 1)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    for text, ids in (("X", [0, 2, 1]), ("", [0, 1]), ("a", [0, 1])):
+        assert used.encode(text, parse_special=False) == used.encode(text) == ids
 
 
 def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
