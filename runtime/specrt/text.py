@@ -305,7 +305,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Return the text that ids add behind others, special tokens left out."""
         if self._spelling is None and not before:
-            return self._decoded(list(ids))
+            return self._decoded([*filter(self._is_text, ids)])
         detokenizer = self.detokenizer(before)
         return detokenizer.push(ids) + detokenizer.finish()
 

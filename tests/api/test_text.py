@@ -184,6 +184,18 @@ def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
         assert chunks(tokenizer, [special, special]) == ["", "", ""]
 
 
+def test_special_tokens_are_no_text_however_the_tokenizer_writes_them(tmp_path: Path) -> None:
+    """The library shows one whose name is written otherwise in a normalized text."""
+    made = hub(Tokenizer(words(tmp_path, "##")))
+    made.normalizer = normalizers.Lowercase()
+    made.add_special_tokens([AddedToken("[SEP]", special=True, normalized=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    ids = used.encode("hel[SEP]lo")
+    assert len(used.special.intersection(ids)) == 1
+    assert used.decode(ids) == "".join(chunks(used, [[i] for i in ids])) == "hel lo"
+
+
 def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     HubTokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
