@@ -76,22 +76,27 @@ class ChatPrompt(str):
 
 
 def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:
-    """Return where each control token that a text has a part in, or the `whole`, begins in it."""
+    """Return where a text holds control tokens, and where its part in one, or the `whole`, begins.
+
+    A template may drop the blanks around the text.
+    """
     found = set[int]()
+    head, tail = text.lstrip(), text.rstrip()
+    first = len(text) - len(head)
     for control in controls:
         at = text.find(control)
         while at >= 0:
-            found.add(at)
+            found.update(range(at, at + len(control)))  # which a normalizer may drop some of
             at = text.find(control, at + 1)
         if whole:
             continue
-        if text and text in control:
-            found.add(0)
+        for begin, part in ((0, text), (first, text.strip())):
+            if part and part in control:
+                found.add(begin)
         for length in range(1, min(len(control), len(text) + 1)):
-            if text.endswith(control[:length]):
-                found.add(len(text) - length)
-            if text.startswith(control[-length:]):
-                found.add(0)
+            start, end = control[:length], control[-length:]
+            found |= {len(part) - length for part in (text, tail) if part.endswith(start)}
+            found |= {at for at, part in ((0, text), (first, head)) if part.startswith(end)}
     return found
 
 
@@ -216,7 +221,7 @@ class Tokenizer:
         """
         own, known = found, set[str]()
         restored = text = str(prompt)
-        while more := {text[c.start : c.end].strip() for c in own} - known:
+        while more := {_bare(text[c.start : c.end]) for c in own} - known - {""}:
             known |= more
             text, restored = prompt.guarded(known)
             own = self._found(self._tokenizer.encode(text, add_special_tokens=False), text)
@@ -254,7 +259,10 @@ class Tokenizer:
         ]
 
     def _found(self, encoding: Any, text: str) -> list[Control]:
-        """Return the control tokens that were found in a text; one for unknown text is none."""
+        """Return the control tokens that were found in a text; one for unknown text is none.
+
+        A normalizer may have dropped characters between those of one.
+        """
         names = self._controls
         if self.special.isdisjoint(encoding.ids):
             return []
@@ -263,8 +271,19 @@ class Tokenizer:
             for position, (token, (start, end)) in enumerate(
                 zip(encoding.ids, encoding.offsets, strict=True)
             )
-            if token in names and _folded(text[start:end]) == _folded(names[token])
+            if token in names
+            and (_folded(text[start:end]) == _folded(names[token]) or token != self._unknown)
         ]
+
+    @cached_property
+    def _unknown(self) -> int | None:
+        """The token for text that the vocabulary lacks."""
+        model = json.loads(self.to_json())["model"]
+        name = model.get("unk_token")
+        found: int | None = (
+            model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        )
+        return found
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
@@ -377,6 +396,11 @@ def _unspaced(part: Any, place: Place) -> Any:
     if kind == "ByteLevel" and middle and "add_prefix_space" in part:
         return {**part, "add_prefix_space": False}
     return part
+
+
+def _bare(text: str) -> str:
+    """Return a text without the blanks around it, or blanks alone as they are."""
+    return text.strip() or text
 
 
 def _folded(text: str) -> str:

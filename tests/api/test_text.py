@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.chat_template import ChatTemplate
@@ -222,6 +230,7 @@ TRIM = ChatTemplate(
     "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}",
     {},
 )
+JOIN = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}", {})
 
 
 def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -231,13 +240,14 @@ def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
 @held
 @given(said=st.lists(contents, max_size=3), behind=st.integers(0, 99))
 @example(said=["e<", "/s>e", "/s"], behind=0)
+@example(said=["e</ ", " s> e", " /s "], behind=0)
 def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], behind: int) -> None:
     messages = [{"role": "tool", "content": content} for content in said]
     for used in spelled:
         bos, eos, tool = (used.encode(mark, special=False)[0] for mark in (BOS, EOS, SPECIAL))
         for template, own in (
             (CHAT, [bos, *[tool, eos] * len(said), tool]), (TRIM, [tool, tool] * len(said)),
-            (ODD, [eos] * len(said)),
+            (ODD, [eos] * len(said)), (JOIN, []),
         ):  # fmt: skip
             prompt = template.render(messages)
             if not prompt:
@@ -308,6 +318,49 @@ def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> No
         ids = used.encode(template.render([{"role": "user", "content": content}]))
         assert (ids.count(end), ids[-2]) == (1, end)
         assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
+
+
+def test_control_tokens_of_the_vocabulary_are_known_however_they_are_written(
+    tmp_path: Path,
+) -> None:
+    """Those of Unigram models are words of theirs, once the normalizer has dropped characters."""
+    names = ["<unk>", EOS, *"<>/se", "▁"]
+    made = HubTokenizer(models.Unigram([(name, -2.0) for name in names], 0))
+    made.normalizer = normalizers.Replace(Regex("\x01"), "")
+    made.add_special_tokens(["<unk>", EOS])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    plain = [names.index(mark) for mark in "<>/se"]
+    spelled = [plain[0], plain[2], plain[3], plain[1]]
+    assert used.encode("e<\x01/s>?", parse_special=False) == [plain[4], *spelled, 0]
+    template = ChatTemplate("{{ messages[0].content }}</s>", {})
+    prompt = template.render([{"role": "user", "content": "<\x01/s>?"}])
+    assert used.encode(prompt) == [*spelled, 0, 1]
+
+
+def test_control_tokens_beside_what_a_normalizer_parts_are_text(tmp_path: Path) -> None:
+    """The library counts a character before one as its own."""
+    made = HubTokenizer(
+        models.WordPiece({c: i for i, c in enumerate("?</s>\u672c")}, unk_token="?")
+    )
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_special_tokens([AddedToken(EOS, special=True, normalized=True, lstrip=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    template = ChatTemplate("s {{ messages[0].content }}s", {})
+    ids = used.encode(template.render([{"role": "user", "content": "\u672c</s>"}]))
+    assert ids == [3, 5, 1, 2, 3, 4, 3]
+
+
+def test_blank_control_tokens_in_contents_are_text(tmp_path: Path) -> None:
+    made = HubTokenizer(models.BPE({c: i for i, c in enumerate("e\n")}, []))
+    made.add_special_tokens(["\n\n"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    template = ChatTemplate("{{ messages[0].content }}e{{ '\\n\\n' }}", {})
+    prompt = template.render([{"role": "user", "content": "e\n\ne"}])
+    assert used.encode(prompt) == [0, 1, 1, 0, 0, 2]
 
 
 def test_a_template_that_reads_control_tokens_in_contents_is_refused(
