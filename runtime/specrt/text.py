@@ -6,7 +6,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise, takewhile
@@ -41,9 +40,9 @@ class ChatPrompt(str):
     def __new__(
         cls, text: str, messages: Sequence[Any], render: Callable[[Sequence[Any]], str]
     ) -> ChatPrompt:
-        """Keep what the text was made of."""
+        """Keep what the text was made of; raises RequestError for what could hide text."""
         made = super().__new__(cls, text)
-        made._messages, made._render = deepcopy(messages), render
+        made._messages, made._render = _copied(list(messages)), render
         return made
 
     _messages: Sequence[Any]
@@ -58,21 +57,48 @@ class ChatPrompt(str):
         used, stand_ins = set(self), dict[str, str]()
         free = (chr(code) for code in _STAND_INS if chr(code) not in used)
 
+        def stand_in(char: str) -> str:
+            if char not in stand_ins:
+                stand_ins[char] = next(free, "")
+            if not stand_ins[char]:
+                raise RequestError(
+                    f"the messages hold all private characters from {chr(_STAND_INS[-1])!a} to "
+                    f"{chr(_STAND_INS[0])!a}, and a control token's text; leave one of these out"
+                )
+            return stand_ins[char]
+
         def cover(value: Any, *, word: bool = False) -> Any:
             if isinstance(value, str):
                 text = list(value)
                 for at in _exposed(value, controls, whole=word):
-                    text[at] = stand_ins.get(text[at]) or stand_ins.setdefault(text[at], next(free))
+                    text[at] = stand_in(text[at])
                 return "".join(text)
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 return {cover(k, word=True): cover(v, word=k in _WORDS) for k, v in value.items()}
-            return [cover(v) for v in value] if isinstance(value, list | tuple) else value
+            return [cover(v) for v in value] if isinstance(value, list) else value
 
-        messages = cover(list(self._messages))
+        messages = cover(self._messages)
         if not stand_ins:
             return str(self), str(self)
         text = self._render(messages)
         return text, text.translate({ord(s): char for char, s in stand_ins.items()})
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of what messages hold.
+
+    Raises: RequestError for what JSON has none of.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_copied(k): _copied(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(v) for v in value]
+    raise RequestError(
+        f"the messages hold an object of type {type(value).__name__}; expected text, numbers, "
+        "lists and mappings, as JSON has them"
+    )
 
 
 def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:

@@ -385,6 +385,23 @@ def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> N
     assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
 
 
+def test_messages_that_could_hide_control_tokens_are_refused() -> None:
+    template = ChatTemplate("{% for part in messages[0].content %}{{ part }}{% endfor %}", {})
+    for content in (iter([EOS]), {EOS}, [Path(EOS)]):
+        with pytest.raises(RequestError, match=r"type \w+; expected text.* lists and mappings"):
+            template.render([{"content": content}])
+
+
+def test_contents_may_hold_private_characters(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}</s>", {})
+    every = "".join(map(chr, range(0x10F001, 0x10FFFE)))
+    for content in (every, f"{every[1:]}{EOS[:1]}"):
+        ids = tokenizer.encode(template.render([{"content": content}]))
+        assert tokenizer.decode(ids) == content
+    with pytest.raises(RequestError, match=r"hold all private .* leave"):
+        tokenizer.encode(template.render([{"content": every + EOS}]))
+
+
 letters = st.text("abc", max_size=14)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
