@@ -104,7 +104,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the scores of tokens."""
     bad_words: tuple[str, ...] = ()
-    """Texts that are ruled out, at the beginning of a text or after a space."""
+    """Texts that are ruled out, as the tokenizer spells them at the beginning of a text, after a
+    space, and in the middle of one."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only tokens that may come; all when None."""
     min_tokens: int = 0
