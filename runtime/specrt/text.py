@@ -30,6 +30,9 @@ _WORDS = ("role", "type")
 _STAND_INS = range(0x10FFFD, 0x10F000, -1)
 """Private characters, which no tokenizer joins with others."""
 
+_LONGEST_CONTROL = 256
+"""Characters; only what a normalizer drops makes the text of a control token longer."""
+
 
 class ChatPrompt(str):
     """What a chat template made of messages, whose contents are text whatever they hold.
@@ -114,7 +117,7 @@ def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:
         while at >= 0:
             found.update(range(at, at + len(control)))  # which a normalizer may drop some of
             at = text.find(control, at + 1)
-        if whole:
+        if whole or len(control) > _LONGEST_CONTROL:
             continue
         for begin, part in ((0, text), (first, text.strip())):
             if part and part in control:

@@ -160,6 +160,25 @@ def test_decoders_that_look_at_neighbours_see_the_prompt(
     assert used.piece(ids[-1]) == " wor"
 
 
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        [decoders.Fuse(), decoders.ByteFallback()],
+        [decoders.Fuse(), decoders.Strip(" ", 1, 0), decoders.Strip("h", 1, 0)],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)],
+    ],
+)
+def test_decoders_in_another_order_are_the_librarys(
+    tmp_path: Path, decoder: list[decoders.Decoder]
+) -> None:
+    made = HubTokenizer(models.BPE({" ": 0, " h": 1, "<0x41>": 2, "h": 3}, []))
+    made.decoder = decoders.Sequence(decoder)
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    for ids in ([0, 1, 2], [1, 3, 2, 2], [2, 0, 3]):
+        assert used.decode(ids) == made.decode(ids)
+
+
 def test_a_window_stays_short_whatever_comes() -> None:
     """A decoder that asks for ever more context would take quadratic time."""
     seen = list[int]()
