@@ -19,7 +19,7 @@ from specrt.engine.protocol import Engine, cuda_graphs
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
-from specrt.params import AUTO, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.text import read_prompts
 
 Ids = NDArray[np.int64]
@@ -125,10 +125,10 @@ def check_equal(
 
     Raises: CheckError with how far apart they are.
     """
-    pairs = list(zip(passes, expected, strict=True))
+    pairs, same = list(zip(passes, expected, strict=True)), np.array_equal
     apart = max(float(np.abs(p.logits - e.logits).max()) for p, e in pairs)
     evidence.add(passes=len(pairs), largest_difference=apart)
-    if not all(np.array_equal(a, b) for p, e in pairs for a, b in zip(p, e, strict=True)):
+    if not all(same(p.logits, e.logits) and same(p.argmax, e.argmax) for p, e in pairs):
         raise CheckError(f"{what} differ by up to {apart:.2e}")
 
 
@@ -171,11 +171,11 @@ def check_logits(
 
 def check_replays(open_engine: Open, evidence: Evidence) -> None:
     """Compare passes that replay a CUDA graph with the same launched kernel by kernel."""
-    runs = []
-    for capture in (True, False):
-        with closing(open_engine(capture)) as engine:
-            runs.append(run_shapes(engine))
-    check_equal(evidence, *runs, "replayed and launched passes")
+    with closing(open_engine(True)) as engine:
+        replayed = run_shapes(engine)
+    with closing(open_engine(False)) as engine:
+        launched = run_shapes(engine)
+    check_equal(evidence, replayed, launched, "replayed and launched passes")
 
 
 def check_captures(engine: Any, evidence: Evidence) -> None:
@@ -426,7 +426,7 @@ def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "code
         evidence.add(
             notices=list(generator.notices), whole_rounds=generator.models.rounds is not None
         )
-        gammas = [*settings.gammas, AUTO]
+        gammas: list[Gamma] = [*settings.gammas, AUTO]
         report = None
         for report in compare(generator, prompts, gammas, settings.tokens, TIE):
             evidence.add(report.to_json())

@@ -128,7 +128,7 @@ class Workbench(Machine):
 
     def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Engine:
         """Open an engine, whether or not its library lists this GPU."""
-        limits = {"max_length": built.max_length, "max_width": built.max_width}
+        limits: Any = {"max_length": built.max_length, "max_width": built.max_width}
         if built.backend in TENSORRT:
             record = built.record
             plan = open_plan(built.path, open_library(built.backend), device, record.wants)
@@ -156,8 +156,8 @@ class Workbench(Machine):
         tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
         with self.engines(target, draft) as engines:
             gammas = (0, *self.settings.gammas)
-            models = Models(*engines, gammas, rounds=fused_rounds(*engines))
-            yield Generator(models, tokenizer)
+            one, other = engines
+            yield Generator(Models(one, other, gammas, rounds=fused_rounds(one, other)), tokenizer)
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
