@@ -55,10 +55,6 @@ class Drafts:
     right: Sequence[int]
     confidence: Sequence[Sequence[float]]
 
-    def without_confidence(self) -> Drafts:
-        """Return the same drafts by a drafter that knows nothing of its own chances."""
-        return replace(self, confidence=[[1.0] * len(row) for row in self.confidence])
-
 
 @dataclass(frozen=True, eq=False)
 class Trace:
