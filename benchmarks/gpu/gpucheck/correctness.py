@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from specrt.errors import SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.text import read_prompts
+from specrt_export.portable.graph import GraphRun
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -41,18 +42,6 @@ REOPENINGS = 3
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
 them."""
-
-
-class Reference(Protocol):
-    """What an engine is compared with; `specrt_export.portable.graph.GraphRun` is one."""
-
-    def reset(self, batch: int, length: int) -> None:
-        """Start over."""
-
-    def __call__(
-        self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
-    ) -> tuple[Scores, Ids]:
-        """Feed tokens; return logits and argmax of the rows named."""
 
 
 class Pass(NamedTuple):
@@ -137,9 +126,7 @@ def relative(scores: Scores, expected: Scores) -> float:
     return float(np.abs(scores - expected).max()) / (float(np.ptp(expected)) or 1.0)
 
 
-def check_logits(
-    engine: Engine, reference: Reference, tolerance: float, evidence: Evidence
-) -> None:
+def check_logits(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
     """Compare logits with a reference, pass by pass.
 
     Raises: CheckError above the tolerance.
@@ -216,7 +203,7 @@ def check_rollback(open_engine: Open, evidence: Evidence) -> None:
         check_equal(evidence, passes, expected, "passes over stale keys and fresh ones")
 
 
-def check_limit(engine: Engine, reference: Reference, tolerance: float, evidence: Evidence) -> None:
+def check_limit(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
     """Fill the buffers to the last position, in odd widths at the end.
 
     Raises: CheckError where scores are off.

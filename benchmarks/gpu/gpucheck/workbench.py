@@ -138,13 +138,13 @@ class Workbench(Machine):
         return OrtCudaEngine(built.path, built.geometry, batch=1, capture=capture, **limits)
 
     @contextmanager
-    def engines(self, *models: Built, capture: bool = True) -> Iterator[list[Any]]:
+    def engines(self, *models: Built) -> Iterator[list[Any]]:
         """Open engines on one device, and close them all whatever happens."""
         with self.device(models[0].backend) as device:
             engines: list[Any] = []
             try:
                 for built in models:
-                    engines.append(self.open(built, device, capture=capture))
+                    engines.append(self.open(built, device))
                 yield engines
             finally:
                 for engine in engines:
@@ -168,7 +168,7 @@ class Workbench(Machine):
         with opened as generator:
             yield generator
 
-    def reference(self, role: str) -> Any:
+    def reference(self, role: str) -> GraphRun:
         """Return codelet's portable graph in fp32 on the CPU."""
         source = codelet_source(role)
         return GraphRun(source.graph, source.weights)
