@@ -23,7 +23,6 @@ class PathEntries(editable_wheel):
     def run(self) -> None:
         """Build the wheel, and add the file."""
         super().run()
-        assert self.dist_dir is not None, "a wheel was built there"
         text = "".join(f"{Path(root).resolve()}\n" for root in ROOTS).encode()
         for wheel in Path(self.dist_dir).glob("*.whl"):
             add_file(wheel, NAME, text)
