@@ -55,10 +55,6 @@ class Drafts:
     right: Sequence[int]
     confidence: Sequence[Sequence[float]]
 
-    def without_confidence(self) -> Drafts:
-        """Return the same drafts by a drafter that knows nothing of its own chances."""
-        return replace(self, confidence=[[1.0] * len(row) for row in self.confidence])
-
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -358,10 +354,10 @@ def all_traces() -> dict[str, list[Trace]]:
     return found
 
 
-def families(seed: int = 1) -> dict[str, list[Trace]]:
-    """Return the made traces, by family, each family on every machine."""
+def made_texts(seed: int) -> dict[str, list[Drafts]]:
+    """Return made drafts, by how right they are and how much they tell of it."""
     draw = random.Random(seed)
-    texts: dict[str, list[Drafts]] = {
+    return {
         "steady": [steady(p, 6000, seed) for p in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)],
         "always wrong": [
             steady(0.0, 4000, seed),
@@ -384,6 +380,11 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
             made([p] * 6000, seed, [draw.random() for _ in range(6000)]) for p in (0.3, 0.7, 0.9)
         ],
     }
+
+
+def families(seed: int = 1) -> dict[str, list[Trace]]:
+    """Return the made traces, by family, each family on every machine."""
+    texts = made_texts(seed)
     found = {
         family: [
             Trace(machine, drafts, costs)
