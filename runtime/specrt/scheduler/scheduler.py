@@ -72,8 +72,11 @@ class EngineLock:
 
     def now_ns(self) -> int:
         """Return the time, which stands still while no thread has the engines."""
-        released, idle = self._clock
-        return (perf_counter_ns() if released is None else released) - idle
+        while True:
+            clock = released, idle = self._clock
+            now = perf_counter_ns()
+            if self._clock is clock:  # else another thread has given the engines back meanwhile
+                return (now if released is None else released) - idle
 
     def require_outside(self) -> None:
         """Refuse calls from within a pass, which would wait for themselves."""
@@ -126,6 +129,8 @@ class Scheduler:
         self.drafters = DrafterPool(models, load=load, rows=len(self._slots))
         self.lock = EngineLock()
         self._closing = threading.RLock()
+        self._broken_off = False
+        """Whether a step began and did not end: a signal's handler raised within it."""
 
     def __len__(self) -> int:
         """Return how many slots there are."""
@@ -193,6 +198,7 @@ class Scheduler:
         self.lock.run(self._forget)
 
     def _forget(self) -> None:
+        self._mend()
         self._sweep()
         for slot in self._slots:
             slot.forget()
@@ -214,6 +220,7 @@ class Scheduler:
 
     def _clear(self) -> None:
         """Drop what refers to the engines' memory: the rounds that have not ended."""
+        self._mend()
         for active in list(self._running):
             self._end(active)
         while self._waiting:
@@ -225,8 +232,18 @@ class Scheduler:
 
         A chance that is too small for a number is 0 here, however the application has set NumPy.
         """
+        if self._broken_off:
+            self._mend()
+        self._broken_off = True
         with np.errstate(all="ignore"):
             self._run_step()
+        self._broken_off = False
+
+    def _mend(self) -> None:
+        """Let each request wait or run, not both, and each slot run one or be free."""
+        self._running = {a: slot for a, slot in self._running.items() if slot.request is not None}
+        running = [_request(slot) for slot in self._running.values()]
+        self._waiting = deque(r for r in self._waiting if r not in running)
 
     def _run_step(self) -> None:
         self._sweep()
@@ -237,6 +254,7 @@ class Scheduler:
             for result in self._executor.step(active):
                 self._deliver(result)
         except BaseException:  # Ctrl-C: a pass can be run again, a slot stopped elsewhere cannot
+            self._mend()
             for one in active:
                 if one.undelivered and one in self._running:
                     error = RequestError("the completion was interrupted")
@@ -366,9 +384,10 @@ class Scheduler:
 
     def _pause(self, active: ActiveSlot) -> Slot:
         """Take the slot of a request whose chunks are not fetched."""
-        slot = self._running.pop(active)
+        slot = self._running[active]
         self._waiting.append(_request(slot))
         slot.release()
+        del self._running[active]
         return slot
 
 

@@ -67,10 +67,10 @@ class Slot:
 
     def release(self) -> None:
         """Drop the request; what the buffers hold of its text stays."""
-        self.request = None
         most = 0 if self.forgotten else len(self.tokens)
-        self.forgotten = False
-        self.caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
+        caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
+        # At once: no call is between these, in which a signal's handler could raise.
+        self.caches, self.forgotten, self.request = caches, False, None
 
     def forget(self) -> None:
         """Reuse nothing of what the buffers hold, now or once the request is over."""
