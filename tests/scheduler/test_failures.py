@@ -343,6 +343,27 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
     assert found == stream.completion.token_ids
 
 
+def test_a_row_may_be_read_again_while_it_is_taken(tokenizer: Tokenizer) -> None:
+    made, one, found = rows(padded, 1, tokenizer), alone(tokenizer), list[int]()
+    stream = made.stream([1, 2, 3], LONG, gamma=0)
+    found += next(stream).token_ids
+
+    class Read(deque[Any]):
+        """Chunks of which another thread fetches one whenever somebody counts eight."""
+
+        def __len__(self) -> int:
+            count = super().__len__()
+            if count >= 8:
+                found.extend(self.popleft().token_ids)
+            return count
+
+    request_of(made, [1, 2, 3]).chunks = Read()
+    assert made.generate([9], SOME).token_ids == one.generate([9], SOME).token_ids
+    for chunk in stream:
+        found += chunk.token_ids
+    assert found == one.generate([1, 2, 3], LONG, gamma=0).token_ids
+
+
 def test_completions_that_are_over_give_their_memory_back(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

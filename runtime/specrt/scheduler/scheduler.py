@@ -273,22 +273,24 @@ class Scheduler:
                 self._release(request)
             elif request.paused:
                 continue
-            elif self._slots.full and self._idle(request) is None:
-                return True
-            elif self._slots.should_wait(request):
-                continue
             else:
+                # Looked up once: what pauses may be read by another thread meanwhile.
+                room = self._slots.free(request) or self._idle(request)
+                if room is None:
+                    return True
+                if self._slots.should_wait(request):
+                    continue
                 try:
-                    self._start(request)
+                    slot = room if isinstance(room, Slot) else self._pause(room)
+                    self._start(request, slot)
                 except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
             self._waiting.remove(request)
         return False
 
-    def _start(self, request: Request) -> None:
-        """Give a request a slot; there is one."""
-        slot = self._free_slot(request)
+    def _start(self, request: Request, slot: Slot) -> None:
+        """Give a request a slot that is free."""
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
             self._slots.take(slot, request)
@@ -335,15 +337,6 @@ class Scheduler:
             counts.fallback = reason or counts.fallback
             self.drafters.give_back(policies)
         request.rounds = request.processors = None
-
-    def _free_slot(self, request: Request) -> Slot:
-        """Return a free slot, that of a request that pauses if there is none."""
-        slot = self._slots.free(request)
-        if slot is not None:
-            return slot
-        active = self._idle(request)
-        assert active is not None, "there is a slot"
-        return self._pause(active)
 
     def _idle(self, request: Request) -> ActiveSlot | None:
         """Return one whose request pauses, and has made enough to be read again after another."""

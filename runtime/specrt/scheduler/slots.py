@@ -106,11 +106,6 @@ class SlotTable:
         """Go through all slots."""
         return iter(self._slots)
 
-    @property
-    def full(self) -> bool:
-        """Whether every slot has a request."""
-        return all(slot.request is not None for slot in self._slots)
-
     def free(self, request: Request) -> Slot | None:
         """Return the free slot that holds most of a text, else the one that was free longest."""
 
