@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
@@ -21,6 +21,7 @@ from specrt.constraints import (
     schema_text,
 )
 from specrt.errors import RequestError, did_you_mean
+from specrt.records import shown
 
 Row = NDArray[np.float32]
 
@@ -185,6 +186,11 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
 
+    def __repr__(self) -> str:
+        """Show what is not the default."""
+        given = (f.name for f in fields(self) if getattr(self, f.name) != _default(f))
+        return shown(self, *given)
+
     def _fill(self) -> None:
         """Put empty collections in place of None, which vLLM has for them."""
         for name, kind in _COLLECTIONS:
@@ -232,6 +238,11 @@ class SamplingParams:
                 raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
+
+
+def _default(option: Field[Any]) -> Any:
+    made = option.default_factory
+    return option.default if made is MISSING else made()
 
 
 def _check_names(options: Iterable[str]) -> None:

@@ -58,9 +58,10 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
         "slow, sys.argv[1:] = sys.argv[1], ['inspect']\n"
+        "sys.modules.pop(slow, None)\n"
         "runpy.run_module('specrt', run_name='__main__')\n"
     )
-    for module in ("click", "specrt.cli.inspect"):
+    for module in ("typing", "click", "specrt.cli.inspect"):
         done = run(sys.executable, "-c", script, module)
         assert (done.returncode, done.stderr) == (130, b"specrt: interrupted\n")
 
