@@ -333,11 +333,10 @@ class Bundle:
     def beside(self, engine: str) -> dict[str, HeldFile]:
         """Return what was hashed in the folder of an engine, by name in it."""
         folder = PurePosixPath(engine).parent
-        names = [PurePosixPath(name) for name in self.held]
         return {
-            name.relative_to(folder).as_posix(): self.held[str(name)]
-            for name in names
-            if name.is_relative_to(folder)
+            PurePosixPath(name).relative_to(folder).as_posix(): file
+            for name, file in self.held.items()
+            if PurePosixPath(name).is_relative_to(folder)
         }
 
     def file(self, name: str) -> Path:
