@@ -70,7 +70,6 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
-    progress("read checkpoints", 0.0)
     inputs = find_inputs(recipe)
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)

@@ -151,6 +151,30 @@ def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_p
     assert all(missing in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
 
 
+@pytest.mark.parametrize("line", ["hello", "[1]", '{"text": "a"}', ""])
+def test_a_prompt_file_of_anything_else_is_told_what_a_line_holds(
+    cli: Run, codelet: Path, tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(line)
+    for verb in ("generate", "verify", "bench", "tune"):
+        assert '{"prompt": "TEXT"}' in cli(verb, codelet, "--prompts", path).refusal
+
+
+def test_a_bundle_that_was_likely_meant_is_named(
+    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "engines/build/codelet"
+    place.mkdir(parents=True)
+    shutil.copy(codelet / "manifest.json", place)
+    (tmp_path / "engines/codelet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("codelet", "engines/build/codlet", "engines/codelet", "engines/build"):
+        for words in (("inspect", name), ("generate", name), ("chat", name), ("tune", name)):
+            assert "did you mean 'engines/build/codelet'?" in cli(*words).refusal
+    assert "did you mean" not in cli("inspect", "qwen").refusal
+
+
 def test_standard_input_is_held(cli: Run, codelet: Path) -> None:
     assert "put --prompt before it" in cli("generate", "import os").refusal
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
