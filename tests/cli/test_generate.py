@@ -143,6 +143,13 @@ def test_one_note_where_the_context_has_no_room_for_the_limit(
         assert "note" not in cli("generate", tmp_path, *source, *asked, 2).err
 
 
+@pytest.mark.usefixtures("opened")
+def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, codelet: Path) -> None:
+    asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
+    ran = cli("generate", codelet, "--prompt", "a", *asked)
+    assert ran.err.count("nothing was found to propose") == 1
+
+
 TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 
 

@@ -40,6 +40,7 @@ GENERATE = [
     ("--prompt a --regex (a", "--regex cannot be enforced: unclosed group; docs/structured.md"),
     ("--prompt a --grammar {none}", "--grammar {none} cannot be read: No such file"),
     ("--prompt a --grammar {grammar}", "--grammar {grammar} cannot be enforced: line 1: "),
+    ("--prompt", "see `specrt generate --help`"),
     ("text", "'text' is one argument too many; give a text as --prompt TEXT"),
 ]
 BENCH = [
@@ -173,6 +174,15 @@ def test_a_bundle_that_was_likely_meant_is_named(
         for words in (("inspect", name), ("generate", name), ("chat", name), ("tune", name)):
             assert "did you mean 'engines/build/codelet'?" in cli(*words).refusal
     assert "did you mean" not in cli("inspect", "qwen").refusal
+
+
+def test_nothing_given_where_nothing_was_built(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = cli("generate").refusal
+    assert "engines/build/codelet does not exist; build one with" in said
+    assert "text to complete" not in said
 
 
 def test_standard_input_is_held(cli: Run, codelet: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -288,6 +289,20 @@ REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
      r"draft\.onnx is not an ONNX graph"),
     (short_draft, BuildError, "max_length 128 is more than the 100 positions .*draft was trained"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_what_a_machine_lacks_is_said(
+    small: Path, out: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    lacking = Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr("specrt_export.builder.hash_file", lacking)
+    with pytest.raises(BuildError, match=r"as it was; .* `ulimit -[nv]"):
+        build(read_recipe(small), out)
+    assert leftovers(out) == []
+    monkeypatch.setattr("onnx.load", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):  # the command line says what is missing
+        build(read_recipe(small), out)
 
 
 @pytest.mark.parametrize(("spoil", "kind", "words"), REFUSED)

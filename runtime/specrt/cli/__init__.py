@@ -92,7 +92,8 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
     except SpecrtError as error:
         return _fail(str(error), 2)
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "specrt"
+        named = [word for word in args[:1] if word in COMMANDS]
+        path = error.ctx.command_path if error.ctx else " ".join(["specrt", *named])
         return _fail(f"{error.format_message()} (see `{path} --help`)", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)

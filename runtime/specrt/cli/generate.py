@@ -148,7 +148,7 @@ def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
 
 def _check_place(bundle: Path) -> None:
     """Refuse a prompt given where the bundle belongs."""
-    if not bundle.exists():
+    if bundle != DEFAULT_BUNDLE and not bundle.exists():
         raise BundleError(
             f"{bundle} does not exist; put --prompt before it where it is the text to complete; "
             f"{missing(bundle)}"
