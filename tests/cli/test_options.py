@@ -55,6 +55,17 @@ def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, termina
     assert shown == "warning: little memory"
 
 
+def test_a_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    with progress("tune") as show:
+        show(0.5, "settings " * 9)
+    (line,) = terminal.getvalue().splitlines()[-1:]
+    assert len(line.rpartition("\r")[2].removesuffix("\x1b[K")) < 30
+
+
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("verb", ["bench", "verify", "build"])
 def test_a_long_verb_is_heard_of_in_a_pipe(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from shutil import get_terminal_size
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -413,7 +414,8 @@ class ProgressLine:
         share = "" if self._share is None else f"{self._share:4.0%} "
         text = f"{self._title}: {share}{self._stage}".rstrip(": ")
         seconds = monotonic() - self._began
-        line = f"\r{text}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
+        shown = text[: get_terminal_size().columns - 1]  # a line that wraps is not rewritten
+        line = f"\r{shown}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
         if line == self._printed:
             return
         sys.stderr.write(line)  # one write a line: Ctrl-C must not find half of one
