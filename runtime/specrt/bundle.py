@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
 from typing import Annotated, Any
@@ -234,9 +235,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         there = "is not a bundle: it has no manifest.json"
         what = there if folder.exists() else "does not exist"
-        raise BundleError(
-            f"{folder} {what}; build one with `make engines` or `specrt build RECIPE`"
-        ) from None
+        raise BundleError(f"{folder} {what}; {missing(folder)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
             f"{path} cannot be read ({error}); {shortage(error) or _AGAIN}"
@@ -252,6 +251,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{short(twice)} is there twice; expected one of a name")
     return values
+
+
+def missing(folder: Path) -> str:
+    """Return the remedy for a folder without a manifest: the bundle meant, or how to build one."""
+    here = [path for place in (BUILD_ROOT, folder.parent) for path in _bundles(place)]
+    names = {path.name: path for path in here}
+    near = get_close_matches(folder.name, names, n=1)
+    likely = [*(names[name] for name in near), *_bundles(folder)]
+    if likely:
+        return f"did you mean {str(likely[0])!r}?"
+    return "build one with `make engines` or `specrt build RECIPE`"
+
+
+def _bundles(place: Path) -> list[Path]:
+    return sorted(path.parent for path in place.glob(f"*/{FILE_NAME}"))
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal, NamedTuple, get_args
 
 from tokenizers import Tokenizer as HubTokenizer
@@ -26,6 +27,8 @@ from specrt.errors import BundleError, RequestError, did_you_mean, shortage
 
 _WORDS = ("role", "type")
 """Keys of a message whose values a template compares, and may make control tokens of."""
+
+_LINE = 'expected lines such as {"prompt": "TEXT"}'
 
 _STAND_INS = range(0x10FFFD, 0x10F000, -1)
 """Private characters, which no tokenizer joins with others."""
@@ -458,7 +461,7 @@ def read_prompts(path: Path) -> list[PromptRecord]:
         if line.strip():
             prompts.append(_parse(f"{path}:{number}", line))
     if not prompts:
-        raise RequestError(f"{path} holds no prompts; expected JSON lines with `prompt` or `turns`")
+        raise RequestError(f"{path} holds no prompts; {_LINE}")
     return prompts
 
 
@@ -515,11 +518,11 @@ def _parse(place: str, line: str) -> PromptRecord:
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{place} is not JSON: {error}") from None
+        raise RequestError(f"{place} is not JSON: {error}; {_LINE}") from None
     if not isinstance(data, dict):
-        raise RequestError(f"{place} is {type(data).__name__}; expected an object with `prompt`")
+        raise RequestError(f"{place} is {short(data)}, not an object; {_LINE}")
     turns = data.get("turns")
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
-        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
+        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`; {_LINE}")
     return PromptRecord(text, str(data.get("category", "")), place)
