@@ -40,6 +40,8 @@ REGRETS = {
     "untuned": 0.03,
 }
 """The most that `auto` may fall behind the best fixed gamma, by family of traces."""
+TEXT = 199
+"""Positions of each text of a recorded trace."""
 LEVELS = 255
 """Of a confidence, as it is stored."""
 
@@ -254,6 +256,23 @@ def alone(trace: Trace, drafter: str) -> Trace:
         return replace(trace, name=f"{trace.name} ngram", costs=free, second=None)
     assert trace.second is not None
     return replace(trace, name=f"{trace.name} {drafter}", drafts=trace.second, second=None)
+
+
+def beginnings(trace: Trace, tokens: int) -> list[Trace]:
+    """Return the first tokens of each text of a recorded trace, as traces of their own."""
+
+    def cut(drafts: Drafts, first: int) -> Drafts:
+        part = slice(first, first + tokens + LARGEST)
+        return Drafts(drafts.right[part], drafts.confidence[part])
+
+    return [
+        replace(
+            trace,
+            drafts=cut(trace.drafts, first),
+            second=None if trace.second is None else cut(trace.second, first),
+        )
+        for first in range(0, trace.length - TEXT + 1, TEXT)
+    ]
 
 
 # Made texts.
