@@ -130,7 +130,7 @@ def started(program: Path, library: Path, bundle: Path, ids: Sequence[int], repe
     """Return medians of what a fresh process says that opens the library."""
     wheel = Path(onnxruntime.__file__).parent / "capi"
     runtime = sorted(wheel.glob("libonnxruntime.so*"))[-1]
-    command = [program, "first", library, bundle, runtime, *map(str, ids)]
+    command = [*map(str, (program, "first", library, bundle, runtime, *ids))]
     said = [json.loads(subprocess.check_output(command)) for _ in range(repeats + 1)][1:]
     return {name: round(median(one[name] for one in said), 1) for name in said[0]}
 

@@ -40,6 +40,8 @@ REGRETS = {
     "untuned": 0.03,
 }
 """The most that `auto` may fall behind the best fixed gamma, by family of traces."""
+TEXT = 199
+"""Positions of each text of a recorded trace."""
 LEVELS = 255
 """Of a confidence, as it is stored."""
 
@@ -54,10 +56,6 @@ class Drafts:
 
     right: Sequence[int]
     confidence: Sequence[Sequence[float]]
-
-    def without_confidence(self) -> Drafts:
-        """Return the same drafts by a drafter that knows nothing of its own chances."""
-        return replace(self, confidence=[[1.0] * len(row) for row in self.confidence])
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +258,23 @@ def alone(trace: Trace, drafter: str) -> Trace:
     return replace(trace, name=f"{trace.name} {drafter}", drafts=trace.second, second=None)
 
 
+def beginnings(trace: Trace, tokens: int) -> list[Trace]:
+    """Return the first tokens of each text of a recorded trace, as traces of their own."""
+
+    def cut(drafts: Drafts, first: int) -> Drafts:
+        part = slice(first, first + tokens + LARGEST)
+        return Drafts(drafts.right[part], drafts.confidence[part])
+
+    return [
+        replace(
+            trace,
+            drafts=cut(trace.drafts, first),
+            second=None if trace.second is None else cut(trace.second, first),
+        )
+        for first in range(0, trace.length - TEXT + 1, TEXT)
+    ]
+
+
 # Made texts.
 
 
@@ -358,10 +373,10 @@ def all_traces() -> dict[str, list[Trace]]:
     return found
 
 
-def families(seed: int = 1) -> dict[str, list[Trace]]:
-    """Return the made traces, by family, each family on every machine."""
+def made_texts(seed: int) -> dict[str, list[Drafts]]:
+    """Return made drafts, by how right they are and how much they tell of it."""
     draw = random.Random(seed)
-    texts: dict[str, list[Drafts]] = {
+    return {
         "steady": [steady(p, 6000, seed) for p in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)],
         "always wrong": [
             steady(0.0, 4000, seed),
@@ -384,6 +399,11 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
             made([p] * 6000, seed, [draw.random() for _ in range(6000)]) for p in (0.3, 0.7, 0.9)
         ],
     }
+
+
+def families(seed: int = 1) -> dict[str, list[Trace]]:
+    """Return the made traces, by family, each family on every machine."""
+    texts = made_texts(seed)
     found = {
         family: [
             Trace(machine, drafts, costs)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.protocol import Candidates
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
@@ -45,6 +46,7 @@ class Answer:
     argmax: NDArray[np.int64]
     logits: NDArray[np.float32]
     confidence: NDArray[np.float32] | None = None
+    candidates: Candidates | None = None
 
 
 class Idle:
@@ -116,7 +118,7 @@ def main() -> None:
         verifier=given.verifier,
         max_tokens=LENGTH,
         ignore_eos=True,
-        allowed_token_ids=range(given.allowed) if given.allowed else None,
+        allowed_token_ids=tuple(range(given.allowed)) or None,
         **(_PROCESSORS if given.processors else {}),
     )
     took = [

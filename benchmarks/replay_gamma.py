@@ -14,14 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from multiprocessing import Pool
+from statistics import harmonic_mean
 from typing import Any
 
-from gamma_traces import LARGEST, Trace, all_traces, best_fixed, ride
+from gamma_traces import LARGEST, Trace, all_traces, beginnings, best_fixed, fixed_rate, ride
 
 from specrt.speculation.auto_gamma import AutoGamma
 
 EARLY = 500
 """Tokens after which a policy should have found out what was tuned wrong."""
+SHORT = 64
+"""Tokens of a text that a policy begins with no knowledge of, as a first request does."""
 
 
 def main() -> None:
@@ -42,6 +45,12 @@ def main() -> None:
         for family, traces in all_traces().items():
             if arguments.family and family not in arguments.family:
                 continue
+            if family == "recorded":
+                short = pool.starmap(short_regrets, [(policies, trace) for trace in traces])
+                means = [sum(column) / len(column) for column in zip(*short, strict=True)]
+                worst = [max(column) for column in zip(*short, strict=True)]
+                print(f"first {SHORT} tokens of each text, mean{shown(means)}, ", end="")
+                print(f"worst{shown(worst)}")
             found = pool.starmap(regrets, [(policies, trace) for trace in traces], chunksize=1)
             if arguments.each:
                 for trace, row in zip(traces, found, strict=True):
@@ -61,6 +70,19 @@ def regrets(policies: Sequence[Callable[..., Any]], trace: Trace) -> list[float]
         done = ride(*start(policy, trace))
         found += [1 - done.rate() / best, 1 - done.rate(EARLY) / late]
     return found
+
+
+def short_regrets(policies: Sequence[Callable[..., Any]], trace: Trace) -> list[float]:
+    """Return the regret of each policy where every text is a first one, over their first tokens."""
+    texts = beginnings(trace, SHORT)
+    best = max(
+        harmonic_mean([fixed_rate(text, gamma, gamma, 0, text.length) for text in texts])
+        for gamma in range(LARGEST + 1)
+    )
+    return [
+        1 - harmonic_mean([ride(*start(policy, text)).rate() for text in texts]) / best
+        for policy in policies
+    ]
 
 
 def start(policy: Callable[..., Any], trace: Trace) -> tuple[Any, Trace, Any]:

@@ -10,6 +10,7 @@ over stale keys, and beyond each sliding window. A type is equal, or refused by 
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import re
 import sys
@@ -234,6 +235,18 @@ def _reason(outcome: Outcome) -> str:
     return reason.replace("|", "\\|")
 
 
+def arguments() -> list[str]:
+    """Return the types that the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kinds", nargs="*", metavar="TYPE", help="[default: all, to the page]")
+    kinds: list[str] = parser.parse_args().kinds
+    if unknown := sorted({*kinds} - {*causal_types()}):
+        parser.error(f"no causal model type is called {', '.join(unknown)}; {PAGE} lists them all")
+    return kinds
+
+
 def main(kinds: Sequence[str]) -> int:
     """Survey types; return 1 where the exporter failed by an error that is not a refusal."""
     outcomes = []
@@ -247,4 +260,4 @@ def main(kinds: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(arguments()))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shlex
 import sys
 import tempfile
@@ -22,7 +24,6 @@ from specrt.text import Tokenizer, read_prompts
 
 from peerbench.catalog import HERE, PEERS, MissingError, Models, label
 from peerbench.conversion import PRECISIONS
-from peerbench.machine import machine
 from peerbench.measure import Row, measure
 from peerbench.process import Runner, RunnerError
 from peerbench.protocol import AUTO, NGRAM, PLAIN, Gamma, Hello, Order, parse_gamma
@@ -34,6 +35,25 @@ SPECRT = "specrt"
 Command = list[str | Path]
 ONCE = {NGRAM, "model", "cascade"}
 """Modes tried at one gamma, or with the peer's own policy where it has one."""
+
+
+def machine() -> dict[str, object]:
+    """Return processor, cores that may be used, memory and system."""
+    return {
+        "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.processor(),
+        "family": _field(Path("/proc/cpuinfo"), "cpu family"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _field(Path("/proc/meminfo"), "MemTotal"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _field(path: Path, name: str) -> str:
+    if not path.exists():
+        return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -29,9 +29,9 @@ def make(checkpoint: Path, out: Path, precision: str) -> None:
     if precision == "fp32":
         (out / FULL).rename(out / "model.gguf")
         return
-    command = [VENV / "build" / "bin" / "llama-quantize", "--pure", out / FULL, out / "model.gguf"]
-    subprocess.run([*command, TYPES[precision], "2"], check=True)
-    (out / FULL).unlink()
+    program, full = VENV / "build" / "bin" / "llama-quantize", out / FULL
+    subprocess.run([program, "--pure", full, out / "model.gguf", TYPES[precision], "2"], check=True)
+    full.unlink()
 
 
 def _write_full(checkpoint: Path, path: Path) -> None:

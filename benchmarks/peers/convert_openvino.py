@@ -22,10 +22,10 @@ WEIGHTS = {
 
 def make(checkpoint: Path, out: Path, precision: str) -> None:
     """Export with optimum-intel, keys and values as states."""
-    cli = Path(sys.executable).with_name("optimum-cli")
+    export = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
     task = ["--task", "text-generation-with-past", "--library", "transformers"]
-    command = [cli, "export", "openvino", "--model", checkpoint, *task, *WEIGHTS[precision], out]
-    subprocess.run(command, check=True)
+    paths = ["--model", str(checkpoint), str(out)]
+    subprocess.run([*export, *task, *WEIGHTS[precision], *paths], check=True)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ def make(checkpoint: Path, out: Path, precision: str) -> None:
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
     options = [] if precision == "fp32" else ["--extra_options", *QUANTIZED]
     with tempfile.TemporaryDirectory() as cache:
-        command = [*builder, "-i", checkpoint, "-o", out, "-p", precision, "-e", "cpu", "-c", cache]
-        subprocess.run([*command, *options], check=True)
+        paths = ["-i", str(checkpoint), "-o", str(out), "-c", cache]
+        subprocess.run([*builder, *paths, "-p", precision, "-e", "cpu", *options], check=True)
 
 
 if __name__ == "__main__":

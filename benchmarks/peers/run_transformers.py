@@ -84,7 +84,8 @@ class Transformers:
 
 
 def _load(folder: Any) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     model.generation_config.eos_token_id = None  # so that nothing ends early
     return model
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import specrt
 from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
-from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
+from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line, shortage
 from specrt.params import AUTO
 from specrt.system import available_bytes, how_to_install
 from specrt.text import Tokenizer
@@ -70,7 +70,6 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
-    progress("read checkpoints", 0.0)
     inputs = find_inputs(recipe)
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)
@@ -410,7 +409,8 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 def _refused(error: OSError, out: Path) -> BuildError:
     place = error.filename2 or error.filename or out
-    return BuildError(f"the build stopped: {error.strerror or error} ({place}); {out} is as it was")
+    why = f"the build stopped: {error.strerror or error} ({place})"
+    return BuildError("; ".join(filter(None, (why, f"{out} is as it was", shortage(error)))))
 
 
 def _put_in_place(folder: Path, out: Path) -> None:

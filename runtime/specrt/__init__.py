@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False
+"""As type checkers know it; `typing` is imported later, where Ctrl-C prints one line."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from specrt.aio import AsyncStream
     from specrt.chat_template import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream

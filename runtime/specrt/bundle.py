@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
 from typing import Annotated, Any
@@ -82,6 +83,9 @@ GENERATION_CONFIG = "generation_config.json"
 _TOP_READ = {TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE}
 _BESIDE_READ = {"engine.onnx", "engine.data", "engine.plan", "engine.json"}
 """Names that are read in a bundle, and beside an engine: none may be there and not be listed."""
+
+_MOST_BYTES = 64 << 20
+"""Of a manifest."""
 
 _AGAIN = "build the bundle again with `specrt build RECIPE`"
 
@@ -223,20 +227,45 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise ValueError("it is no file")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError(f"it holds {short(data)}; expected an object with `format`")
     except (FileNotFoundError, NotADirectoryError):
         there = "is not a bundle: it has no manifest.json"
         what = there if folder.exists() else "does not exist"
-        raise BundleError(
-            f"{folder} {what}; build one with `make engines` or `specrt build RECIPE`"
-        ) from None
+        raise BundleError(f"{folder} {what}; {missing(folder)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
             f"{path} cannot be read ({error}); {shortage(error) or _AGAIN}"
         ) from error
     return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON whose names differ: readers disagree on which of two counts."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{short(twice)} is there twice; expected one of a name")
+    return values
+
+
+def missing(folder: Path) -> str:
+    """Return the remedy for a folder without a manifest: the bundle meant, or how to build one."""
+    here = [path for place in (BUILD_ROOT, folder.parent) for path in _bundles(place)]
+    names = {path.name: path for path in here}
+    near = get_close_matches(folder.name, names, n=1)
+    likely = [*(names[name] for name in near), *_bundles(folder)]
+    if likely:
+        return f"did you mean {str(likely[0])!r}?"
+    return "build one with `make engines` or `specrt build RECIPE`"
+
+
+def _bundles(place: Path) -> list[Path]:
+    return sorted(path.parent for path in place.glob(f"*/{FILE_NAME}"))
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
@@ -318,11 +347,10 @@ class Bundle:
     def beside(self, engine: str) -> dict[str, HeldFile]:
         """Return what was hashed in the folder of an engine, by name in it."""
         folder = PurePosixPath(engine).parent
-        names = [PurePosixPath(name) for name in self.held]
         return {
-            name.relative_to(folder).as_posix(): self.held[str(name)]
-            for name in names
-            if name.is_relative_to(folder)
+            PurePosixPath(name).relative_to(folder).as_posix(): file
+            for name, file in self.held.items()
+            if PurePosixPath(name).is_relative_to(folder)
         }
 
     def file(self, name: str) -> Path:

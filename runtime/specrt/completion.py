@@ -8,37 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from reprlib import Repr
 from typing import Any, NamedTuple, Protocol
 
 from specrt.params import AUTO, Gamma
+from specrt.records import shown
 from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.round import Round
-
-
-class _Shortening(Repr):
-    """Cuts long texts and lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring, self.maxlist, self.maxother = 80, 4, 1000
-
-    def repr_float(self, number: float, level: int) -> str:
-        return f"{number:.4g}"
-
-
-def shown(record: object, *names: str) -> str:
-    """Return a short representation of a record: some of its attributes, those that are not None.
-
-    The others are there all the same; a notebook and a debugger print this.
-    """
-    values = ((name, getattr(record, name)) for name in names)
-    told = [f"{name}={_SHORT.repr(value)}" for name, value in values if value is not None]
-    return f"{type(record).__name__}({', '.join(told)})"
-
-
-_SHORT = _Shortening()
 
 
 @dataclass
@@ -246,6 +222,9 @@ class Chunk(NamedTuple):
     """How many of the tokens, from the first, were drafted; the rest is the target's own."""
     logprobs: list[Entry] | None = None
     """One for each token; None without `logprobs`."""
+
+    def __repr__(self) -> str:
+        return shown(self, "text", "token_ids", "accepted")
 
 
 @dataclass

@@ -61,9 +61,13 @@ def read_spelling(decoder: Decoder | None) -> Spelling | None:
         elif kind == "Metaspace" and not seen:
             kept = " " if part["prepend_scheme"] == "never" else ""
             replacements.append((part["replacement"], " ", kept))
-        elif kind in ("ByteFallback", "Fuse"):
+        elif kind == "Fuse" or (kind == "ByteFallback" and "Fuse" not in seen):
             seen.add(kind)
-        elif kind == "Strip" and "Fuse" in seen and (part["start"], part["stop"]) == (1, 0):
+        elif (
+            kind == "Strip"
+            and "Fuse" in seen
+            and (part["start"], part["stop"], strip) == (1, 0, b"")
+        ):
             strip = part["content"].encode()
         else:
             return None

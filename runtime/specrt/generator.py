@@ -46,7 +46,8 @@ def prompt_tokens(
     given: Any = prompt
     if isinstance(prompt, str):
         given = tokenizer.encode(prompt, parse_special=parse_special)
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
+    number = getattr(given, "shape", None) == ()  # an array, and nothing to go through
+    if number or isinstance(given, bytes) or not isinstance(given, Iterable):
         raise RequestError(
             f"the prompt is of type {type(given).__name__}; expected text or token ids"
         )

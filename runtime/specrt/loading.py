@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, SupportsIndex
 
 from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
-from specrt.completion import Completion, shown
+from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.records import shown
 from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
@@ -21,6 +21,7 @@ from specrt.constraints import (
     schema_text,
 )
 from specrt.errors import RequestError, did_you_mean
+from specrt.records import shown
 
 Row = NDArray[np.float32]
 
@@ -104,7 +105,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the scores of tokens."""
     bad_words: tuple[str, ...] = ()
-    """Texts that are ruled out, at the beginning of a text or after a space."""
+    """Texts that are ruled out, as the tokenizer spells them at the beginning of a text, after a
+    space, and in the middle of one."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only tokens that may come; all when None."""
     min_tokens: int = 0
@@ -184,6 +186,11 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
 
+    def __repr__(self) -> str:
+        """Show what is not the default."""
+        given = (f.name for f in fields(self) if getattr(self, f.name) != _default(f))
+        return shown(self, *given)
+
     def _fill(self) -> None:
         """Put empty collections in place of None, which vLLM has for them."""
         for name, kind in _COLLECTIONS:
@@ -231,6 +238,11 @@ class SamplingParams:
                 raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
+
+
+def _default(option: Field[Any]) -> Any:
+    made = option.default_factory
+    return option.default if made is MISSING else made()
 
 
 def _check_names(options: Iterable[str]) -> None:

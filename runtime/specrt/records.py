@@ -1,4 +1,4 @@
-"""Hold JSON to declared types: a frozen dataclass says which fields there are, and what kind."""
+"""Hold JSON to declared types, which a frozen dataclass says; show records in short."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from reprlib import Repr
 from reprlib import repr as short
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -123,3 +124,27 @@ def _held(value: Any, kind: type[T], name: str, words: str) -> T:
     if isinstance(value, kind):
         return value
     raise ValueError(f"{name} is {short(value)}; expected {words}")
+
+
+class _Shortening(Repr):
+    """Cuts long texts and lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxlist, self.maxother = 80, 4, 1000
+
+    def repr_float(self, number: float, level: int) -> str:
+        return f"{number:.4g}"
+
+
+def shown(record: object, *names: str) -> str:
+    """Return a short representation of a record: some of its attributes, those that are not None.
+
+    The others are there all the same; a notebook and a debugger print this.
+    """
+    values = ((name, getattr(record, name)) for name in names)
+    told = [f"{name}={_SHORT.repr(value)}" for name, value in values if value is not None]
+    return f"{type(record).__name__}({', '.join(told)})"
+
+
+_SHORT = _Shortening()

@@ -58,9 +58,10 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_FREE = _words(
-    "abs attr count d default first items last length map reject rejectattr select selectattr"
-)
+_LAZY = _words("map reject rejectattr select selectattr")
+"""Filters that look at elements only as they are asked for."""
+
+_FREE = _LAZY | _words("abs attr count d default first items last length")
 """Filters that look at no more than one element, or at each as it is asked for."""
 
 _PLAIN = _words(
@@ -92,8 +93,10 @@ _TIMES_METHODS = _words(
     "center expandtabs ljust lstrip rfind rindex rjust rpartition rstrip strip zfill"
 )
 _DEEP_TESTS = _words(
-    "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in lower upper"
+    "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in lower upper filter test"
 )
+_NUMBER_TESTS = _words("divisibleby even odd")
+"""Tests by `%`, which formats where it is given text."""
 
 _REFUSED: dict[type[nodes.Node], str] = {
     nodes.Block: "block", nodes.Extends: "extends", nodes.FromImport: "from",
@@ -101,7 +104,7 @@ _REFUSED: dict[type[nodes.Node], str] = {
 }  # fmt: skip
 """Statements that need other files, or copy every variable, or are worked out beforehand."""
 
-_COUNTED, _WEIGHED, _SLICED, _PAID = " counted", " settled", " sliced", " pay"
+_COUNTED, _WEIGHED, _SLICED, _KEY, _PAID = " counted", " settled", " sliced", " keyed", " pay"
 """Filters that are put into a template here. They are methods of the sandbox and in no table, so
 that no template can name them."""
 
@@ -150,11 +153,15 @@ def weight(value: Any, spend: Callable[[int], object] = int) -> int:
             inner += parts
         level, depth = inner, depth + 1
         if depth > DEEPEST:
-            raise RequestError(
-                f"the chat template nests lists more than {DEEPEST} deep; expected messages and "
-                "what they hold: correct it in the checkpoint and build the bundle again"
-            )
+            raise _too_deep("lists")
     return total
+
+
+def _too_deep(what: str) -> RequestError:
+    return RequestError(
+        f"the chat template nests {what} more than {DEEPEST} deep; expected messages and what they "
+        "hold: correct it in the checkpoint and build the bundle again"
+    )
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -167,15 +174,19 @@ def _parts(value: Any) -> Sequence[Any]:
 
 
 def _factor(values: Iterable[Any]) -> int:
-    """Return how often arguments may repeat a value: integers by size, text by length."""
+    """Return how often arguments, weighed before, may repeat a value.
+
+    Integers count by size, text by length, and what holds others as the text of all.
+    """
     total = 1
     for value in values:
         if isinstance(value, int):
             total += abs(value)
         elif isinstance(value, str):
             total += len(value)
-        elif isinstance(value, (list, tuple)):
-            total += _factor(value)
+        else:
+            parts = _parts(value)
+            total += _factor(parts) + 4 * len(parts) if parts else 0
     return total
 
 
@@ -237,6 +248,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.spend(self._size(value))
         return value
 
+    def keyed(self, key: Any) -> Any:
+        """Pay for hashing the key of a mapping."""
+        return _check_key(self._weighed(key))
+
     def counted(self, values: Any, each: int) -> Any:
         """Return something to iterate over that costs steps for each element."""
         return _Counted(values, each, self.budget.spend)
@@ -263,7 +278,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif isinstance(left, _SIMPLE) and isinstance(right, _SIMPLE):
             spend(self._size(left) + self._size(right))
         else:  # differences of sets hash what is in them
-            self._weighed((left, right))
+            for side in self._weighed((left, right)):
+                _check_keys([()] if isinstance(side, ItemsView) else _parts(side))
         result = super().call_binop(context, operator, left, right)
         return _check_integer(result)
 
@@ -278,6 +294,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         __self.budget.spend(_CALL + len(args) + len(kwargs))
         if isinstance(__obj, LoopContext):  # of a recursive loop
             args = tuple([__self.counted(one, __self._nodes) for one in args])
+            if "iterable" in kwargs:
+                kwargs["iterable"] = __self.counted(kwargs["iterable"], __self._nodes)
         elif not isinstance(__obj, (Macro, Joiner, Undefined)):
             args = tuple([[*one] if isinstance(one, Iterator) else one for one in args])
             given = {k: v for k, v in kwargs.items() if k not in ("_loop_vars", "_block_vars")}
@@ -293,6 +311,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         if id(function) in self._functions:
             self._weighed(values)
+            if function in (dict, _Namespace) and values and not isinstance(values[0], dict):
+                _check_keys(map(_first, _parts(values[0])))
             return
         method = getattr(function, "__wrapped__", function)  # jinja wraps `str.format`
         name = getattr(method, "__name__", "")
@@ -322,8 +342,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._pay_replace(text, *values[:2])
         elif name in ("split", "rsplit", "splitlines"):
             pieces = values[0] if values else None
-            count = text.count(pieces) if isinstance(pieces, str) and pieces else len(text)
-            self.budget.spend(count)
+            by_text = isinstance(pieces, str) and pieces != ""
+            self.budget.spend(self._count(text, str(pieces)) if by_text else len(text))
             self._pay_times(text, values if name == "rsplit" else ())
         elif name in _TIMES_METHODS:
             self._pay_times(text, values)
@@ -332,7 +352,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return True
 
     def _pay_times(self, value: Any, values: Sequence[Any]) -> None:
-        weighs = weight(value, self.budget.spend)
+        weighs = self._weigh(value)
+        self._weighed(values)
         self.budget.spend(weighs * _factor(values) - weighs)
 
     def _pay_parts(self, values: Iterable[Any]) -> None:
@@ -340,7 +361,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _pay_replace(self, value: Any, old: Any = "", new: Any = "") -> None:
         text, old, new = str(self._weighed(value)), str(self._weighed(old)), str(self._weighed(new))
-        self.budget.spend(text.count(old) * (1 + len(new) // UNIT))
+        self.budget.spend(self._count(text, old) * (1 + len(new) // UNIT))
+
+    def _count(self, text: str, part: str) -> int:
+        """Count a text in another; Python looks at some again for each place it tries."""
+        self.budget.spend(min(len(text) * len(part), 1 << 22) >> 10)
+        return text.count(part)
 
     def _pay_format(self, form: str, mark: str, values: Any) -> None:
         """Pay for formatting: each place may show all values, in a field of a stated width.
@@ -358,7 +384,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 "the chat template formats text with a width that is a value; expected a number in "
                 "the format: correct it in the checkpoint and build the bundle again"
             )
-        for digits in re.findall("[0-9]+", " ".join(specs)):
+        for digits in re.findall(r"\d+", " ".join(specs)):
             self.budget.spend(int(digits[:20]))
         self.budget.spend(form.count(mark) * self._weigh(values))
 
@@ -381,18 +407,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def paid(*args: Any, **kwargs: Any) -> Any:
-            value = None
-            if len(args) > skipped:
-                value = args[skipped]
-                if name not in _FREE and isinstance(value, Iterator):
-                    value = [*value]
-                    args = (*args[:skipped], value, *args[skipped + 1 :])
-            given = [*args[skipped + 1 :], *kwargs.values()]
+            named = {n: kwargs[n] for n in ("old", "new") if n in kwargs} | kwargs  # of `replace`
+            value, given = args[skipped], [*args[skipped + 1 :], *named.values()]
+            if name not in _FREE and isinstance(value, Iterator):
+                value = [*value]
             self._pay_filter(name, value, given)
-            result = _check_integer(function(*args, **kwargs))
-            if isinstance(result, Iterator):
-                return _Counted.steps(result, _factor(given), self.budget.spend)
-            return result
+            if name in _LAZY and value:
+                value = _Counted(value, _factor(given), self.budget.spend)
+            result = function(*args[:skipped], value, *args[skipped + 1 :], **kwargs)
+            return _Lazy(result, value) if name in _LAZY else _check_integer(result)
 
         return paid
 
@@ -420,11 +443,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _test(self, name: str, test: Any) -> Any:
         """Return a test that is paid for, where it looks at whole values."""
-        if name not in _DEEP_TESTS:
+        if name not in _DEEP_TESTS | _NUMBER_TESTS:
             return test
 
         @functools.wraps(test)
         def paid(*args: Any) -> Any:
+            if name in _NUMBER_TESTS and isinstance(args[0], str):
+                raise TypeError(f"the test {name!r} is of numbers, not of text")
             return test(*[self.settled(arg) for arg in args])
 
         return paid
@@ -434,7 +459,7 @@ class _Generator(CodeGenerator):
     """Writes prices as calls of the sandbox."""
 
     def visit_Filter(self, node: nodes.Filter, frame: Frame) -> None:  # noqa: N802
-        if node.name not in (_COUNTED, _WEIGHED, _SLICED, _PAID) or node.node is None:
+        if node.name not in (_COUNTED, _WEIGHED, _SLICED, _KEY, _PAID) or node.node is None:
             super().visit_Filter(node, frame)
             return
         self.write(f"environment.{node.name.strip()}(")
@@ -450,20 +475,48 @@ class _Counted:
         self._values, self._each, self._spend = values, each, spend
 
     def __iter__(self) -> Iterator[Any]:
-        return self.steps(iter(self._values), self._each, self._spend)
+        for value in self._values:
+            self._spend(self._each)
+            yield value
 
     def __len__(self) -> int:
         return len(self._values)
 
-    @staticmethod
-    def steps(values: Iterator[Any], each: int, spend: Callable[[int], object]) -> Iterator[Any]:
-        for value in values:
-            spend(each)
-            yield value
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    @property
+    def depth(self) -> int:
+        """How many lazy filters it is the result of."""
+        return self._values.depth if isinstance(self._values, _Lazy) else 0
+
+
+class _Lazy:
+    """What a lazy filter yields. Each over another is a level of Python's stack, so few may be."""
+
+    def __init__(self, results: Iterator[Any], values: Any) -> None:
+        self.depth = 1 + (values.depth if isinstance(values, _Counted) else 0)
+        if self.depth > DEEPEST:
+            raise _too_deep("filters over filters")
+        self._results = results
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._results)
 
 
 class _Namespace(Namespace):
-    """A namespace, which may hold itself and is no text."""
+    """A namespace, which may hold itself and is no text.
+
+    Its attributes are the template's, but for those that Python and Jinja ask every object for.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") or name == "jinja_pass_arg":
+            return object.__getattribute__(self, name)
+        return super().__getattribute__(name)
 
     def __repr__(self) -> str:
         raise TypeError("a namespace is not text")
@@ -528,7 +581,8 @@ class _Priced(NodeTransformer):
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.key = _weighed(node.key)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _filtered(node.key, _KEY)
         return node
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
@@ -545,6 +599,26 @@ def _weighed(node: nodes.Expr) -> nodes.Expr:
 def _filtered(node: Any, name: str, *args: int) -> nodes.Filter:
     constants = [nodes.Const(arg) for arg in args]
     return nodes.Filter(node, name, constants, [], None, None, lineno=node.lineno)
+
+
+def _check_key(key: Any) -> Any:
+    """Refuse lists and ranges as keys: their hashes can be made to collide."""
+    if isinstance(key, (str, int, float, type(None), Undefined)):
+        return key
+    raise RequestError(
+        f"the chat template has a key of the type {type(key).__name__!r}; expected text or a "
+        "number: correct it in the checkpoint and build the bundle again"
+    )
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    for key in keys:
+        _check_key(key)
+
+
+def _first(pair: Any) -> Any:
+    """Return the key of a pair; one that can be read but once counts as a key itself."""
+    return pair[0] if isinstance(pair, (str, list, tuple)) and pair else pair
 
 
 def _check_integer(value: Any) -> Any:

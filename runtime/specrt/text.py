@@ -6,14 +6,15 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal, NamedTuple, get_args
 
 from tokenizers import Tokenizer as HubTokenizer
+from tokenizers.models import WordLevel
 
 from specrt.detokenizer import (
     CONTEXT,
@@ -27,8 +28,13 @@ from specrt.errors import BundleError, RequestError, did_you_mean, shortage
 _WORDS = ("role", "type")
 """Keys of a message whose values a template compares, and may make control tokens of."""
 
+_LINE = 'expected lines such as {"prompt": "TEXT"}'
+
 _STAND_INS = range(0x10FFFD, 0x10F000, -1)
 """Private characters, which no tokenizer joins with others."""
+
+_LONGEST_CONTROL = 256
+"""Characters; only what a normalizer drops makes the text of a control token longer."""
 
 
 class ChatPrompt(str):
@@ -40,9 +46,9 @@ class ChatPrompt(str):
     def __new__(
         cls, text: str, messages: Sequence[Any], render: Callable[[Sequence[Any]], str]
     ) -> ChatPrompt:
-        """Keep what the text was made of."""
+        """Keep what the text was made of; raises RequestError for what could hide text."""
         made = super().__new__(cls, text)
-        made._messages, made._render = deepcopy(messages), render
+        made._messages, made._render = _copied(list(messages)), render
         return made
 
     _messages: Sequence[Any]
@@ -57,40 +63,72 @@ class ChatPrompt(str):
         used, stand_ins = set(self), dict[str, str]()
         free = (chr(code) for code in _STAND_INS if chr(code) not in used)
 
+        def stand_in(char: str) -> str:
+            if char not in stand_ins:
+                stand_ins[char] = next(free, "")
+            if not stand_ins[char]:
+                raise RequestError(
+                    f"the messages hold all private characters from {chr(_STAND_INS[-1])!a} to "
+                    f"{chr(_STAND_INS[0])!a}, and a control token's text; leave one of these out"
+                )
+            return stand_ins[char]
+
         def cover(value: Any, *, word: bool = False) -> Any:
             if isinstance(value, str):
                 text = list(value)
                 for at in _exposed(value, controls, whole=word):
-                    text[at] = stand_ins.get(text[at]) or stand_ins.setdefault(text[at], next(free))
+                    text[at] = stand_in(text[at])
                 return "".join(text)
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 return {cover(k, word=True): cover(v, word=k in _WORDS) for k, v in value.items()}
-            return [cover(v) for v in value] if isinstance(value, list | tuple) else value
+            return [cover(v) for v in value] if isinstance(value, list) else value
 
-        messages = cover(list(self._messages))
+        messages = cover(self._messages)
         if not stand_ins:
             return str(self), str(self)
         text = self._render(messages)
         return text, text.translate({ord(s): char for char, s in stand_ins.items()})
 
 
+def _copied(value: Any) -> Any:
+    """Return a copy of what messages hold.
+
+    Raises: RequestError for what JSON has none of.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_copied(k): _copied(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(v) for v in value]
+    raise RequestError(
+        f"the messages hold an object of type {type(value).__name__}; expected text, numbers, "
+        "lists and mappings, as JSON has them"
+    )
+
+
 def _exposed(text: str, controls: Collection[str], *, whole: bool) -> set[int]:
-    """Return where each control token that a text has a part in, or the `whole`, begins in it."""
+    """Return where a text holds control tokens, and where its part in one, or the `whole`, begins.
+
+    A template may drop the blanks around the text.
+    """
     found = set[int]()
+    head, tail = text.lstrip(), text.rstrip()
+    first = len(text) - len(head)
     for control in controls:
         at = text.find(control)
         while at >= 0:
-            found.add(at)
+            found.update(range(at, at + len(control)))  # which a normalizer may drop some of
             at = text.find(control, at + 1)
-        if whole:
+        if whole or len(control) > _LONGEST_CONTROL:
             continue
-        if text and text in control:
-            found.add(0)
+        for begin, part in ((0, text), (first, text.strip())):
+            if part and part in control:
+                found.add(begin)
         for length in range(1, min(len(control), len(text) + 1)):
-            if text.endswith(control[:length]):
-                found.add(len(text) - length)
-            if text.startswith(control[-length:]):
-                found.add(0)
+            start, end = control[:length], control[-length:]
+            found |= {len(part) - length for part in (text, tail) if part.endswith(start)}
+            found |= {at for at, part in ((0, text), (first, head)) if part.startswith(end)}
     return found
 
 
@@ -215,7 +253,7 @@ class Tokenizer:
         """
         own, known = found, set[str]()
         restored = text = str(prompt)
-        while more := {text[c.start : c.end].strip() for c in own} - known:
+        while more := {_bare(text[c.start : c.end]) for c in own} - known - {""}:
             known |= more
             text, restored = prompt.guarded(known)
             own = self._found(self._tokenizer.encode(text, add_special_tokens=False), text)
@@ -253,7 +291,10 @@ class Tokenizer:
         ]
 
     def _found(self, encoding: Any, text: str) -> list[Control]:
-        """Return the control tokens that were found in a text; one for unknown text is none."""
+        """Return the control tokens that were found in a text; one for unknown text is none.
+
+        A normalizer may have dropped characters between those of one.
+        """
         names = self._controls
         if self.special.isdisjoint(encoding.ids):
             return []
@@ -262,13 +303,24 @@ class Tokenizer:
             for position, (token, (start, end)) in enumerate(
                 zip(encoding.ids, encoding.offsets, strict=True)
             )
-            if token in names and _folded(text[start:end]) == _folded(names[token])
+            if token in names
+            and (_folded(text[start:end]) == _folded(names[token]) or token != self._unknown)
         ]
+
+    @cached_property
+    def _unknown(self) -> int | None:
+        """The token for text that the vocabulary lacks."""
+        model = json.loads(self.to_json())["model"]
+        name = model.get("unk_token")
+        found: int | None = (
+            model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        )
+        return found
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before a text, and behind it."""
-        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        encoding = self._tokenizer.post_process(_one_token(), add_special_tokens=True)
         pairs = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
         before = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
         after = [token for token, _ in takewhile(lambda pair: pair[1], reversed(pairs))]
@@ -304,7 +356,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Return the text that ids add behind others, special tokens left out."""
         if self._spelling is None and not before:
-            return self._decoded(list(ids))
+            return self._decoded([*filter(self._is_text, ids)])
         detokenizer = self.detokenizer(before)
         return detokenizer.push(ids) + detokenizer.finish()
 
@@ -355,6 +407,11 @@ def _state(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
+def _one_token() -> Any:
+    """Return an encoding of one token, which no special tokens stand beside."""
+    return HubTokenizer(WordLevel({"": 0}, "")).encode("a")
+
+
 def _unspaced(part: Any, place: Place) -> Any:
     """Return a normalizer or pre-tokenizer that puts no space before a text at a place."""
     if part is None or place == "start":
@@ -371,6 +428,11 @@ def _unspaced(part: Any, place: Place) -> Any:
     if kind == "ByteLevel" and middle and "add_prefix_space" in part:
         return {**part, "add_prefix_space": False}
     return part
+
+
+def _bare(text: str) -> str:
+    """Return a text without the blanks around it, or blanks alone as they are."""
+    return text.strip() or text
 
 
 def _folded(text: str) -> str:
@@ -399,7 +461,7 @@ def read_prompts(path: Path) -> list[PromptRecord]:
         if line.strip():
             prompts.append(_parse(f"{path}:{number}", line))
     if not prompts:
-        raise RequestError(f"{path} holds no prompts; expected JSON lines with `prompt` or `turns`")
+        raise RequestError(f"{path} holds no prompts; {_LINE}")
     return prompts
 
 
@@ -456,11 +518,11 @@ def _parse(place: str, line: str) -> PromptRecord:
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{place} is not JSON: {error}") from None
+        raise RequestError(f"{place} is not JSON: {error}; {_LINE}") from None
     if not isinstance(data, dict):
-        raise RequestError(f"{place} is {type(data).__name__}; expected an object with `prompt`")
+        raise RequestError(f"{place} is {short(data)}, not an object; {_LINE}")
     turns = data.get("turns")
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
-        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`")
+        raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`; {_LINE}")
     return PromptRecord(text, str(data.get("category", "")), place)

@@ -54,6 +54,25 @@ def refusal(folder: Path, remedy: str = "specrt build RECIPE") -> str:
     return said
 
 
+def test_a_manifest_that_readers_may_take_for_another_is_refused(bundle: Path) -> None:
+    place = bundle / "manifest.json"
+    text = place.read_text()
+    place.write_text(text.replace('"files":', '"files": {}, "files":', 1))
+    assert "manifest.json cannot be read ('files' is there twice" in refusal(bundle)
+    place.write_text(text)
+    with place.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "manifest.json cannot be read (it has more than" in refusal(bundle)
+
+
+def test_a_name_may_be_spelled_in_several_ways(bundle: Path) -> None:
+    (bundle / "target" / "notes").write_text("")
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    empty = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+    edit(bundle, "files", {**files, "./target//notes": empty})
+    assert {"engine.onnx", "notes"} <= {*Bundle.open(bundle).beside("target/engine.onnx")}
+
+
 def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # opening imports no engine library
     opened = Bundle.open(bundle)

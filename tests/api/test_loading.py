@@ -11,6 +11,7 @@ import pytest
 
 import specrt
 from scheduler.support import rows
+from specrt.completion import Chunk
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import LLM
@@ -65,10 +66,15 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
 
 
 def test_what_is_printed_is_short_and_nothing_is_lost(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=90, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    params = SamplingParams(max_tokens=90, ignore_eos=True, logprobs=20, prompt_logprobs=2)
     (output,) = llm.generate([[1, 2, 3] * 12], params)
     done = output.completion
-    for record in (output, output.outputs[0], done, done.speculation, done.timings):
+    chunk = Chunk("a" * 1000, [1] * 9, logprobs=done.logprobs)
+    wide = SamplingParams(choice=["abc" * 100] * 90, logit_bias=dict.fromkeys(range(900), 1.0))
+    assert repr(SamplingParams(n=3, seed=4)) == "SamplingParams(n=3, seed=4)"
+    for record in (
+        output, output.outputs[0], done, done.speculation, done.timings, chunk, wide, params,
+    ):  # fmt: skip
         told = repr(record)
         assert len(told) < 700
         assert told.startswith(f"{type(record).__name__}(")

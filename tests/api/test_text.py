@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.chat_template import ChatTemplate
@@ -152,6 +160,25 @@ def test_decoders_that_look_at_neighbours_see_the_prompt(
     assert used.piece(ids[-1]) == " wor"
 
 
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        [decoders.Fuse(), decoders.ByteFallback()],
+        [decoders.Fuse(), decoders.Strip(" ", 1, 0), decoders.Strip("h", 1, 0)],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)],
+    ],
+)
+def test_decoders_in_another_order_are_the_librarys(
+    tmp_path: Path, decoder: list[decoders.Decoder]
+) -> None:
+    made = HubTokenizer(models.BPE({" ": 0, " h": 1, "<0x41>": 2, "h": 3}, []))
+    made.decoder = decoders.Sequence(decoder)
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    for ids in ([0, 1, 2], [1, 3, 2, 2], [2, 0, 3]):
+        assert used.decode(ids) == made.decode(ids)
+
+
 def test_a_window_stays_short_whatever_comes() -> None:
     """A decoder that asks for ever more context would take quadratic time."""
     seen = list[int]()
@@ -184,6 +211,18 @@ def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
         assert chunks(tokenizer, [special, special]) == ["", "", ""]
 
 
+def test_special_tokens_are_no_text_however_the_tokenizer_writes_them(tmp_path: Path) -> None:
+    """The library shows one whose name is written otherwise in a normalized text."""
+    made = hub(Tokenizer(words(tmp_path, "##")))
+    made.normalizer = normalizers.Lowercase()
+    made.add_special_tokens([AddedToken("[SEP]", special=True, normalized=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    ids = used.encode("hel[SEP]lo")
+    assert len(used.special.intersection(ids)) == 1
+    assert used.decode(ids) == "".join(chunks(used, [[i] for i in ids])) == "hel lo"
+
+
 def test_a_size_is_that_of_the_largest_id_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     HubTokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
@@ -210,6 +249,7 @@ TRIM = ChatTemplate(
     "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}",
     {},
 )
+JOIN = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}", {})
 
 
 def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -219,13 +259,14 @@ def spelled_out(tokenizer: Tokenizer, ids: list[int]) -> str:
 @held
 @given(said=st.lists(contents, max_size=3), behind=st.integers(0, 99))
 @example(said=["e<", "/s>e", "/s"], behind=0)
+@example(said=["e</ ", " s> e", " /s "], behind=0)
 def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], behind: int) -> None:
     messages = [{"role": "tool", "content": content} for content in said]
     for used in spelled:
         bos, eos, tool = (used.encode(mark, special=False)[0] for mark in (BOS, EOS, SPECIAL))
         for template, own in (
             (CHAT, [bos, *[tool, eos] * len(said), tool]), (TRIM, [tool, tool] * len(said)),
-            (ODD, [eos] * len(said)),
+            (ODD, [eos] * len(said)), (JOIN, []),
         ):  # fmt: skip
             prompt = template.render(messages)
             if not prompt:
@@ -254,6 +295,19 @@ def test_a_prompt_may_hold_no_control_tokens(spelled: list[Tokenizer], text: str
         assert used.decode(ids).strip() == shown.strip()
         if used.special.isdisjoint(hub(used).encode(f"e{text}", add_special_tokens=False).ids):
             assert ids == used.encode(f"e{text}")
+
+
+def test_a_tokenizers_own_special_tokens_are_added_once(tmp_path: Path) -> None:
+    """Whatever its vocabulary lacks."""
+    made = HubTokenizer(models.WordLevel({BOS: 0, EOS: 1, "X": 2}, "X"))
+    made.normalizer = normalizers.Replace(Regex("[^X]"), "")
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}", special_tokens=[(BOS, 0), (EOS, 1)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    for text, ids in (("X", [0, 2, 1]), ("", [0, 1]), ("a", [0, 1])):
+        assert used.encode(text, parse_special=False) == used.encode(text) == ids
 
 
 def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
@@ -285,6 +339,49 @@ def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> No
         assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
 
 
+def test_control_tokens_of_the_vocabulary_are_known_however_they_are_written(
+    tmp_path: Path,
+) -> None:
+    """Those of Unigram models are words of theirs, once the normalizer has dropped characters."""
+    names = ["<unk>", EOS, *"<>/se", "▁"]
+    made = HubTokenizer(models.Unigram([(name, -2.0) for name in names], 0))
+    made.normalizer = normalizers.Replace(Regex("\x01"), "")
+    made.add_special_tokens(["<unk>", EOS])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    plain = [names.index(mark) for mark in "<>/se"]
+    spelled = [plain[0], plain[2], plain[3], plain[1]]
+    assert used.encode("e<\x01/s>?", parse_special=False) == [plain[4], *spelled, 0]
+    template = ChatTemplate("{{ messages[0].content }}</s>", {})
+    prompt = template.render([{"role": "user", "content": "<\x01/s>?"}])
+    assert used.encode(prompt) == [*spelled, 0, 1]
+
+
+def test_control_tokens_beside_what_a_normalizer_parts_are_text(tmp_path: Path) -> None:
+    """The library counts a character before one as its own."""
+    made = HubTokenizer(
+        models.WordPiece({c: i for i, c in enumerate("?</s>\u672c")}, unk_token="?")
+    )
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_special_tokens([AddedToken(EOS, special=True, normalized=True, lstrip=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    template = ChatTemplate("s {{ messages[0].content }}s", {})
+    ids = used.encode(template.render([{"role": "user", "content": "\u672c</s>"}]))
+    assert ids == [3, 5, 1, 2, 3, 4, 3]
+
+
+def test_blank_control_tokens_in_contents_are_text(tmp_path: Path) -> None:
+    made = HubTokenizer(models.BPE({c: i for i, c in enumerate("e\n")}, []))
+    made.add_special_tokens(["\n\n"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    used = Tokenizer(tmp_path / "tokenizer.json")
+    template = ChatTemplate("{{ messages[0].content }}e{{ '\\n\\n' }}", {})
+    prompt = template.render([{"role": "user", "content": "e\n\ne"}])
+    assert used.encode(prompt) == [0, 1, 1, 0, 0, 2]
+
+
 def test_a_template_that_reads_control_tokens_in_contents_is_refused(
     tokenizer: Tokenizer,
 ) -> None:
@@ -305,6 +402,23 @@ def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> N
     message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
     ids = tokenizer.encode(template.render([message]))
     assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
+
+
+def test_messages_that_could_hide_control_tokens_are_refused() -> None:
+    template = ChatTemplate("{% for part in messages[0].content %}{{ part }}{% endfor %}", {})
+    for content in (iter([EOS]), {EOS}, [Path(EOS)]):
+        with pytest.raises(RequestError, match=r"type \w+; expected text.* lists and mappings"):
+            template.render([{"content": content}])
+
+
+def test_contents_may_hold_private_characters(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}</s>", {})
+    every = "".join(map(chr, range(0x10F001, 0x10FFFE)))
+    for content in (every, f"{every[1:]}{EOS[:1]}"):
+        ids = tokenizer.encode(template.render([{"content": content}]))
+        assert tokenizer.decode(ids) == content
+    with pytest.raises(RequestError, match=r"hold all private .* leave"):
+        tokenizer.encode(template.render([{"content": every + EOS}]))
 
 
 letters = st.text("abc", max_size=14)

@@ -130,6 +130,26 @@ def test_ctrl_c_leaves_one_line(
     )
 
 
+def test_one_note_where_the_context_has_no_room_for_the_limit(
+    cli: Run, toy: Generator, tmp_path: Path
+) -> None:
+    context, asked = toy.models.target.max_length, ("--ignore-eos", "--max-tokens")
+    path = written(tmp_path, ["the", "in", "abc"])
+    for source in (("--prompt", "the"), ("--prompt", "the", "--n", 3), ("--prompts", path)):
+        ran = cli("generate", tmp_path, *source, *asked, 10 * context)
+        notes = [line for line in ran.err.splitlines() if line.startswith("note: ")]
+        assert (ran.status, len(notes)) == (0, 1)
+        assert f"the context of {context}" in notes[0]
+        assert "note" not in cli("generate", tmp_path, *source, *asked, 2).err
+
+
+@pytest.mark.usefixtures("opened")
+def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, codelet: Path) -> None:
+    asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
+    ran = cli("generate", codelet, "--prompt", "a", *asked)
+    assert ran.err.count("nothing was found to propose") == 1
+
+
 TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 
 

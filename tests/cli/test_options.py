@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli.conftest import Run
 from specrt.cli.options import progress, table
+from specrt.errors import ExportError
 
 
 def test_a_table_holds_every_cell_in_its_column() -> None:
@@ -52,6 +55,17 @@ def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, termina
     assert shown == "warning: little memory"
 
 
+def test_a_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    with progress("tune") as show:
+        show(0.5, "settings " * 9)
+    (line,) = terminal.getvalue().splitlines()[-1:]
+    assert len(line.rpartition("\r")[2].removesuffix("\x1b[K")) < 30
+
+
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("verb", ["bench", "verify", "build"])
 def test_a_long_verb_is_heard_of_in_a_pipe(
@@ -70,3 +84,20 @@ def test_a_long_verb_is_heard_of_in_a_pipe(
     assert ran.status == 0
     assert ran.err.startswith(f"{verb}")
     assert "%" in ran.err
+
+
+def test_an_export_is_heard_of_in_a_pipe(
+    cli: Run, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_graph(*_: object, progress: Callable[[str], None]) -> None:
+        progress("trace")
+        raise ExportError("that is all")
+
+    exporter = SimpleNamespace(export_graph=export_graph, attach_graph=None)
+    monkeypatch.setitem(sys.modules, "specrt_export.portable.exporter", exporter)
+    ran = cli("export", engines / "codelet/checkpoint/draft", "--out", tmp_path / "a.onnx")
+    assert ran.status == 2
+    first, last = ran.err.splitlines()
+    assert (first[:13], last) == ("export: trace", "specrt: that is all")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in cli("export", tmp_path / "empty", "--out", "a.onnx").refusal

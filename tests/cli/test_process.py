@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -45,7 +46,7 @@ def test_an_answer_that_is_cut_off(codelet: Path, how: str) -> None:
         else:
             process.stdout.close()
             assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == (130 if how == "ctrl-c" else 1)
+        assert process.wait(timeout=60) == (130 if how == "ctrl-c" else 141)
 
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
@@ -58,9 +59,10 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
         "slow, sys.argv[1:] = sys.argv[1], ['inspect']\n"
+        "sys.modules.pop(slow, None)\n"
         "runpy.run_module('specrt', run_name='__main__')\n"
     )
-    for module in ("click", "specrt.cli.inspect"):
+    for module in ("typing", "click", "specrt.cli.inspect"):
         done = run(sys.executable, "-c", script, module)
         assert (done.returncode, done.stderr) == (130, b"specrt: interrupted\n")
 
@@ -78,6 +80,32 @@ def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
         done = run(*COMMAND, "inspect", str(codelet), "--json", stdout=full)
     told = b"specrt: standard output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize(
+    ("verb", "stream", "status"), [("inspect", 1, 141), ("inspect", 2, 0), ("bogus", 2, 2)]
+)
+def test_a_reader_that_left_is_told_nothing(
+    codelet: Path, verb: str, stream: int, status: int
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb", 0) as gone:
+        how = {"stdout": gone} if stream == 1 else {"stderr": gone}
+        done = run(*COMMAND, verb, str(codelet), **how)
+    assert (done.returncode, done.stderr or b"") == (status, b"")
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--prompt-file", "--prompts"])
+def test_a_dash_is_standard_input(codelet: Path, option: str) -> None:
+    text = "import os\n"
+    given = json.dumps({"prompt": text}) if option == "--prompts" else text
+    asked = ("--max-tokens", "2", "--threads", "1", "--json")
+    found = [
+        json.loads(run(*COMMAND, "generate", str(codelet), *words, *asked, input=stdin).stdout)
+        for words, stdin in (((option, "-"), given.encode()), (("--prompt", text), b""))
+    ]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
 
 
 def test_closed_streams_are_no_reason_to_fail() -> None:

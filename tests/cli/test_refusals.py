@@ -40,6 +40,7 @@ GENERATE = [
     ("--prompt a --regex (a", "--regex cannot be enforced: unclosed group; docs/structured.md"),
     ("--prompt a --grammar {none}", "--grammar {none} cannot be read: No such file"),
     ("--prompt a --grammar {grammar}", "--grammar {grammar} cannot be enforced: line 1: "),
+    ("--prompt", "see `specrt generate --help`"),
     ("text", "'text' is one argument too many; give a text as --prompt TEXT"),
 ]
 BENCH = [
@@ -149,6 +150,39 @@ def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_p
     (copy / "target/engine.data").unlink()
     missing = "target/engine.data is missing; build the bundle again with `specrt build"
     assert all(missing in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
+
+
+@pytest.mark.parametrize("line", ["hello", "[1]", '{"text": "a"}', ""])
+def test_a_prompt_file_of_anything_else_is_told_what_a_line_holds(
+    cli: Run, codelet: Path, tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(line)
+    for verb in ("generate", "verify", "bench", "tune"):
+        assert '{"prompt": "TEXT"}' in cli(verb, codelet, "--prompts", path).refusal
+
+
+def test_a_bundle_that_was_likely_meant_is_named(
+    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "engines/build/codelet"
+    place.mkdir(parents=True)
+    shutil.copy(codelet / "manifest.json", place)
+    (tmp_path / "engines/codelet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("codelet", "engines/build/codlet", "engines/codelet", "engines/build"):
+        for words in (("inspect", name), ("generate", name), ("chat", name), ("tune", name)):
+            assert "did you mean 'engines/build/codelet'?" in cli(*words).refusal
+    assert "did you mean" not in cli("inspect", "qwen").refusal
+
+
+def test_nothing_given_where_nothing_was_built(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = cli("generate").refusal
+    assert "engines/build/codelet does not exist; build one with" in said
+    assert "text to complete" not in said
 
 
 def test_standard_input_is_held(cli: Run, codelet: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ import specrt
 from cli.conftest import Run
 from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
+from specrt.cli.options import ProgressLine
 from specrt.params import AUTO, SamplingParams
 from specrt.tuning import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
@@ -79,6 +81,35 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
     ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)
     assert ran.status == 0
     assert "is ignored: it was measured on another machine (cpu Abacus, not " in ran.err
+
+
+def test_one_percentage_says_first_how_long_it_takes(
+    cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(ProgressLine, "update", lambda _, share, stage: shares.append(share))
+    assert cli("tune", bundle, "--prompts", four_prompts, "--threads", 1).status == 0
+    assert (shares == sorted(shares), shares[0], shares[-1]) == (True, 0.0, 1.0)
+    monkeypatch.undo()
+    monkeypatch.setattr("specrt.cli.tune.measure_costs", Mock(side_effect=KeyboardInterrupt))
+    for prompts, settings in ((("--prompts", four_prompts), True), ((), False)):
+        first, *_ = cli("tune", bundle, *prompts).err.splitlines()
+        assert re.search(r"0% costs, about \d+ s", first)
+        assert ("settings, about 90 s" in first) is settings
+
+
+def test_a_limit_takes_prompts_from_all_files(
+    cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = four_prompts.with_name("other.jsonl")
+    other.write_text('{"prompt": "import os\\n"}\n' * 4, encoding="utf-8")
+    files = ("--prompts", four_prompts, "--prompts", other)
+    checked = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("specrt.cli.tune.check_prompts", checked)
+    for limit, used in ((4, 4), (100, 8)):
+        assert cli("tune", bundle, *files, "--limit", limit).status == 130
+        prompts = checked.call_args.args[0]
+        assert (len(prompts), prompts.count(prompts[0])) == (used, used // 2)
 
 
 def test_an_interrupted_tuning_keeps_the_old_one(

@@ -203,10 +203,10 @@ class Spelled:
     def __init__(self, words: dict[str, list[int]]) -> None:
         self._words = words
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, behind: int = 0) -> list[int]:
         """Return the tokens of a word."""
         assert not special
-        return self._words[text]
+        return self._words[f"\n{text[behind:]}" if behind else text]
 
 
 def _options_of_rules(rng: np.random.Generator, vocabulary: int) -> Document:
@@ -273,7 +273,7 @@ def rules() -> Iterator[Case]:
         names = rng.choice([*FUNCTIONS], int(rng.integers(0, 3))).tolist()
         spelled = {
             space + word: rng.integers(0, vocabulary + 2, int(rng.integers(0, 4))).tolist()
-            for word, space in product(("one", "two", "three"), ("", " "))
+            for word, space in product(("one", "two", "three"), ("", " ", "\n"))
         }
         ends = rng.integers(0, vocabulary + 2, int(rng.integers(0, 3))).tolist()
         functions = tuple(FUNCTIONS[name] for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -23,6 +24,9 @@ from specrt.detokenizer import StopStrings
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
+from specrt.text import Tokenizer
+from support.toy import STYLES, Style
+from support.toy import sentencepiece as written
 
 # ---- text ----
 
@@ -242,6 +246,24 @@ def test_texts_are_encoded_as_in_python(
         assert generator.tokenizer.special.isdisjoint(ids)
         assert generator.tokenizer.decode(ids) == text
         assert (ids == parsed) == ("<|endoftext|>" not in text)
+
+
+@pytest.mark.parametrize("style", [None, *STYLES])
+def test_words_are_spelled_as_the_middle_of_a_text(
+    native_calls: NativeCalls, codelet: Path, tmp_path: Path, style: Style | None
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
+    library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
+    folder = codelet
+    if style is not None:
+        folder = written(tmp_path, style).parent
+        config = {"tokenizer_class": "T5Tokenizer" if style == "t5" else "LlamaTokenizer"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    words = ["o", "hello", "the", "ow", " ol", "to he"]
+    call = {"call": "encoded", "bundle": str(folder), "tokenizer": str(library), "texts": words}
+    used = Tokenizer(folder / "tokenizer.json")
+    spelled = [used.encode(f" {word}", special=False, behind=1) for word in words]
+    native_calls.check([({**call, "middle": True}, spelled)])
 
 
 # ---- passes ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -157,6 +158,12 @@ def test_passes_of_every_width_return_what_the_model_returns(
     site.change(machine={"integrated": integrated}, case=case, **change)
     if site.flavour == "rtx":
         (site.folder / "engine.kernels").write_text("kernels")
+    assert site.check("passes") == ""
+
+
+def test_kernels_that_are_no_file_are_not_waited_for(site: Site) -> None:
+    site.change(rtx=True)
+    os.mkfifo(site.folder / "engine.kernels")
     assert site.check("passes") == ""
 
 

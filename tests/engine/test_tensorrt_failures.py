@@ -103,7 +103,7 @@ def test_whatever_fails_is_an_error_and_everything_is_given_back(call: str, code
 
 @pytest.mark.parametrize(
     ("call", "gamma"),
-    [("execute_async_v3", 0), ("cudaMemcpyAsync", 3), ("cudaGraphLaunch", 2)],
+    [("execute_async_v3", 0), ("cudaMemcpyAsync", 3), ("cudaStreamSynchronize", 2)],
 )
 def test_a_failed_pass_ends_its_engine_and_a_failed_round_both(call: str, gamma: int) -> None:
     """The device answers again, but what was written is not known."""
@@ -147,6 +147,35 @@ def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: boo
     assert graphs.captured == 0
     for kind in ("rounds of gamma 2 with", "passes of width 1 with 1 scored"):
         assert any(kind in said and "kernel by kernel" in said for said in graphs.refusals)
+
+
+def test_a_graph_that_cannot_be_launched_is_not_tried_again() -> None:
+    """Its work runs kernel by kernel, and the others stay graphs."""
+    pair, honest = ready(), ready()
+    for one in (pair, honest):
+        one.rounds.run([5], 4, 5, 4, 2)
+        one.target.forward([[1]], 5)
+    expected = honest.rounds.run([5], 4, 5, 4, 2).tokens
+    graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
+    assert graphs is not None
+    before = graphs.captured
+    works: list[Callable[[], object]] = [
+        lambda: pair.rounds.run([5], 4, 5, 4, 2),
+        lambda: pair.target.forward([[1]], 5),
+    ]
+    for n, work in enumerate(works, 1):
+        pair.device.cuda.fail("cudaGraphLaunch")
+        work()
+        tried = pair.device.calls["cudaGraphLaunch"]
+        assert pair.rounds.run([5], 4, 5, 4, 2).tokens == expected
+        assert pair.device.calls["cudaGraphLaunch"] == tried
+        graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
+        assert graphs is not None
+        assert (graphs.captured, len(graphs.refusals)) == (before - n, n)
+    assert all("kernel by kernel: cannot launch a graph" in said for said in graphs.refusals)
+    for one in (pair, honest):
+        one.close()
+    assert pair.device.live == []
 
 
 def test_a_pass_without_a_profile_names_those_there_are() -> None:

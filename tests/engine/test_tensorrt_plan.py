@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +209,19 @@ def test_kernels_are_kept_for_the_next_time(tmp_path: Path) -> None:
     assert kept.read_bytes() == b"kernels 1"
     assert run(b"") == b"kernels 1"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["target.kernels", "target.plan"]
+    kept.chmod(0o666)
+    assert run(b"kernels 2") == b""
+    assert run(b"") == b"kernels 2"
+    with kept.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert run(b"") == b""
+    kept.unlink()
+    os.mkfifo(kept)
+    assert run(b"") == b""
+    kept.unlink()
+    kept.symlink_to("/dev/zero")
+    assert run(b"kernels 3") == b""
+    assert (kept.read_bytes(), kept.is_symlink()) == (b"kernels 3", False)
 
 
 def test_a_plan_is_opened_with_what_it_was_built_to_want(tmp_path: Path) -> None:

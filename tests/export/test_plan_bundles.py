@@ -253,8 +253,7 @@ def test_a_library_that_is_missing_is_named(
     write_pair: Callable[..., Path], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["build", str(write_pair()), "--backend", "tensorrt", "--out", str(out)]) == 2
-    first, told = capsys.readouterr().err.splitlines()
-    assert stage(first) == "read checkpoints"
+    (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("specrt: backend tensorrt needs TensorRT, which is not installed")
     assert nothing_left(out)
 
@@ -268,5 +267,5 @@ def test_what_a_library_does_not_offer_is_refused_before_any_work(
     stages: list[str] = []
     with pytest.raises((BuildError, EngineError), match=r"capability '9\.0'; it knows"):
         build(mixed, out, lambda stage, done: stages.append(stage))
-    assert stages == ["read checkpoints"]
+    assert stages == []
     assert nothing_left(out)

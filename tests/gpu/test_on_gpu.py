@@ -50,6 +50,6 @@ def test_logits_are_those_of_the_portable_graph_replayed_or_launched(
         )  # fmt: skip
 
     with closing(opened(True)) as engine:
-        assert engine._captured == CAPTURES
+        assert [engine.captures(width, 1) for width in (CAPTURES, CAPTURES + 1)] == [True, False]
         check_logits(engine, GraphRun(graph, weights), TOLERANCES[precision], Evidence())
     check_replays(opened, Evidence())

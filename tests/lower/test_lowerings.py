@@ -6,14 +6,19 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
 from lower.test_half import stays_on_device
 from portable.zoo import MODELS, WIDE, Exported, architectures
 from specrt.errors import BuildError
-from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.lower.canonical import split_heads
+from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, in_memory
+from specrt_export.lower.projections import find_projection, find_projections
+from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import runs_here
 
 pytestmark = pytest.mark.skipif(
@@ -101,6 +106,28 @@ def test_every_architecture_means_the_same(
         assert case.model.opset_import[0].version == 20
     if how.startswith("tensorrt"):
         assert found.keys() <= {s.name for s in onnx.defs.get_all_schemas()}, "standard ones only"
+
+
+def test_query_key_and_value_that_lie_together_by_head_are_projections_of_their_own() -> None:
+    """As in GPT-NeoX: the rows of a head are those of its query, of its key, of its value."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[1, S, 8] x) => (float[1, 2, S, 4] q, float[1, 2, S, 4] k, float[1, 2, S, 4] v)
+        <int64[4] shape = {1, -1, 2, 12}> {
+            across = Transpose <perm = [1, 0]> (w)
+            y = MatMul (x, across)
+            heads = Reshape (y, shape)
+            turned = Transpose <perm = [0, 2, 1, 3]> (heads)
+            q, k, v = Split <axis = 3, num_outputs = 3> (turned)
+        }"""
+    weight = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
+    view = GraphView(onnx.parser.parse_model(text), {"w": in_memory("w", weight)})
+    find_projections(view)
+    split_heads(view)
+    assert not view.nodes("Split")
+    for place, name in enumerate("qkv"):
+        reshape = view.maker(view.maker(name, "Transpose").input[0], "Reshape")
+        rows = find_projection(view, reshape.input[0]).matrix.values.rows(0, 8)
+        assert np.array_equal(rows, weight.reshape(2, 3, 4, 8)[:, place].reshape(8, 8))
 
 
 @pytest.mark.parametrize("how", ["tensorrt", "tensorrt-old"])

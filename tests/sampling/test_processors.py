@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from specrt.sampling.processors import (
 )
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text import Tokenizer
-from support.toy import TableEngine, generator, near
+from support.toy import STYLES, Style, TableEngine, generator, near, sentencepiece
 
 SIZE = 12
 Row = np.ndarray[Any, np.dtype[np.float32]]
@@ -233,6 +235,20 @@ def test_what_a_request_rules_out_does_not_come(pair: Pair, gamma: int) -> None:
     assert max(Counter(pairwise(whole)).values()) == 1
     ended = text(min_tokens=21, stop_token_ids=list(range(0, VOCABULARY, 2)))
     assert [token % 2 for token in ended].index(0) == len(ended) - 1 > 20
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_bad_words_do_not_come_in_the_middle_of_a_text(tmp_path: Path, style: Style) -> None:
+    """SentencePiece vocabularies put a space before a word that begins a text."""
+    used = Tokenizer(sentencepiece(tmp_path, style))
+    target = TableEngine(4, vocab=used.size, memory=3)
+    letters = sorted({*used.encode("o"), *used.encode("hello")} - used.special)
+    params = SamplingParams(max_tokens=80, temperature=1.0, seed=1, allowed_token_ids=letters)
+    made = generator(target, near(target, 5, 0.8), used)
+    assert "o" in made.generate("the", params).text
+    found = made.generate("the", replace(params, bad_words=("o",))).text
+    assert found
+    assert "o" not in found.replace("lo", "")
 
 
 def test_a_draft_is_masked_as_the_target_is(pair: Pair) -> None:

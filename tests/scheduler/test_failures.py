@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import pytest
 
+import specrt.scheduler
 from scheduler.support import (
     LONG,
     SOME,
@@ -31,6 +35,8 @@ from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text import Tokenizer
 from support.rows import packed, padded
 from support.toy import TableEngine
+
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 def processed(*processors: Callable[[list[int], Any], Any]) -> SamplingParams:
@@ -229,6 +235,54 @@ def test_an_interruption_leaves_no_gap_and_is_raised_once(
             pytest.fail("one Ctrl-C was raised twice")
 
 
+SCHEDULER = str(Path(specrt.scheduler.__file__).parent)
+
+
+@contextmanager
+def interrupted_at(call: int) -> Iterator[None]:
+    """Raise where a signal's handler may: as a function within the scheduler begins or returns."""
+    left = iter(range(call))
+
+    def tick(frame: FrameType, *_: Any) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(SCHEDULER) or code.co_name == "<genexpr>":
+            return  # what a collected generator raises is not seen
+        if next(left, None) is None:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(tick)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_interruption_anywhere_leaves_a_scheduler_that_works(
+    tokenizer: Tokenizer, batch: int
+) -> None:
+    made, one, params = rows(padded, batch, tokenizer), alone(tokenizer), SHORT
+    expected = [one.generate([i, 2], params).token_ids for i in range(4)]
+    for call in range(1, 3000, 13):
+        streams = [made.stream([i, 2], params, gamma=3) for i in range(4)]
+        with interrupted_at(call):
+            for stream in streams:
+                next(stream, None)
+            streams[0].close()
+            made.forget()
+        with no_more_steps(made, 500):
+            for stream, tokens in zip(streams, expected, strict=True):
+                try:
+                    done = stream.finish()
+                except RequestError:
+                    continue  # the text may lack what the interruption was in
+                assert done.token_ids == tokens[: len(done.token_ids)], call
+            assert made.generate([3, 2], params).token_ids == expected[3], call
+
+
 def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> None:
     made, params = rows(packed, 2, tokenizer), SamplingParams(max_tokens=4)
     first, second = shared_prompt(40), [(i * 11 + 5) % 251 for i in range(40)]
@@ -287,6 +341,27 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
     for chunk in stream:
         found += chunk.token_ids
     assert found == stream.completion.token_ids
+
+
+def test_a_row_may_be_read_again_while_it_is_taken(tokenizer: Tokenizer) -> None:
+    made, one, found = rows(padded, 1, tokenizer), alone(tokenizer), list[int]()
+    stream = made.stream([1, 2, 3], LONG, gamma=0)
+    found += next(stream).token_ids
+
+    class Read(deque[Any]):
+        """Chunks of which another thread fetches one whenever somebody counts eight."""
+
+        def __len__(self) -> int:
+            count = super().__len__()
+            if count >= 8:
+                found.extend(self.popleft().token_ids)
+            return count
+
+    request_of(made, [1, 2, 3]).chunks = Read()
+    assert made.generate([9], SOME).token_ids == one.generate([9], SOME).token_ids
+    for chunk in stream:
+        found += chunk.token_ids
+    assert found == one.generate([1, 2, 3], LONG, gamma=0).token_ids
 
 
 def test_completions_that_are_over_give_their_memory_back(

@@ -67,6 +67,17 @@ def test_without_costs_the_first_tokens_are_hardly_slower() -> None:
     assert mean(shares) > 0.96
 
 
+def test_a_draft_tuned_as_if_it_never_paid_is_tried_all_the_same() -> None:
+    trace = Trace("", steady(0.9, 3000, 1), INT8, tuned=INT8.scaled(draft=1e9))
+    assert ride(AutoGamma(trace.known, LARGEST), trace).rate(1000) >= 0.95 * best_fixed(trace, 1000)
+
+
+def test_the_first_tokens_of_a_first_text_are_hardly_slower_than_at_the_best_fixed_gamma() -> None:
+    """A long draft that was never timed costs a pass a token, and is not tried for nothing."""
+    found = [replay_gamma.short_regrets([AutoGamma], trace)[0] for trace in traces()["recorded"]]
+    assert mean(found) < 0.01
+
+
 class Resigned(AutoGamma):
     """Never drafts again once drafting did not pay."""
 

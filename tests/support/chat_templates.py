@@ -216,7 +216,7 @@ KNOWN = {
 ') }}{%- endif -%}{%- endmacro -%}
 {%- macro box() -%}[{{ caller() }}]{%- endmacro -%}
 {%- for m in messages if m.role != 'robot' -%}{%- call box() -%}{{ m.role|upper ~ ': ' ~ render(m.content) }}{%- endcall -%}{{ '%02d' % loop.index }}{{ "{:>3}|{}".format(loop.index, m.role) }}{{ loop.previtem|default('none') is mapping }}{{ loop.nextitem.role if loop.nextitem is defined }}{%- endfor -%}
-{%- set text -%}{% filter upper %}{{ messages[-1].role }}{% endfilter %}{%- endset -%}{{ text|length }}{{ messages|map(attribute='role')|unique|sort|join(', ') }}{{ messages|selectattr('role','equalto','user')|list|length }}{{ messages|groupby('role')|map('first')|list|tojson }}{{ dict(a=1, b=[1,2,{'c': none}])|dictsort|tojson(indent=2) }}{{ (1, 2.5)|sum }}{{ 2**10 // 3 % 7 }}{{ 'abc'[::-1] }}{{ 'a,b'.split(',')|reverse|list }}{{ range(3)|batch(2, 'x')|list }}{{ {'a': 1}.items()|list }}{{ messages[0].get('name', 'nobody') }}{{ 'x' * 3 + 'y' }}{{ cycler('a','b').next() }}{{ 'title me'|title }}{{ 3.14159|round(2) }}{{ ' x '.strip() ~ 5 ~ none ~ true }}{% generation %}{{ messages[0].content[:5] | indent(4) }}{% endgeneration %}{{ '' if tools is none }}""",
+{%- set text -%}{% filter upper %}{{ messages[-1].role }}{% endfilter %}{%- endset -%}{{ text|length }}{{ messages|map(attribute='role')|unique|sort|join(', ') }}{{ messages|selectattr('role','equalto','user')|list|length }}{{ messages|groupby('role')|map('first')|list|tojson }}{{ dict(a=1, b=[1,2,{'c': none}])|dictsort|tojson(indent=2) }}{{ (1, 2.5)|sum }}{{ 2**10 // 3 % 7 }}{{ 'abc'[::-1] }}{{ 'a,b'.split(',')|reverse|list }}{{ range(3)|batch(2, 'x')|list }}{{ {'a': 1}.items()|list }}{{ messages[0].get('name', 'nobody') }}{{ 'x' * 3 + 'y' }}{{ cycler('a','b').next() }}{{ 'title me'|title }}{{ 3.14159|round(2) }}{{ ' x '.strip() ~ 5 ~ none ~ true }}{% generation %}{{ messages[0].content[:5] | indent(4) }}{% endgeneration %}{{ '' if tools is none }}{{ 'aXa'|replace(new='b', old='a', count=1) }}{{ 'a generator' if messages|selectattr('role', 'equalto', 'nobody') }}{{ 3 is odd }}{{ 9 is divisibleby 3 }}{{ 'trim' is filter }}{{ {1.5: none, true: 4}|tojson }}{{ none|map('x')|list }}{{ namespace([('q', 7)]).q }}""",
 }
 """The forms that transformers renders for these families; `macros` has what others use."""
 
@@ -252,8 +252,17 @@ HOSTILE = {
         _many("{% set y = d.items()|list %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
         _many("{% set y = d.keys() - [] %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
         _TREES + "{{ {'a': ns.a}.items() - {'a': ns.b}.items() }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}"
-        "{% set ns.x = ns.x|map('string') %}{% endfor %}{{ ns.x|list }}",
+        *(_many("{% set y = range(99999)|" + f + "|first %}") for f in (
+            "select('none')", "reject('integer')", "selectattr('q')", "rejectattr('real', 'integer')",
+        )),
+        "{% for x in [1] recursive %}{% if loop.depth < 9 %}{{ loop(iterable=range(99999)) }}{% endif %}{% endfor %}",
+        _many("{% set y = z.split(t) %}", "{% set z, t = 'a' * 2400, 'a' * 600 ~ 'b' ~ 'a' * 300 %}"),
+        "{{ ('a' * 99999)|replace(new='b' * 99999, old='a') }}",
+        "{{ ('a' * 99999)|replace('a', count=99999, new='b' * 99999) }}",
+        "{{ '{:>٩٩٩٩٩٩٩٩٩}'.format('x') }}",
+        *("{% set x = " + held + " %}{{ range(99999)|join(x) }}" for held in (
+            "[0] * 99999", "[none] * 99999", "[0.1] * 99999", "{1: [0] * 99999}", "{'a': 'x' * 99999}",
+        )),
         "{{ 'x'|center(10 ** 10) }}", "{{ 'x'|center(10000000000) }}", "{{ 'x'.center(10 ** 10) }}",
         "{{ 'x'.ljust(10 ** 10) }}", "{{ 'x'.zfill(10 ** 10) }}", "{{ 'x' * 10 ** 10 }}",
         "{{ 10 ** 10 * 'x' }}", "{{ [1] * 10 ** 10 }}", "{{ ('\t' * 1000).expandtabs(10 ** 8) }}",
@@ -276,6 +285,7 @@ HOSTILE = {
             "{{ ns.a|safe|length }}", "{{ [ns.a]|unique|list }}", "{{ raise_exception(ns.a) }}",
             "{{ ns.a in [ns.b] }}", "{{ [ns.a, ns.b]|sort }}", "{{ '%s' % [ns.a] }}",
             "{{ '{}'.format(ns.a) }}", "{{ [ns.b].index(ns.a) }}", "{{ dict([(ns.a, 1)]) }}",
+            "{{ ns.a is filter }}", "{{ ns.a is test }}", "{{ [1]|join(ns.a) }}",
         )),
         *map(_doubled, (
             "{% set ns.x = ns.x ~ ns.x %}", "{% set ns.x = ns.x + ns.x %}",
@@ -295,6 +305,8 @@ HOSTILE = {
         "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     ),
     "deep": (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(20000) %}"
+        "{% set ns.x = ns.x|map('string') %}{% endfor %}{{ ns.x|list }}",
         "{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = (ns.x,) %}{% endfor %}"
         "{{ {ns.x: 1} }}",
     ),
@@ -316,6 +328,17 @@ HOSTILE = {
     ),
     "undefined": ("{{ lipsum(n=10 ** 9) }}",),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ a" + "|e" * 20000 + " }}"),
-    "not text": ("{% set ns = namespace() %}{% set ns.x = [ns, ns] %}{{ ns }}",),
+    "of numbers": (
+        "{{ '%999999999d' is odd }}", "{{ ['%999999999d']|select('even')|list }}",
+        "{{ '%999999999d' is divisibleby 5 }}",
+    ),
+    "has a key of the type": (
+        "{{ {(1, 2): 3} }}", "{{ {range(2): 3} }}", "{{ dict([((1, 2), 3)]) }}",
+        "{{ namespace([((1, 2), 3)]).x }}", "{{ {1: 2}.items() - [] }}", "{{ [(1, 2)] - {}.keys() }}",
+    ),
+    "not text": (
+        "{% set ns = namespace() %}{% set ns.x = [ns, ns] %}{{ ns }}",
+        _many("{% set y = n|escape %}", "{% set n = namespace(__html__=x.upper) %}"),
+    ),
 }  # fmt: skip
 """By a word of the refusal."""

@@ -12,18 +12,38 @@ from typing import Any
 import click
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaForCausalLM
 
 from pair.errors import BadInputError
-from pair.loss import losses
-from pair.model import load_model, new_model
+from pair.model import load_model, logits_of, new_model
 from pair.schedule import Clock, next_time, rate
 from pair.stage import STAGES, Options
 from pair.tokenizer import load_tokenizer
 from pair.tokens import load_tokens, training_starts, windows_at
 
 REPORT_EVERY = 20  # steps between lines where the output is not a terminal
+TRUE_TEXT_WEIGHT = 0.1  # of the cross-entropy while distilling
+
+
+def losses(
+    model: LlamaForCausalLM, teacher: LlamaForCausalLM | None, windows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (what to minimise, cross-entropy); a teacher's student follows its distributions.
+
+    Shapes: windows int64 [batch, window + 1].
+    Source: Hinton et al. 2015, arXiv:1503.02531 (distillation, here without a temperature).
+    """
+    logits = logits_of(model, windows)
+    entropy = functional.cross_entropy(logits, windows[:, 1:].flatten())
+    if teacher is None:
+        return entropy, entropy
+    with torch.no_grad():
+        truth = logits_of(teacher, windows).log_softmax(-1)
+    own = logits.log_softmax(-1)
+    divergence = functional.kl_div(own, truth, reduction="batchmean", log_target=True)
+    return divergence + TRUE_TEXT_WEIGHT * entropy, entropy
 
 
 def first_model(name: str, o: Options) -> LlamaForCausalLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from specrt.engine.protocol import Engine, cuda_graphs
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
-from specrt.params import AUTO, SamplingParams
+from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.text import read_prompts
+from specrt_export.portable.graph import GraphRun
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -41,18 +42,6 @@ REOPENINGS = 3
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
 them."""
-
-
-class Reference(Protocol):
-    """What an engine is compared with; `specrt_export.portable.graph.GraphRun` is one."""
-
-    def reset(self, batch: int, length: int) -> None:
-        """Start over."""
-
-    def __call__(
-        self, tokens: Ids, start: Sequence[int], rows: Sequence[int]
-    ) -> tuple[Scores, Ids]:
-        """Feed tokens; return logits and argmax of the rows named."""
 
 
 class Pass(NamedTuple):
@@ -125,10 +114,10 @@ def check_equal(
 
     Raises: CheckError with how far apart they are.
     """
-    pairs = list(zip(passes, expected, strict=True))
+    pairs, same = list(zip(passes, expected, strict=True)), np.array_equal
     apart = max(float(np.abs(p.logits - e.logits).max()) for p, e in pairs)
     evidence.add(passes=len(pairs), largest_difference=apart)
-    if not all(np.array_equal(a, b) for p, e in pairs for a, b in zip(p, e, strict=True)):
+    if not all(same(p.logits, e.logits) and same(p.argmax, e.argmax) for p, e in pairs):
         raise CheckError(f"{what} differ by up to {apart:.2e}")
 
 
@@ -137,9 +126,7 @@ def relative(scores: Scores, expected: Scores) -> float:
     return float(np.abs(scores - expected).max()) / (float(np.ptp(expected)) or 1.0)
 
 
-def check_logits(
-    engine: Engine, reference: Reference, tolerance: float, evidence: Evidence
-) -> None:
+def check_logits(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
     """Compare logits with a reference, pass by pass.
 
     Raises: CheckError above the tolerance.
@@ -171,11 +158,11 @@ def check_logits(
 
 def check_replays(open_engine: Open, evidence: Evidence) -> None:
     """Compare passes that replay a CUDA graph with the same launched kernel by kernel."""
-    runs = []
-    for capture in (True, False):
-        with closing(open_engine(capture)) as engine:
-            runs.append(run_shapes(engine))
-    check_equal(evidence, *runs, "replayed and launched passes")
+    with closing(open_engine(True)) as engine:
+        replayed = run_shapes(engine)
+    with closing(open_engine(False)) as engine:
+        launched = run_shapes(engine)
+    check_equal(evidence, replayed, launched, "replayed and launched passes")
 
 
 def check_captures(engine: Any, evidence: Evidence) -> None:
@@ -216,7 +203,7 @@ def check_rollback(open_engine: Open, evidence: Evidence) -> None:
         check_equal(evidence, passes, expected, "passes over stale keys and fresh ones")
 
 
-def check_limit(engine: Engine, reference: Reference, tolerance: float, evidence: Evidence) -> None:
+def check_limit(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
     """Fill the buffers to the last position, in odd widths at the end.
 
     Raises: CheckError where scores are off.
@@ -426,7 +413,7 @@ def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "code
         evidence.add(
             notices=list(generator.notices), whole_rounds=generator.models.rounds is not None
         )
-        gammas = [*settings.gammas, AUTO]
+        gammas: list[Gamma] = [*settings.gammas, AUTO]
         report = None
         for report in compare(generator, prompts, gammas, settings.tokens, TIE):
             evidence.add(report.to_json())

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 from gpucheck.evidence import (
     FAILED,
@@ -35,22 +34,7 @@ it is sent a signal."""
 _PR_SET_PDEATHSIG = 1
 
 
-class Process(Protocol):
-    """What is needed of a child process; `subprocess.Popen` is one."""
-
-    pid: int
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code, negative after a signal.
-
-        Raises: subprocess.TimeoutExpired.
-        """
-
-    def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
-
-
-Start = Callable[[Path], Process]
+Start = Callable[[Path], "subprocess.Popen[bytes]"]
 """Starts a child in a session of its own, whose output goes into a file."""
 Clock = Callable[[], float]
 
@@ -58,7 +42,7 @@ Clock = Callable[[], float]
 def command(arguments: Sequence[str], environment: Mapping[str, str]) -> Start:
     """Return what starts a command."""
 
-    def start(log: Path) -> Process:
+    def start(log: Path) -> subprocess.Popen[bytes]:
         with log.open("w") as file:
             return subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -119,7 +103,9 @@ def _run(start: Start, seconds: float, told: Callable[[], bool], clock: Clock) -
         return "" if code == 0 else _reason(code, seconds, _last_lines(log)) + kept
 
 
-def _wait(child: Process, seconds: float, told: Callable[[], bool], clock: Clock) -> int | None:
+def _wait(
+    child: subprocess.Popen[bytes], seconds: float, told: Callable[[], bool], clock: Clock
+) -> int | None:
     """Return a child's exit code; None where it does not end within the seconds.
 
     One that has told its outcome, and hangs while it ends, is not waited for long.
@@ -134,7 +120,7 @@ def _wait(child: Process, seconds: float, told: Callable[[], bool], clock: Clock
     return None
 
 
-def _kill(child: Process) -> str:
+def _kill(child: subprocess.Popen[bytes]) -> str:
     """Kill a child and its children; say so where it stays, as one that waits in a driver does."""
     if child.poll() is not None:
         return ""

@@ -128,7 +128,7 @@ class Workbench(Machine):
 
     def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Engine:
         """Open an engine, whether or not its library lists this GPU."""
-        limits = {"max_length": built.max_length, "max_width": built.max_width}
+        limits: Any = {"max_length": built.max_length, "max_width": built.max_width}
         if built.backend in TENSORRT:
             record = built.record
             plan = open_plan(built.path, open_library(built.backend), device, record.wants)
@@ -138,13 +138,13 @@ class Workbench(Machine):
         return OrtCudaEngine(built.path, built.geometry, batch=1, capture=capture, **limits)
 
     @contextmanager
-    def engines(self, *models: Built, capture: bool = True) -> Iterator[list[Any]]:
+    def engines(self, *models: Built) -> Iterator[list[Any]]:
         """Open engines on one device, and close them all whatever happens."""
         with self.device(models[0].backend) as device:
             engines: list[Any] = []
             try:
                 for built in models:
-                    engines.append(self.open(built, device, capture=capture))
+                    engines.append(self.open(built, device))
                 yield engines
             finally:
                 for engine in engines:
@@ -156,8 +156,8 @@ class Workbench(Machine):
         tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
         with self.engines(target, draft) as engines:
             gammas = (0, *self.settings.gammas)
-            models = Models(*engines, gammas, rounds=fused_rounds(*engines))
-            yield Generator(models, tokenizer)
+            one, other = engines
+            yield Generator(Models(one, other, gammas, rounds=fused_rounds(one, other)), tokenizer)
 
     @contextmanager
     def bundle(self, pair: str, backend: str) -> Iterator[Generator]:
@@ -168,7 +168,7 @@ class Workbench(Machine):
         with opened as generator:
             yield generator
 
-    def reference(self, role: str) -> Any:
+    def reference(self, role: str) -> GraphRun:
         """Return codelet's portable graph in fp32 on the CPU."""
         source = codelet_source(role)
         return GraphRun(source.graph, source.weights)

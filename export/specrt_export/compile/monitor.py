@@ -18,13 +18,8 @@ from specrt.errors import BuildError
 
 Progress = Callable[[str, float], None]
 
-
-Handler = Callable[[int, FrameType | None], Any] | int | None
-
-
 _LONG = "Computing profile costs"
 """The phase that takes nearly all the time: the same number of steps for each profile."""
-
 
 _BEFORE, _AFTER = 0.05, 0.95
 """Where the long phase begins and ends."""

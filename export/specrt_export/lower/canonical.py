@@ -202,9 +202,9 @@ def _add_heads(
     if projection.bias is not None:
         pieces = [taken(projection.bias, row, row + size) for row in rows]
         bias = joined(pieces, f"{projection.bias.name}.heads{rows[0]}")
-    output = add_projection(view, projection.x, join_matrices(parts, name), bias)
+    projected = add_projection(view, projection.x, join_matrices(parts, name), bias)
     shape = view.add_constant("heads", np.array([0, 0, len(rows), size], np.int64))
-    split = view.add("Reshape", [output, shape])
+    split = view.add("Reshape", [projected, shape])
     view.add("Transpose", [split], outputs=[output], perm=[0, 2, 1, 3])
 
 

@@ -57,6 +57,8 @@ def read_graph(path: Path) -> onnx.ModelProto:
     """
     try:
         model = onnx.load(path, load_external_data=False)
+    except MemoryError:
+        raise
     except Exception as error:  # the library passes on whatever its parser raises
         raise ExportError(
             f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"

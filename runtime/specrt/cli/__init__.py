@@ -32,7 +32,8 @@ COMMANDS = {
 }
 """Verbs in the order a user meets them, each with its module and the function there."""
 
-INTERRUPTED = 130
+INTERRUPTED, CUT_OFF = 130, 141
+"""What a shell says of a program that SIGINT or SIGPIPE ended."""
 
 
 class Verbs(click.Group):
@@ -91,7 +92,8 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
     except SpecrtError as error:
         return _fail(str(error), 2)
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "specrt"
+        named = [word for word in args[:1] if word in COMMANDS]
+        path = error.ctx.command_path if error.ctx else " ".join(["specrt", *named])
         return _fail(f"{error.format_message()} (see `{path} --help`)", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
@@ -99,7 +101,7 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         _discard_output()  # the reader is gone
-        return 1
+        return CUT_OFF
     except Exception as error:
         if not isinstance(error, (OSError, ImportError)) and shortage(error) is None:
             raise  # a defect of ours: its traceback says where
@@ -119,6 +121,8 @@ def _refused(error: Exception) -> int:
 def _unwritten(error: OSError) -> int:
     """Report that standard output takes no more, and leave it alone from now on."""
     _discard_output()
+    if error.errno == errno.EPIPE:
+        return CUT_OFF
     return _fail(f"standard output cannot be written: {error.strerror}", 2)
 
 
@@ -173,7 +177,10 @@ def _no_errors() -> Iterator[None]:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"specrt: {message}", file=sys.stderr)
+    try:
+        print(f"specrt: {message}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it
+        _discard(2)
     return status
 
 

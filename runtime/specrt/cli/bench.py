@@ -36,6 +36,7 @@ from specrt.bench.report import (
 )
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
 from specrt.cli.options import (
+    InputFile,
     constraint_options,
     parse_gammas,
     print_notices,
@@ -246,8 +247,8 @@ def parse_rows(text: str) -> list[int]:
 
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--prompts", "files", type=click.Path(path_type=Path), required=True, multiple=True,
-              help="JSONL file of prompts; may be repeated.")  # fmt: skip
+@click.option("--prompts", "files", type=InputFile(), required=True, multiple=True,
+              help='JSONL file of prompts, as {"prompt": "TEXT"}; may be repeated.')  # fmt: skip
 @click.option("--category", "categories", multiple=True,
               help="Measure only prompts of this category; may be repeated.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Prompts of each category at most.  "

@@ -16,7 +16,7 @@ import click
 from specrt.bundle import BUILD_ROOT
 from specrt.cli.options import progress
 from specrt.engine.backends import backend_named
-from specrt.errors import BuildError
+from specrt.errors import BuildError, shortage
 from specrt.system import how_to_install, size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
@@ -162,7 +162,7 @@ def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:
         message = process.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         reason = "".join(message).removeprefix("specrt: ")
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
+        reason = "; ".join(filter(None, (str(error), shortage(error))))
     return None, f"{bundle} is not tuned: {reason or 'tuning ended without a message'}"
 
 

@@ -267,7 +267,12 @@ class Talk:
             empty = not stream.completion.token_ids
             _say("[stopped before any text: the message is removed]" if empty else "[stopped]")
         elif stream.completion.finish_reason == "length":
-            _say(f"[ended after {len(stream.completion.token_ids)} tokens: the limit]")
+            tokens, context = len(stream.completion.token_ids), self._session.context
+            full = stream.completion.prompt_tokens + tokens > context
+            _say(
+                f"[ended after {tokens} tokens: "
+                f"{f'the context of {context} is full' if full else 'the limit'}]"
+            )
 
     def _show(self, stream: Stream) -> bool:
         """Print an answer as it is generated; return whether Ctrl-C stopped it."""
@@ -449,7 +454,8 @@ def command(
     """Talk with the model of BUNDLE.
 
     Type a message, or /help. Ctrl-C stops an answer; at the prompt it leaves, as Ctrl-D does. In
-    piped input each line is a message. Answers go to standard output, the rest to standard error.
+    piped input each line is a message; where one is refused the others are answered, and the exit
+    status is 1. Answers go to standard output, the rest to standard error.
     """
     params = read_params(options)
     most = memory * 10**6 if memory is not None else None

@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specrt.cli.options import progress
 from specrt.errors import ExportError
 from specrt.system import how_to_install, size
 from specrt.system.doctor import EXPORTERS
@@ -52,13 +54,22 @@ def command(
     absent = next((name for name in EXPORTERS if find_spec(name) is None), None)
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
-    graph, report = _export(checkpoint, out, check, config_only, attach, revision)
+    with progress("export") as show:
+        graph, report = _export(
+            checkpoint, out, check, config_only, attach, revision, lambda stage: show(None, stage)
+        )
     facts = _facts(graph, report, time.monotonic() - began)
     print(json.dumps(facts) if as_json else _lines(facts))
 
 
 def _export(
-    name: str, out: Path, check: bool, config_only: bool, attach: bool, revision: str | None
+    name: str,
+    out: Path,
+    check: bool,
+    config_only: bool,
+    attach: bool,
+    revision: str | None,
+    show: Callable[[str], None],
 ) -> tuple[ExportedGraph, ParityReport | None]:
     from specrt_export.checkpoint import Checkpoint
 
@@ -72,23 +83,18 @@ def _export(
         if attach:
             graph = attach_graph(out, checkpoint, place)
         else:
-            graph = export_graph(checkpoint, place, progress=_show_stage)
+            graph = export_graph(checkpoint, place, progress=show)
         if not check:
             return graph, None
         from specrt_export.check.equivalence import check_parity
 
-        _show_stage("check")
+        show("check")
         report = check_parity(checkpoint, place)
         place.replace(out)
         return replace(graph, path=out), report
     finally:
         if check:
             place.unlink(missing_ok=True)
-
-
-def _show_stage(stage: str) -> None:
-    if sys.stderr.isatty():
-        print(f"export: {stage}", file=sys.stderr)
 
 
 def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) -> dict[str, Any]:

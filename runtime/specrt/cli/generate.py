@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE
+from specrt.bundle import DEFAULT_BUNDLE, missing
 from specrt.cli.options import (
+    InputFile,
     completion_options,
     graphs_text,
     logprob_options,
@@ -43,13 +44,13 @@ Source = str | list[int] | FilePrompts
 
 @click.command("generate", context_settings={"allow_extra_args": True})
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--prompt", help="Text to complete.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="File with the text.")
+@click.option("--prompt", help="Text to complete; - is standard input.")
+@click.option("--prompt-file", type=InputFile(), help="File with the text; - is standard input.")
 @click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")
 @click.option(
     "--prompts",
-    type=click.Path(path_type=Path),
-    help="JSONL file of prompts; prints one JSON object a line, in order.",
+    type=InputFile(),
+    help='JSONL file of prompts, as {"prompt": "TEXT"}; prints one JSON object a line, in order.',
 )
 @click.option("--n", default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message to a chat model.")
@@ -89,7 +90,7 @@ def command(
         raise RequestError(f"{extra[0]!r} is one argument too many; give a text as --prompt TEXT")
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
-    if all(given is None for given in (prompt, prompt_file, prompt_ids, prompts)):
+    if prompt in (None, "-") and all(g is None for g in (prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
     if isinstance(source, list) and (chat or no_parse_special):
@@ -122,6 +123,7 @@ def command(
         stream = generator.stream(source, params, gamma=gamma, drafter=drafter)
         interrupted = follow(stream, show=not as_json)
         graphs = generator.models.cuda_graphs
+        note_full_context(generator, [stream.completion], params)
     report(stream.completion, as_json, graphs)
     return 130 if interrupted else 0
 
@@ -146,10 +148,10 @@ def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
 
 def _check_place(bundle: Path) -> None:
     """Refuse a prompt given where the bundle belongs."""
-    if not bundle.exists():
+    if bundle != DEFAULT_BUNDLE and not bundle.exists():
         raise BundleError(
-            f"{bundle} does not exist; build one with `make engines` or `specrt build RECIPE`, or "
-            "put --prompt before it where it is the text to complete"
+            f"{bundle} does not exist; put --prompt before it where it is the text to complete; "
+            f"{missing(bundle)}"
         )
 
 
@@ -168,13 +170,13 @@ def read_source(
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
     """Return the prompt of an option, else that of standard input."""
-    if text is not None:
+    if text not in (None, "-"):
         return text
     if file is not None:
         return read_text(file)
     if ids is not None:
         return _parse_ids(ids)
-    if sys.stdin.isatty():
+    if text is None and sys.stdin.isatty():
         raise RequestError("no prompt; give --prompt TEXT, --prompt-file F, or text on stdin")
     return decode_utf8(sys.stdin.buffer.read(), "standard input")
 
@@ -201,6 +203,22 @@ def follow(stream: Stream, show: bool) -> bool:
         raise
     _end_line(stream, show)
     return interrupted
+
+
+def note_full_context(
+    generator: Generator, completions: Sequence[Completion], params: SamplingParams
+) -> None:
+    """Say on standard error which completions had no room for --max-tokens."""
+    most, context = params.max_tokens, generator.models.target.max_length
+    cut = [c for c in completions if c.finish_reason == "length" and len(c.token_ids) < most]
+    if cut:
+        many = f", as {len(cut)} of {len(completions)} do" if len(completions) > 1 else ""
+        print(
+            f"note: the text ends after {len(cut[0].token_ids)} tokens{many}, not {most}: with its "
+            f"prompt it fills the context of {context}; shorten the prompt, or build with a larger "
+            "`max_length`",
+            file=sys.stderr,
+        )
 
 
 def _end_line(stream: Stream, show: bool) -> None:
@@ -250,6 +268,7 @@ def complete_several(
         for completion in completions:
             _print_numbered(completion)
         _print_graphs(generator)
+    note_full_context(generator, completions, params)
     return _status(completions)
 
 
@@ -275,7 +294,7 @@ def complete_file(
         except RequestError as error:
             errors[number] = error
     results = generator.generate_each([*encoded.values()], params, gamma=gamma, drafter=drafter)
-    status = 0
+    status, finished = 0, list[Completion]()
     for number, prompt in enumerate(source.prompts):
         if number in errors:
             status = 1
@@ -284,11 +303,13 @@ def complete_file(
             _print_json({"prompt": prompt.text, **failure})
             continue
         completions = next(results)
+        finished += completions
         entries = [_entry(completion) for completion in completions]
         result = entries[0] if params.n == 1 else {"completions": entries}
         _print_json({"prompt": prompt.text, **result})
         status |= _status(completions)
     _print_graphs(generator)
+    note_full_context(generator, finished, params)
     return status
 
 

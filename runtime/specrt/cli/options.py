@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from shutil import get_terminal_size
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -20,6 +21,16 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text import read_text
+
+
+class InputFile(click.ParamType):  # type: ignore[type-arg]
+    """Reads the path of a file to read; a dash is standard input, a file like any other."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        """Return the path."""
+        return Path("/dev/stdin" if value == "-" else value)
 
 
 class GammaType(click.ParamType):  # type: ignore[type-arg]
@@ -85,7 +96,7 @@ _CONSTRAINT_OPTIONS = (
     ),
     click.option(
         "--grammar",
-        type=click.Path(path_type=Path),
+        type=InputFile(),
         metavar="F",
         help="Answer in the language of this file's Lark or GBNF grammar.",
     ),
@@ -341,8 +352,10 @@ INTERVAL_S = 5.0
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[float, str], None]]:
+def progress(title: str) -> Iterator[Callable[[float | None, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
+
+    A share of None stands for one that is not known.
 
     At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
     `INTERVAL_S` without one, with the seconds so far: a log shows that work goes on. A stage that
@@ -360,7 +373,8 @@ class ProgressLine:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._share, self._stage = 0.0, ""
+        self._share: float | None = None
+        self._stage = ""
         self._terminal = sys.stderr.isatty()
         self._began = monotonic()
         self._printed = ""
@@ -369,7 +383,7 @@ class ProgressLine:
         if not self._terminal:
             self._thread.start()
 
-    def update(self, share: float, stage: str = "") -> None:
+    def update(self, share: float | None, stage: str = "") -> None:
         """Show a share of the work, and the stage that runs."""
         if stage.startswith("warning: "):
             self._keep(stage)
@@ -397,9 +411,11 @@ class ProgressLine:
             self._print()
 
     def _print(self) -> None:
-        text = f"{self._title}: {self._share:4.0%} {self._stage}".rstrip()
+        share = "" if self._share is None else f"{self._share:4.0%} "
+        text = f"{self._title}: {share}{self._stage}".rstrip(": ")
         seconds = monotonic() - self._began
-        line = f"\r{text}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
+        shown = text[: get_terminal_size().columns - 1]  # a line that wraps is not rewritten
+        line = f"\r{shown}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"
         if line == self._printed:
             return
         sys.stderr.write(line)  # one write a line: Ctrl-C must not find half of one

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
-from specrt.cli.options import print_notices, progress, table
+from specrt.cli.options import InputFile, print_notices, progress, table
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
@@ -23,7 +23,16 @@ from specrt.params import AUTO
 from specrt.records import LONGEST_TEXT
 from specrt.system import this_machine
 from specrt.text import read_prompts
-from specrt.tuning import check_prompts, measure_costs, plan_effort, spread, sweep
+from specrt.tuning import (
+    FEWEST_PROMPTS,
+    QUICK_SWEEP_S,
+    SWEEP_S,
+    check_prompts,
+    measure_costs,
+    plan_effort,
+    spread,
+    sweep,
+)
 from specrt.tuning.tuning_record import FORMAT, Tuning, check_writable, read_tuning, write_tuning
 
 _QUICK_S, _THOROUGH_S = 1.0, 8.0
@@ -34,10 +43,15 @@ _QUICK_S, _THOROUGH_S = 1.0, 8.0
 @click.option(
     "--prompts",
     "files",
-    type=click.Path(path_type=Path),
+    type=InputFile(),
     multiple=True,
-    help="JSONL file of prompts to compare drafters and gammas on; may be repeated.  "
-    "[default: none; only costs are measured]",
+    help='JSONL file of prompts, as {"prompt": "TEXT"}, to compare drafters and gammas on; may be '
+    "repeated.  [default: none; only costs are measured]",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"Use so many of the prompts at most, spread over all; {FEWEST_PROMPTS} are needed.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--quick", is_flag=True, help="Measure for seconds rather than minutes.")
@@ -47,18 +61,21 @@ def command(
     owns_process: bool,
     bundle: Path,
     files: tuple[Path, ...],
+    limit: int | None,
     threads: int | None,
     quick: bool,
     as_json: bool,
 ) -> None:
     """Measure pass costs and find the best drafter and gamma; store them in BUNDLE.
 
-    They hold for this machine, this number of threads and this build of the bundle; elsewhere
-    they are ignored, with a notice.
+    Costs take seconds, comparing settings on prompts up to about two minutes, or longer where a
+    target is slow; the line of progress says how long. They hold for this machine, this number of
+    threads and this build of the bundle; elsewhere they are ignored, with a notice.
     """
     manifest = read_manifest(bundle)
     check_writable(bundle)
     texts = [prompt.text for file in files for prompt in read_prompts(file)]
+    texts = spread(texts, min(limit or len(texts), len(texts)))
     with load(bundle, threads=threads, owns_process=owns_process, prompt_cache=False) as generator:
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
@@ -122,8 +139,14 @@ def _measure(
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
     pad_to_even = _needs_even_width(models.target)
+    compares = bool(prompts) and len(models.gammas) > 1
+    sweep_s = (QUICK_SWEEP_S if quick else SWEEP_S) if compares else 0
+    part, stage = budget_s / (budget_s + sweep_s), f"costs, about {budget_s:.0f} s"
+    if compares:
+        stage += f", then settings, about {sweep_s} s"
+    show(0.0, stage)
     costs = measure_costs(
-        models, tokenizer, budget_s=budget_s, progress=lambda share: show(share, "costs")
+        models, tokenizer, budget_s=budget_s, progress=lambda share: show(part * share, stage)
     )
     graphs = models.cuda_graphs
     print_notices(graphs.refusals if graphs else ())
@@ -135,15 +158,20 @@ def _measure(
         pad_to_even=pad_to_even,
         cuda_graphs=graphs and replace(graphs, refusals=tuple(map(_recorded, graphs.refusals))),
     )
-    if not prompts or len(models.gammas) < 2:
+    if not compares:
         return tuning
     effort = plan_effort(models, costs, len(prompts), quick=quick)
+    settings = (
+        f"{len(effort.candidates)} settings on {effort.prompts} prompts, about "
+        f"{effort.price_s(costs.plain_ns):.0f} s if nothing else runs"
+    )
+    show(part, settings)
     result = sweep(
         replace(models, costs=costs),
         tokenizer,
         spread(prompts, effort.prompts),
         effort,
-        lambda share: show(share, "settings"),
+        lambda share: show(part + (1 - part) * share, settings),
     )
     best = result.best()
     gamma = None if best.gamma == AUTO else best.gamma

@@ -10,7 +10,7 @@ import click
 
 from specrt.bench.lossless import FP32_TOLERANCE, LosslessReport, compare, default_drafter
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.cli.options import parse_gammas, print_notices, progress
+from specrt.cli.options import InputFile, parse_gammas, print_notices, progress
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import load
@@ -21,7 +21,8 @@ from specrt.text import read_prompts
 
 @click.command("verify")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSONL file.")
+@click.option("--prompts", type=InputFile(), required=True,
+              help='JSONL file of prompts, as {"prompt": "TEXT"}.')  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Tokens of each completion.")  # fmt: skip

@@ -238,13 +238,15 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[str], context: ProcessorContext) -> BadWords | None:
-        """See `PROCESSORS`; a word is spelled as at the beginning of a text and after a space."""
+        """See `PROCESSORS`; a word is spelled as it begins a text, after a space, and amid one."""
+        if not words:
+            return None
         tokenizer = context.tokenizer
-        assert tokenizer is not None or not words, "words are spelled in tokens"
+        assert tokenizer is not None, "words are spelled in tokens"
         sequences: list[list[int]] = []
         for word in words:
-            texts = (word, f" {word}")
-            spelled = [tokenizer.encode(text, special=False) for text in texts] if tokenizer else []
+            texts = ((word, 0), (f" {word}", 0), (f" {word}", 1))
+            spelled = [tokenizer.encode(t, special=False, behind=b) for t, b in texts]
             sequences += [ids for at, ids in enumerate(spelled) if ids and ids not in spelled[:at]]
         known = [ids for ids in sequences if max(ids) < context.vocabulary]
         return cls(known) if known else None

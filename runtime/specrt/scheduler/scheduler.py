@@ -72,8 +72,11 @@ class EngineLock:
 
     def now_ns(self) -> int:
         """Return the time, which stands still while no thread has the engines."""
-        released, idle = self._clock
-        return (perf_counter_ns() if released is None else released) - idle
+        while True:
+            clock = released, idle = self._clock
+            now = perf_counter_ns()
+            if self._clock is clock:  # else another thread has given the engines back meanwhile
+                return (now if released is None else released) - idle
 
     def require_outside(self) -> None:
         """Refuse calls from within a pass, which would wait for themselves."""
@@ -126,6 +129,8 @@ class Scheduler:
         self.drafters = DrafterPool(models, load=load, rows=len(self._slots))
         self.lock = EngineLock()
         self._closing = threading.RLock()
+        self._broken_off = False
+        """Whether a step began and did not end: a signal's handler raised within it."""
 
     def __len__(self) -> int:
         """Return how many slots there are."""
@@ -193,6 +198,7 @@ class Scheduler:
         self.lock.run(self._forget)
 
     def _forget(self) -> None:
+        self._mend()
         self._sweep()
         for slot in self._slots:
             slot.forget()
@@ -214,6 +220,7 @@ class Scheduler:
 
     def _clear(self) -> None:
         """Drop what refers to the engines' memory: the rounds that have not ended."""
+        self._mend()
         for active in list(self._running):
             self._end(active)
         while self._waiting:
@@ -225,8 +232,18 @@ class Scheduler:
 
         A chance that is too small for a number is 0 here, however the application has set NumPy.
         """
+        if self._broken_off:
+            self._mend()
+        self._broken_off = True
         with np.errstate(all="ignore"):
             self._run_step()
+        self._broken_off = False
+
+    def _mend(self) -> None:
+        """Let each request wait or run, not both, and each slot run one or be free."""
+        self._running = {a: slot for a, slot in self._running.items() if slot.request is not None}
+        running = [_request(slot) for slot in self._running.values()]
+        self._waiting = deque(r for r in self._waiting if r not in running)
 
     def _run_step(self) -> None:
         self._sweep()
@@ -237,6 +254,7 @@ class Scheduler:
             for result in self._executor.step(active):
                 self._deliver(result)
         except BaseException:  # Ctrl-C: a pass can be run again, a slot stopped elsewhere cannot
+            self._mend()
             for one in active:
                 if one.undelivered and one in self._running:
                     error = RequestError("the completion was interrupted")
@@ -255,22 +273,24 @@ class Scheduler:
                 self._release(request)
             elif request.paused:
                 continue
-            elif self._slots.full and self._idle(request) is None:
-                return True
-            elif self._slots.should_wait(request):
-                continue
             else:
+                # Looked up once: what pauses may be read by another thread meanwhile.
+                room = self._slots.free(request) or self._idle(request)
+                if room is None:
+                    return True
+                if self._slots.should_wait(request):
+                    continue
                 try:
-                    self._start(request)
+                    slot = room if isinstance(room, Slot) else self._pause(room)
+                    self._start(request, slot)
                 except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
             self._waiting.remove(request)
         return False
 
-    def _start(self, request: Request) -> None:
-        """Give a request a slot; there is one."""
-        slot = self._free_slot(request)
+    def _start(self, request: Request, slot: Slot) -> None:
+        """Give a request a slot that is free."""
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
             self._slots.take(slot, request)
@@ -318,15 +338,6 @@ class Scheduler:
             self.drafters.give_back(policies)
         request.rounds = request.processors = None
 
-    def _free_slot(self, request: Request) -> Slot:
-        """Return a free slot, that of a request that pauses if there is none."""
-        slot = self._slots.free(request)
-        if slot is not None:
-            return slot
-        active = self._idle(request)
-        assert active is not None, "there is a slot"
-        return self._pause(active)
-
     def _idle(self, request: Request) -> ActiveSlot | None:
         """Return one whose request pauses, and has made enough to be read again after another."""
         for active, slot in self._running.items():
@@ -366,9 +377,10 @@ class Scheduler:
 
     def _pause(self, active: ActiveSlot) -> Slot:
         """Take the slot of a request whose chunks are not fetched."""
-        slot = self._running.pop(active)
+        slot = self._running[active]
         self._waiting.append(_request(slot))
         slot.release()
+        del self._running[active]
         return slot
 
 

@@ -67,10 +67,10 @@ class Slot:
 
     def release(self) -> None:
         """Drop the request; what the buffers hold of its text stays."""
-        self.request = None
         most = 0 if self.forgotten else len(self.tokens)
-        self.forgotten = False
-        self.caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
+        caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
+        # At once: no call is between these, in which a signal's handler could raise.
+        self.caches, self.forgotten, self.request = caches, False, None
 
     def forget(self) -> None:
         """Reuse nothing of what the buffers hold, now or once the request is over."""
@@ -105,11 +105,6 @@ class SlotTable:
     def __iter__(self) -> Iterator[Slot]:
         """Go through all slots."""
         return iter(self._slots)
-
-    @property
-    def full(self) -> bool:
-        """Whether every slot has a request."""
-        return all(slot.request is not None for slot in self._slots)
 
     def free(self, request: Request) -> Slot | None:
         """Return the free slot that holds most of a text, else the one that was free longest."""

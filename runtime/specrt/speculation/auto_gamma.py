@@ -19,13 +19,18 @@ SWITCH_CHANCE = 0.01
 PROBING = 0.015
 """Share of the time that probes may cost while drafting does not pay."""
 MAX_PROBE_LOSS = 8.0
-"""The most that one probe counts, in tokens: a pass held up for other reasons is not its fault."""
+"""The most that one probe counts, in tokens: a pass held up for other reasons is not its fault, and
+costs tuned far too dear are found out."""
 MAX_DRAFTING = 200
 """Rounds in a row that draft, before a plain step shows what one costs now."""
 FALLBACK_AFTER = 256
 """Tokens without drafting, probes aside, before that is called a fallback."""
 ODDS = tuple(exp(level) for level in range(-4, 5))
 """Levels of how easy a text may be: the odds of a drafted token to be kept."""
+HOPE = 0.15
+"""The power of its odds that a level weighs at first: a draft is made because it pays."""
+USUAL = 1.0
+"""Mean log odds of a drafter's confidence before any is known: 73 %."""
 
 
 class Acceptance:
@@ -41,11 +46,12 @@ class Acceptance:
     def __init__(self, most: int) -> None:
         most = max(1, most)
         self._even = [1.0 / len(ODDS)] * len(ODDS)
-        self._belief = self._usual = self._even
+        hope = [odds**HOPE for odds in ODDS]
+        self._belief = self._usual = [share / sum(hope) for share in hope]
         self._weights = [1.0, 1.0, 0.0]
         self._seen = [TRUST, TRUST, 4 * TRUST]
         """How much evidence each weight rests on; the more, the smaller its steps."""
-        self._mean, self.has_confidence = 0.0, False
+        self._mean, self.has_confidence = USUAL, False
         """Mean log odds of the drafter's confidence, and whether it ever told any."""
         self._tokens: list[tuple[float, float, float]] = []
         chances = np.array(ODDS) / (1.0 + np.array(ODDS))
@@ -280,7 +286,7 @@ class AutoGamma:
                 tokens = chances[k] * (1.0 + tokens)
                 ns = min(ns, (total[gamma] - total[k]) / tokens)
             further.append(rate * ns)
-        loss = total[min(1, self._most)] * floor - 1.0 - chances[0]
+        loss = min(MAX_PROBE_LOSS, total[min(1, self._most)] * floor - 1.0 - chances[0])
         wider = [0.0, *(rate * (after - before) for before, after in pairwise(verify))]
         return DraftPlan(gamma, rate, floor, loss, total, wider, further[::-1])
 

@@ -11,6 +11,8 @@ from specrt.errors import BundleError
 
 TRUST = 8.0
 """Observations that an assumption weighs as much as."""
+WIDENING = 0.03
+"""By what share a target pass of a token more costs more, at least, where it was never timed."""
 RECENT = 1 / 16
 """Share of a running mean that the latest observation makes up."""
 
@@ -112,9 +114,10 @@ class CostTracker:
     Every pass moves a common factor, for a busy machine slows them all, and a little its own cost.
     A pass in under half the expected time replaces a tuned cost at once, and a measured one when
     it happens twice in a row. A pass that takes over twice as long counts only after four in a row.
-    A width never timed costs at most what the next narrower timed one costs, so that a width tuned
-    too dear is tried once. Assumed costs, in steps, become nanoseconds with the first pass; a step
-    counts as one before, so that an engine that was never timed is tried.
+    A width never timed costs little more than the next narrower timed one, whatever was tuned, so
+    that a width tuned too dear is tried; a longer draft, of which each token is a pass, costs as
+    much more as it is longer. Assumed costs, in steps, become nanoseconds with the first pass; a
+    step counts as one before, so that an engine that was never timed is tried.
 
     Units: nanoseconds.
     """
@@ -152,11 +155,15 @@ class CostTracker:
 
     def costs(self) -> list[float]:
         """Return the cost for each number of drafted tokens."""
-        known = math.inf if self._narrowest is None else self._own[self._narrowest]
-        costs = []
-        for ns, passes in zip(self._own, self._passes, strict=True):
-            known = ns if passes else known
-            costs.append(self._common * min(ns, known))
+        narrowest = len(self._own) if self._narrowest is None else self._narrowest
+        most = math.inf if self._narrowest is None else self._own[narrowest]
+        each_a_pass, costs = self._own[0] == 0, []
+        for drafted, (ns, passes) in enumerate(zip(self._own, self._passes, strict=True)):
+            if passes:
+                most = ns
+            elif drafted > narrowest:
+                most *= drafted / (drafted - 1) if each_a_pass else 1.0 + WIDENING
+            costs.append(self._common * min(ns, most))
         return costs
 
 

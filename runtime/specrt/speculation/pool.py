@@ -134,7 +134,7 @@ class GammaPolicies:
         names = DRAFTERS[drafter].policies
         policies = [self._adaptive.get(self._key(drafter, name, mode)) for name in names]
         reasons = [policy.fallback(after) if policy is not None else None for policy in policies]
-        return "; ".join(r for r in reasons if r) if reasons and all(reasons) else None
+        return "; ".join(dict.fromkeys(map(str, reasons))) if reasons and all(reasons) else None
 
 
 @dataclass(frozen=True)

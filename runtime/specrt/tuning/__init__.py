@@ -342,7 +342,8 @@ FEWEST_TOKENS = 256
 
 _MOST_TOKENS = 96
 
-_THOROUGH_S, _QUICK_S = 90, 10
+SWEEP_S, QUICK_SWEEP_S = 90, 10
+"""Time that a sweep of settings may take, where the models are fast enough for it."""
 
 _QUICK = 3
 """The first effort that a quick sweep may make."""
@@ -442,7 +443,7 @@ def plan_effort(models: Models, costs: Costs, prompts: int, *, quick: bool) -> S
         SweepPlan(_every_candidate(models, (*models.gammas[:2], max(models.gammas))), 4, 64, 1),
     ]
     fits = [_fitted(effort, prompts) for effort in efforts[_QUICK if quick else 0 :]]
-    budget_s = _QUICK_S if quick else _THOROUGH_S
+    budget_s = QUICK_SWEEP_S if quick else SWEEP_S
     return next((e for e in fits if e.price_s(costs.plain_ns) <= budget_s), fits[-1])
 
 

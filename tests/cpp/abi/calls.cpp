@@ -36,6 +36,14 @@ specrt_status create_session(specrt_generator* generator) {
   return status;
 }
 
+specrt_status copy_params(specrt_params* params) {
+  specrt_params* copy = nullptr;
+  const specrt_status status = specrt_params_copy(params, &copy);
+  THAT((status == SPECRT_OK) == (copy != nullptr));
+  specrt_params_close(copy);
+  return status;
+}
+
 // The functions of each kind of handle; the last one closes it.
 struct Kind {
   std::string name, origin;
@@ -56,7 +64,7 @@ const std::vector<Kind>& kinds() {
         call(specrt_session_json), call(specrt_session_close, true)}},
       {"params",
        "specrt_params_create",
-       {call(specrt_params_set_integer), call(specrt_params_set_number),
+       {call(copy_params, true), call(specrt_params_set_integer), call(specrt_params_set_number),
         call(specrt_params_set_text), call(specrt_params_add_text), call(specrt_params_add_tokens),
         call(specrt_params_add_bias, true), call(specrt_params_add_processor),
         call(specrt_params_close, true)}}};
@@ -132,6 +140,7 @@ CHECK_CASE(pointers) {
   refused(specrt_open("any", nullptr, nullptr), "generator is NULL");
   refused(specrt_session_create(generator, nullptr), "session is NULL");
   refused(specrt_params_create(nullptr), "params is NULL");
+  refused(specrt_params_copy(params, nullptr), "copy is NULL");
   refused(specrt_begin(session, nullptr, 4, nullptr, &generation), "prompt is NULL");
   refused(specrt_begin(session, "a", 1, nullptr, nullptr), "generation is NULL");
   refused(specrt_begin(session, "a\0b", 3, nullptr, &generation), "prompt holds a zero byte at 1");

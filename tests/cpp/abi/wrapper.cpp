@@ -1,4 +1,5 @@
 // The C++ header.
+#include <limits>
 #include <memory>
 #include <stdexcept>
 
@@ -123,6 +124,20 @@ CHECK_CASE(throws) {
   two.processor([](specrt::Tokens, float*, std::size_t) { throw Own("second"); });
   THAT(thrown<Own>([&] { session.generate("process", two); }) == "first");
   THAT(thrown<Own>([&] { session.generate("process", two); }) == "second");
+  // Nor of one that nobody read on.
+  asked = 0;
+  specrt::Params shared;
+  shared.processor([&](specrt::Tokens, float* scores, std::size_t) {
+    if (++asked == 1) throw Own("unread");
+    scores[0] = std::numeric_limits<float>::quiet_NaN();
+  });
+  {
+    const specrt_chunk* chunk = nullptr;
+    specrt::Stream stream = session.stream("process", shared);
+    GIVES(SPECRT_CALLBACK, specrt_next(session.get(), stream.generation(), &chunk));
+  }
+  THAT(thrown<specrt::Error>([&] { session.generate("process", shared); }).find("NaN") !=
+       std::string::npos);
   THAT(thrown<specrt::Error>([] { specrt::Generator("missing"); }) == "no bundle is at missing");
   THAT(status_of([] { specrt::Params().top_p(2); }) == SPECRT_INVALID_ARGUMENT);
   THAT(status_of([] { specrt::Params().set("max_tokns", 2); }) == SPECRT_INVALID_ARGUMENT);

@@ -188,7 +188,9 @@ std::string encoded(const Json& call) {
                                     std::numeric_limits<int>::max());
   std::vector<std::vector<Token>> ids;
   for (const auto& text : get<std::vector<std::string>>(call, "texts"))
-    ids.push_back(tokenizer.encode(text, true, get<bool>(call, "parse_special")));
+    ids.push_back(call.find("middle") != nullptr
+                      ? tokenizer.encode_middle(text)
+                      : tokenizer.encode(text, true, get<bool>(call, "parse_special")));
   return json(ids);
 }
 

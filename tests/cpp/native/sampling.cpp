@@ -97,8 +97,8 @@ std::string edited(const Json& call) {
   auto names = get<std::vector<std::string>>(call, "processors");
   Params params = params_of(call.at("params"));
   for (std::string& name : names) params.processors.push_back({edit, &name});
-  const auto spell = [&](const std::string& word) {
-    return tokens_of(call.at("spelled"), word.c_str());
+  const auto spell = [&](const std::string& word, bool middle) {
+    return tokens_of(call.at("spelled"), ((middle ? "\n" : "") + word).c_str());
   };
   const auto rules = native::build_processors(params, spell, tokens_of(call, "ends"),
                                               get<std::size_t>(call, "vocabulary"));

@@ -53,16 +53,19 @@ class Owner {
   Handle* handle_ = nullptr;
 };
 
-// A processor, and what it threw last: several sessions may run it at once.
+using Processors = std::vector<std::shared_ptr<const LogitsProcessor>>;
+
+// A processor as one generation calls it, and what it threw there; any thread may run it.
 class Hook {
  public:
-  explicit Hook(LogitsProcessor processor) : processor_(std::move(processor)) {}
+  explicit Hook(std::shared_ptr<const LogitsProcessor> processor)
+      : processor_(std::move(processor)) {}
 
   static std::int32_t run(void* self, const std::int64_t* ids, std::size_t count, float* scores,
                           std::size_t vocabulary) {
     auto& hook = *static_cast<Hook*>(self);
     try {
-      hook.processor_(Tokens(ids, count), scores, vocabulary);
+      (*hook.processor_)(Tokens(ids, count), scores, vocabulary);
       return 0;
     } catch (...) {
       const std::lock_guard<std::mutex> lock(hook.mutex_);
@@ -80,12 +83,33 @@ class Hook {
   }
 
  private:
-  LogitsProcessor processor_;
+  std::shared_ptr<const LogitsProcessor> processor_;
   std::mutex mutex_;
   std::exception_ptr thrown_;
 };
 
 using Hooks = std::vector<std::shared_ptr<Hook>>;
+
+// What one generation is begun with: parameters, and hooks of its own for their processors.
+class Hooked {
+ public:
+  Hooked(specrt_params* params, const Processors& processors) : params_(params) {
+    if (processors.empty()) return;
+    check(specrt_params_copy(params, copy_.out()));
+    params_ = copy_.get();
+    for (const auto& processor : processors) {
+      hooks_.push_back(std::make_shared<Hook>(processor));
+      check(specrt_params_add_processor(params_, &Hook::run, hooks_.back().get()));
+    }
+  }
+  specrt_params* params() const { return params_; }
+  const Hooks& hooks() const { return hooks_; }
+
+ private:
+  Owner<specrt_params, specrt_params_close> copy_;
+  specrt_params* params_;
+  Hooks hooks_;
+};
 
 // How a generation ended: not at all or of itself, or with what the application threw, or an error.
 inline bool went_on(specrt_status status, const Hooks& hooks) {

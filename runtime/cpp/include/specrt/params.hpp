@@ -55,11 +55,7 @@ class Params {
   }
   // Kept for as long as a generation may call it.
   Params& processor(LogitsProcessor function) {
-    hooks_.push_back(std::make_shared<detail::Hook>(std::move(function)));
-    const specrt_status status =
-        specrt_params_add_processor(get(), &detail::Hook::run, hooks_.back().get());
-    if (status != SPECRT_OK) hooks_.pop_back();
-    detail::check(status);
+    processors_.push_back(std::make_shared<const LogitsProcessor>(std::move(function)));
     return *this;
   }
 
@@ -86,13 +82,16 @@ class Params {
     return *this;
   }
 
+  // Without what `processor` added, which each generation has in parameters of its own.
   specrt_params* get() const { return owner_.get(); }
 
  private:
   friend class Session;
 
+  detail::Hooked hooked() const { return {get(), processors_}; }
+
   detail::Owner<specrt_params, specrt_params_close> owner_;
-  detail::Hooks hooks_;
+  detail::Processors processors_;
 };
 
 }  // namespace v1

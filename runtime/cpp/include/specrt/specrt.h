@@ -150,6 +150,8 @@ SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_
  * What is not set has the default of the Python runtime or of the bundle: 128 tokens, greedy.
  * A value out of range is refused where it is set. Integers will do for numbers. */
 SPECRT_API specrt_status specrt_params_create(specrt_params** params);
+/* Make parameters that are as others are now, processors included. */
+SPECRT_API specrt_status specrt_params_copy(specrt_params* params, specrt_params** copy);
 SPECRT_API specrt_status specrt_params_set_integer(specrt_params* params, const char* name,
                                                    int64_t value);
 SPECRT_API specrt_status specrt_params_set_number(specrt_params* params, const char* name,

@@ -116,8 +116,9 @@ class Session {
   }
   template <typename Function>
   std::string generate(std::string_view prompt, const Params& params, Function&& callback) {
-    return run(callback, params, [&](specrt_callback function, void* user) {
-      return specrt_generate(get(), detail::address(prompt), prompt.size(), params.get(), function,
+    const detail::Hooked own = params.hooked();
+    return run(callback, own, [&](specrt_callback function, void* user) {
+      return specrt_generate(get(), detail::address(prompt), prompt.size(), own.params(), function,
                              user);
     });
   }
@@ -126,22 +127,25 @@ class Session {
   }
   template <typename Function>
   std::string generate(Tokens prompt, const Params& params, Function&& callback) {
-    return run(callback, params, [&](specrt_callback function, void* user) {
-      return specrt_generate_ids(get(), prompt.data(), prompt.size(), params.get(), function, user);
+    const detail::Hooked own = params.hooked();
+    return run(callback, own, [&](specrt_callback function, void* user) {
+      return specrt_generate_ids(get(), prompt.data(), prompt.size(), own.params(), function, user);
     });
   }
 
   // The same, chunk by chunk.
   Stream stream(std::string_view prompt, const Params& params = Params()) {
+    const detail::Hooked own = params.hooked();
     std::uint64_t generation = 0;
     detail::check(
-        specrt_begin(get(), detail::address(prompt), prompt.size(), params.get(), &generation));
-    return Stream(get(), generation, params.hooks_);
+        specrt_begin(get(), detail::address(prompt), prompt.size(), own.params(), &generation));
+    return Stream(get(), generation, own.hooks());
   }
   Stream stream(Tokens prompt, const Params& params = Params()) {
+    const detail::Hooked own = params.hooked();
     std::uint64_t generation = 0;
-    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), params.get(), &generation));
-    return Stream(get(), generation, params.hooks_);
+    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), own.params(), &generation));
+    return Stream(get(), generation, own.hooks());
   }
 
   // Stop whatever it generates, or one generation: that of a chunk.
@@ -176,12 +180,11 @@ class Session {
   Session() = default;
 
   template <typename Function, typename Generate>
-  std::string run(Function& callback, const Params& params, Generate generate) {
-    const detail::Hooks hooks = params.hooks_;
+  std::string run(Function& callback, const detail::Hooked& own, Generate generate) {
     detail::Caller<Function> caller{callback, nullptr, {}};
     const specrt_status status = generate(&detail::Caller<Function>::run, &caller);
     if (caller.thrown) std::rethrow_exception(caller.thrown);
-    detail::went_on(status, hooks);
+    detail::went_on(status, own.hooks());
     return std::move(caller.text);
   }
 

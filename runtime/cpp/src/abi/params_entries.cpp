@@ -31,6 +31,20 @@ specrt_status specrt_params_create(specrt_params** params) {
   });
 }
 
+specrt_status specrt_params_copy(specrt_params* params, specrt_params** copy) {
+  return guarded([&] {
+    require(copy, "copy");
+    *copy = nullptr;
+    const auto entry = find(params);
+    const auto made = std::make_shared<Parameters>();
+    {
+      const std::lock_guard<std::mutex> lock(entry->mutex);
+      made->values = entry->values;
+    }
+    *copy = reinterpret_cast<specrt_params*>(handles().add(Kind::kParams, made));
+  });
+}
+
 specrt_status specrt_params_set_integer(specrt_params* params, const char* name, int64_t value) {
   return changed(params, [&](specrt::Params& values) {
     set_integer(values, checked_text("name", name), value);

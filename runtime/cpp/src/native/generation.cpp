@@ -92,7 +92,9 @@ std::int64_t drawn_seed() {
 }
 
 std::unique_ptr<LogitsProcessors> processors_for(const Params& params, const LoadedBundle& shared) {
-  const auto spell = [&](const std::string& word) { return shared.tokenizer.encode(word, false); };
+  const auto spell = [&](const std::string& word, bool middle) {
+    return middle ? shared.tokenizer.encode_middle(word) : shared.tokenizer.encode(word, false);
+  };
   return build_processors(
       params, spell, shared.bundle.manifest.eos_token_ids,
       static_cast<std::size_t>(shared.bundle.manifest.target.geometry.vocab_size));

@@ -333,6 +333,14 @@ class CudaDevice:
         """
         self._checked.ask("wait for the device", self._cuda.cudaStreamSynchronize, self._stream)
 
+    def recover(self) -> None:
+        """Forget the error of a call that put nothing on the stream, and wait for what is there.
+
+        Raises: EngineError where the device is lost.
+        """
+        self._checked.attempt(self._cuda.cudaGetLastError)  # libraries ask for it behind a launch
+        self.wait()
+
     def close(self) -> None:
         """Give the stream and all memory back; never raises, and may be called twice.
 

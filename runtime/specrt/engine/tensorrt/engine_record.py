@@ -192,7 +192,6 @@ class EngineRecord:
             version=self.version,
             gpu=self.gpu,
             capabilities=(self.gpu_capability,) if self.gpu_capability else wanted,
-            driver=self.driver,
             hardware=self._setting("hardware_compatible"),
             newer_versions=self._is_set("version_compatible"),
         )
@@ -392,7 +391,6 @@ class DeviceRecord:
     """By name; empty where a plan was built without one."""
     capabilities: tuple[str, ...] = ()
     """Of a machine its GPU's, as in `8.7`. Of a plan those it was asked to be for, if any."""
-    driver: str = ""
     hardware: str = ""
     """The hardware compatibility asked for; empty for this GPU only."""
     newer_versions: bool = False
@@ -417,7 +415,7 @@ def this_device(
         raise EngineError(f"{library.title} runs on an NVIDIA GPU only: {lacks}; {ELSEWHERE}")
     gpu = devices.gpus[device_id]
     known = (gpu.capability,) if gpu.capability else ()
-    return DeviceRecord(library.backend, library.version, gpu.name, known, devices.driver)
+    return DeviceRecord(library.backend, library.version, gpu.name, known)
 
 
 def difference(built: DeviceRecord, here: DeviceRecord) -> str:
@@ -427,7 +425,7 @@ def difference(built: DeviceRecord, here: DeviceRecord) -> str:
     the capability and the GPU model must be the same, unless hardware compatibility was asked for.
     TensorRT for RTX: no plan runs in another release, a newer one included; the capability must be
     among those asked for, or be 8.0 or later where none was.
-    The driver is reported by `remark` only.
+    The driver does not matter.
     Source: "Engine Compatibility" and "CPU-Only AOT" in NVIDIA's documentation of TensorRT 11.1
     and TensorRT for RTX 1.7, and "TensorRT Release Properties".
     """
@@ -440,16 +438,6 @@ def difference(built: DeviceRecord, here: DeviceRecord) -> str:
     return (
         f"{'; '.join(differs)}: build it here with `specrt build RECIPE --backend {here.backend}`"
     )
-
-
-def remark(built: DeviceRecord, here: DeviceRecord) -> str:
-    """Say what differs and does not matter for running; empty where nothing does."""
-    differs = []
-    if built.driver and here.driver and built.driver != here.driver:
-        differs.append(f"built with driver {built.driver}, here is {here.driver}")
-    if built.gpu and here.gpu and built.gpu != here.gpu:
-        differs.append(f"kernels were chosen on {built.gpu}, here is {here.gpu}")
-    return "; ".join(differs)
 
 
 def _version(built: DeviceRecord, here: DeviceRecord) -> list[str]:

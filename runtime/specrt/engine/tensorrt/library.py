@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -341,12 +342,29 @@ def lacks_to_build(backend: str, devices: Survey | None = None) -> str:
 
 SUFFIX = ".kernels"
 
+MOST_KERNELS = 1 << 28
+"""Bytes of a file that is taken for kernels."""
+
+
+def _read_own(path: Path) -> bytes:
+    """Read a file that nobody else may write; nothing where others may, or where it is no file.
+
+    Raises: OSError.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        facts = os.fstat(file.fileno())
+        ours = facts.st_uid in (0, os.geteuid()) and not facts.st_mode & 0o022
+        if ours and stat.S_ISREG(facts.st_mode) and facts.st_size <= MOST_KERNELS:
+            return file.read(MOST_KERNELS)
+        return b""
+
 
 class KernelCache:
     """A file of kernels compiled at run time; without it every process compiles them again.
 
-    The library itself holds what it reads to its version, the GPU and the driver, and leaves what
-    does not fit aside. A folder that cannot be written to is no reason to complain.
+    No manifest lists it, because it is made on the device: it counts where only this user or root
+    may write it. The library itself holds what it reads to its version, the GPU and the driver, and
+    leaves what does not fit aside. A folder that cannot be written to is no reason to complain.
     """
 
     def __init__(self, plan: Path) -> None:
@@ -359,7 +377,7 @@ class KernelCache:
         if self._cache is None:
             self._cache = config.create_runtime_cache()
             with suppress(OSError):
-                self._known = self.path.read_bytes()
+                self._known = _read_own(self.path)
             if self._known and not self._cache.deserialize(self._known):
                 self._known = b""
         config.set_runtime_cache(self._cache)
@@ -374,7 +392,9 @@ class KernelCache:
         aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with suppress(OSError):
             try:
-                aside.write_bytes(data)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with os.fdopen(os.open(aside, flags, 0o644), "wb") as file:
+                    file.write(data)
                 aside.replace(self.path)
             finally:
                 aside.unlink(missing_ok=True)

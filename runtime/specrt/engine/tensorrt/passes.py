@@ -322,8 +322,8 @@ class Ports:
 class Launcher:
     """Runs the same work again and again: kernel by kernel first, then as a captured graph.
 
-    TensorRT may allocate on a first run, so that it is captured afterwards. Where that is refused
-    or fails, and the device still works, all runs are like the first, and `refusal` says why.
+    TensorRT may allocate on a first run, so that it is captured afterwards. Where that or a launch
+    is refused, and the device still works, all runs are like the first, and `refusal` says why.
     """
 
     def __init__(
@@ -342,9 +342,7 @@ class Launcher:
 
     def run(self) -> None:
         """Run the work and wait for it."""
-        if self.graph is not None:
-            self.graph.launch()
-            self._device.wait()
+        if self.graph is not None and self._launch(self.graph):
             return
         self._put()
         self._device.wait()
@@ -360,13 +358,28 @@ class Launcher:
             with self._device.capture() as recording:
                 self._put()
         except EngineError as error:
-            try:
-                self._device.wait()
-            except EngineError:  # the device is lost
-                raise error from None
-            self.refusal = str(error)
+            self._give_up(error)
         else:
             self.graph = recording.graph
+
+    def _launch(self, graph: CudaGraph) -> bool:
+        """Tell whether the graph ran; one that cannot be launched is given back."""
+        try:
+            graph.launch()
+        except EngineError as error:
+            self._give_up(error)
+            self.close()
+            return False
+        self._device.wait()
+        return True
+
+    def _give_up(self, error: EngineError) -> None:
+        """Note why there is no graph; raise the error where the device is lost."""
+        try:
+            self._device.recover()
+        except EngineError:
+            raise error from None
+        self.refusal = str(error)
 
     def close(self) -> None:
         """Give the graph back."""

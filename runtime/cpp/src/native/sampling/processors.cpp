@@ -220,7 +220,6 @@ void NoRepeatNgram::edit(Row row, Span path) {
 
 namespace {
 
-using Spell = std::function<std::vector<Token>(const std::string&)>;
 using Words = std::vector<std::vector<Token>>;
 
 class ProcessorChain : public LogitsProcessors {
@@ -279,8 +278,8 @@ void check_id(const char* name, Token token, std::size_t vocabulary) {
                                              std::to_string(vocabulary - 1));
 }
 
-// A word's tokens at the beginning of a text and after a space; without spellings that the model
-// cannot say.
+// A word's tokens at the beginning of a text, after a space and in the middle of a text; without
+// spellings that the model cannot say.
 Words spellings(const std::vector<std::string>& words, const Spell& spell, std::size_t vocabulary) {
   if (!words.empty() && !spell) {
     throw Failure(SPECRT_INVALID_ARGUMENT,
@@ -289,11 +288,10 @@ Words spellings(const std::vector<std::string>& words, const Spell& spell, std::
   }
   Words result;
   for (const std::string& word : words) {
-    Words ways{spell(word), spell(" " + word)};
-    if (ways[0] == ways[1]) ways.pop_back();
-    for (auto& ids : ways) {
+    for (auto& ids : Words{spell(word, false), spell(" " + word, false), spell(word, true)}) {
       const auto known = [vocabulary](Token id) { return is_known(id, vocabulary); };
-      if (!ids.empty() && std::all_of(ids.begin(), ids.end(), known)) {
+      const bool is_new = std::find(result.begin(), result.end(), ids) == result.end();
+      if (is_new && !ids.empty() && std::all_of(ids.begin(), ids.end(), known)) {
         result.push_back(std::move(ids));
       }
     }

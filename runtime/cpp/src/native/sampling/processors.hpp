@@ -194,11 +194,14 @@ class LogitsProcessors {
                       std::size_t path_size) = 0;
 };
 
-// Return the rules of a request, nullptr where it asks for none. `spell` encodes bad words without
-// special tokens. Throws Failure(SPECRT_INVALID_ARGUMENT) for token ids that there are not, and
+// Encodes a word without special tokens, as a text of its own or as the middle of another.
+using Spell = std::function<std::vector<Token>(const std::string& word, bool middle)>;
+
+// Return the rules of a request, nullptr where it asks for none. `spell` is for bad words. Throws
+// Failure(SPECRT_INVALID_ARGUMENT) for token ids that there are not, and
 // Failure(SPECRT_UNSUPPORTED) for a structure (json_schema, regex, choice, grammar).
-std::unique_ptr<LogitsProcessors> build_processors(
-    const Params& params, const std::function<std::vector<Token>(const std::string&)>& spell,
-    const std::vector<Token>& ends, std::size_t vocabulary);
+std::unique_ptr<LogitsProcessors> build_processors(const Params& params, const Spell& spell,
+                                                   const std::vector<Token>& ends,
+                                                   std::size_t vocabulary);
 
 }  // namespace specrt::native

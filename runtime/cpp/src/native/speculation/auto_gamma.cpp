@@ -10,6 +10,7 @@ namespace specrt::native {
 
 // The Python runtime's constants, and its reasons for them.
 constexpr double kSwitchChance = 0.01;
+constexpr double kHope = 0.15;
 constexpr double kProbing = 0.015;
 constexpr double kMaxProbeLoss = 8.0;
 constexpr std::int64_t kMaxDrafting = 200;
@@ -18,8 +19,12 @@ Acceptance::Acceptance(std::size_t most)
     : weights_{1.0, 1.0, 0.0},
       seen_{kTrust, kTrust, 4 * kTrust},
       log_odds_(std::max<std::size_t>(1, most)) {
-  for (std::size_t i = 0; i < kLevels; ++i) odds_[i] = std::exp(static_cast<double>(i) - 4.0);
-  belief_.fill(1.0 / kLevels);
+  double total = 0;
+  for (std::size_t i = 0; i < kLevels; ++i) {
+    odds_[i] = std::exp(static_cast<double>(i) - 4.0);
+    total += belief_[i] = std::pow(odds_[i], kHope);
+  }
+  for (double& share : belief_) share /= total;
   usual_ = belief_;
   mix_with_usual(0);
 }
@@ -125,7 +130,8 @@ int AutoGamma::choose() {
   }
   if (most_ == 0) return 0;
   const double loss = total_[1] * floor_ - 1 - acceptance_.chance(0);  // expected of a probe
-  probing_ = static_cast<double>(rounds_idle_) * kProbing >= std::max(probe_loss_, loss);
+  probing_ = static_cast<double>(rounds_idle_) * kProbing >=
+             std::max(probe_loss_, std::min(kMaxProbeLoss, loss));
   return probing_ ? 1 : 0;
 }
 

@@ -43,7 +43,7 @@ class Acceptance {
   std::vector<Features> tokens_;
   // Log odds at each place, given that the tokens before it are kept.
   std::vector<double> log_odds_;
-  double mean_ = 0;
+  double mean_ = 1;  // log odds of the drafter's confidence; 73 % before any is known
   bool has_confidence_ = false;
 };
 

@@ -89,9 +89,17 @@ std::vector<double> CostTracker::costs() const {
   std::vector<double> costs;
   const auto timed = std::find_if(widths_.begin(), widths_.end(),
                                   [](const Width& width) { return width.passes > 0; });
+  const auto narrowest = static_cast<std::size_t>(timed - widths_.begin());
   double most = timed == widths_.end() ? INFINITY : timed->ns;
-  for (const Width& width : widths_) {
-    if (width.passes > 0) most = width.ns;
+  const bool each_a_pass = widths_.at(0).ns == 0;
+  for (std::size_t drafted = 0; drafted < widths_.size(); ++drafted) {
+    const Width& width = widths_[drafted];
+    if (width.passes > 0) {
+      most = width.ns;
+    } else if (drafted > narrowest) {
+      const double tokens = static_cast<double>(drafted);
+      most *= each_a_pass ? tokens / (tokens - 1) : 1 + kWidening;
+    }
     costs.push_back(common_ * std::min(width.ns, most));
   }
   return costs;

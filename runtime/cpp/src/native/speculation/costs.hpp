@@ -10,6 +10,8 @@ namespace specrt::native {
 // latest observation makes up.
 constexpr double kTrust = 8.0;
 constexpr double kRecent = 1.0 / 16;
+// By what share a target pass of a token more costs more, at least, where it was never timed.
+constexpr double kWidening = 0.03;
 
 // Nanoseconds: verify_ns[g] of a target pass of width g + 1, draft_ns[g] of drafting g tokens in a
 // row, outside_ns per round outside the engines.

@@ -95,7 +95,7 @@ std::optional<std::string> DrafterPool::fallback(const std::string& drafter, int
     const auto reason = policies_->fallback(source, {params.greedy(), has_processors},
                                             drafted ? kFallbackAfter : 1);
     if (!reason) return std::nullopt;
-    reasons += (reasons.empty() ? "" : "; ") + *reason;
+    if (reasons != *reason) reasons += (reasons.empty() ? "" : "; ") + *reason;
   }
   return reasons;
 }

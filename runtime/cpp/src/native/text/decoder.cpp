@@ -118,7 +118,7 @@ bool Decoder::add(const Json& step) {
       return false;
     }
     replacements_.push_back({mark, " ", prepends ? "" : " "});
-  } else if (type == "Strip") {
+  } else if (type == "Strip" && stripped_.empty()) {
     stripped_ = step.at("content").text();
     return fuses_ && step.at("start").integer() == 1 && step.at("stop").integer() == 0;
   } else {

@@ -296,6 +296,14 @@ std::vector<Token> Tokenizer::encode(const std::string& text, bool special,
   return ids;
 }
 
+std::vector<Token> Tokenizer::encode_middle(const std::string& text) const {
+  const std::vector<Token> line = encode("\n", false);
+  const std::vector<Token> whole = encode("\n" + text, false);
+  const auto parted = std::mismatch(line.begin(), line.end(), whole.begin(), whole.end());
+  return parted.first == line.end() ? std::vector<Token>(parted.second, whole.end())
+                                    : encode(text, false);
+}
+
 // Whether there may be text of a token.
 bool Tokenizer::is_text(Token token) const {
   return token >= 0 && static_cast<std::size_t>(token) < size_ && special_.count(token) == 0;

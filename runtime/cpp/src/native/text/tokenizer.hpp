@@ -37,6 +37,9 @@ class Tokenizer {
   // where the library cannot spell one so.
   std::vector<Token> encode(const std::string& text, bool special = true,
                             bool parse_special = true) const;
+  // The ids of a text as the middle of another, without special tokens and without the space that a
+  // tokenizer begins a text with: what it adds to the end of a line.
+  std::vector<Token> encode_middle(const std::string& text) const;
   // The text of some ids, special tokens left out.
   std::string decode(const std::vector<Token>& ids) const;
   // The text of a token behind others; parts of characters are U+FFFD.
