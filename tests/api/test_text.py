@@ -503,7 +503,7 @@ def test_a_wrong_line_is_named_by_its_number(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=rf"prompts\.jsonl:3 {told}"):
             read_prompts(path)
     path.write_text("\n\n  \n", encoding="utf-8")
-    with pytest.raises(RequestError, match="holds no prompts; expected JSON lines"):
+    with pytest.raises(RequestError, match="holds no prompts; expected lines such as"):
         read_prompts(path)
 
 
