@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+from specrt.bundle import MOST_ROWS
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import RecipeError
 from specrt.params import AUTO, Gamma
@@ -31,7 +32,7 @@ class CompilerSpec:
     compiler: str
     """A `specrt_export.compile.Compiler`, as `module:class`; imported when a build begins."""
     precisions: tuple[str, ...] = PRECISIONS
-    most_rows: int = 64
+    most_rows: int = MOST_ROWS
     """Rows of text that an engine may hold."""
     row_scales: bool = False
     """Whether int8 and fp8 weights share one scale for each row, whatever the block."""

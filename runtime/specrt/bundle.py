@@ -84,6 +84,9 @@ _TOP_READ = {TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE}
 _BESIDE_READ = {"engine.onnx", "engine.data", "engine.plan", "engine.json"}
 """Names that are read in a bundle, and beside an engine: none may be there and not be listed."""
 
+MOST_ROWS = 64
+"""Rows that the KV buffers of an engine may have."""
+
 _MOST_BYTES = 64 << 20
 """Of a manifest."""
 
@@ -274,6 +277,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     listed = [m.target.engine, *([m.draft.engine] if m.draft else []), TOKENIZER]
     vocab = m.target.geometry.vocab_size
     checks = [
+        (m.batch > MOST_ROWS, f"batch is {m.batch}; expected 1 to {MOST_ROWS}"),
         (0 not in m.gammas, f"gammas is {short(m.gammas)}; expected 0 among them"),
         (m.gamma is not None and m.gamma not in m.gammas,
          f"gamma is {m.gamma}; expected one of {short(m.gammas)}"),

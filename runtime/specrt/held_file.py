@@ -70,8 +70,11 @@ def hold(path: Path, size: int | None = None) -> HeldFile:
 
 
 def hold_folder(folder: Path) -> dict[str, HeldFile]:
-    """Open all files of a folder that has no manifest, such as one that is being built."""
-    paths = [path for path in folder.iterdir() if path.is_file()]
+    """Open the files of a folder that has no manifest, such as one that is being built.
+
+    Without those of kernels, which a device made and has rules of its own for.
+    """
+    paths = [path for path in folder.iterdir() if path.is_file() and path.suffix != ".kernels"]
     return {path.name: _hold(path, None, hashes=False) for path in paths}
 
 

@@ -203,6 +203,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("draft shape", 1, "shape"),
     ("files", [], "files is []; expected an object"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
+    ("batch", 65, "batch is 65; expected 1 to 64"),
     ("gammas", [2, 4], "gammas is (2, 4); expected 0 among them"),
     ("gamma", 3, "gamma is 3; expected one of (0, 2, 4)"),
     ("prefill", 65, "asks for passes of 65; expected up to 64"),

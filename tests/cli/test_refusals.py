@@ -56,7 +56,7 @@ OTHERS = [
     ("verify {codelet}", "Missing option '--prompts'"),
     ("verify {codelet} --prompts {prompts} --gammas 0", "nothing to compare"),
     ("tune {none}", "{none} does not exist; build one with"),
-    ("tune {codelet} --prompts {few}", "3 prompts with room for 288 tokens are too few to tune on"),
+    ("tune {codelet} --prompts {few}", "prompts to tune on: 3, with room for 288 tokens"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),

@@ -51,6 +51,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("format", 2, "has bundle format 2, and this specrt reads up to 1"),
     ("format", True, "format is true; expected a whole number from 1 to 1"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
+    ("batch", 65, "batch is 65; expected 1 to 64"),
     ("batch", 1.0, "batch is 1"),
     ("name", "a\0b", "name is"),
     ("name", "x" * 256, "name is"),

@@ -473,8 +473,8 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
     room = sum(min(_MOST_TOKENS, max_length + 1 - len(p)) for p in prompts)
     if len(prompts) < FEWEST_PROMPTS or room < FEWEST_TOKENS:
         raise RequestError(
-            f"{len(prompts)} prompts with room for {room} tokens are too few to tune on; give at "
-            f"least {FEWEST_PROMPTS} prompts and room for {FEWEST_TOKENS} tokens, or no --prompts "
+            f"prompts to tune on: {len(prompts)}, with room for {room} tokens; give at least "
+            f"{FEWEST_PROMPTS} prompts and room for {FEWEST_TOKENS} tokens, or no --prompts "
             "to measure costs alone"
         )
 

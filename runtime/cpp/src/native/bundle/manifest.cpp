@@ -14,6 +14,8 @@ namespace specrt::native {
 
 namespace {
 
+constexpr int kMostRows = 64;
+
 bool inside(const std::string& name) {
   if (name.empty() || name[0] == '/') return false;
   bool any = false;
@@ -60,6 +62,8 @@ void check_manifest(const Record& record, const std::vector<std::int64_t>& gamma
   const auto has = [&](std::int64_t gamma) {
     return std::find(gammas.begin(), gammas.end(), gamma) != gammas.end();
   };
+  require(m.batch <= kMostRows,
+          "batch is " + std::to_string(m.batch) + "; expected 1 to " + std::to_string(kMostRows));
   require(has(0), "gammas is " + shown(gammas) + "; expected 0 among them");
   if (m.gamma)
     require(has(*m.gamma),
