@@ -38,7 +38,7 @@ MOST_BINDINGS = 64
 
 
 @dataclass(frozen=True)
-class Scores:
+class RowScores:
     """The scores of some rows of a pass, as views of memory that the next pass overwrites."""
 
     argmax: Tokens
@@ -96,7 +96,7 @@ class OrtEngine:
                 caches[name] = np.zeros(shape, np.float32)
         return caches
 
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of every row; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
         _, scored = pass_size(self, batch, rows)
@@ -105,7 +105,7 @@ class OrtEngine:
         self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
         return self._scored(0, self.batch, scored)
 
-    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[Scores, ...]:
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
         check_feeds(self, feeds)
         count = scored = 0
@@ -155,13 +155,13 @@ class OrtEngine:
             self._scores["confidence"] = np.zeros(rows, np.float32)
         self._bindings.clear()
 
-    def _scored(self, first: int, batch: int, rows: int) -> Scores:
+    def _scored(self, first: int, batch: int, rows: int) -> RowScores:
         """Return the scores of some rows that follow each other, as [batch, rows, ...]."""
         views = {
             name: memory[first : first + batch * rows].reshape(batch, rows, *memory.shape[1:])
             for name, memory in self._scores.items()
         }
-        return Scores(views["argmax"], views["logits"], views.get("confidence"))
+        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from specrt.bundle import Geometry
 from specrt.engine.ort import (
     MOST_BINDINGS,
-    Scores,
+    RowScores,
     bind_input,
     bind_output,
     check_copy,
@@ -64,7 +64,7 @@ class ContribEngine:
             caches[name] = np.zeros((self.batch, *shape[1:]), np.float32)
         return caches
 
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Scores:
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of every row; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
         _, scored = pass_size(self, batch, rows)
@@ -74,18 +74,18 @@ class ContribEngine:
         if self.batch == 1:
             return outputs[0]
         parts = [o.confidence for o in outputs if o.confidence is not None]
-        return Scores(
+        return RowScores(
             np.concatenate([output.argmax for output in outputs]),
             np.concatenate([output.logits for output in outputs]),
             np.concatenate(parts) if parts else None,
         )
 
-    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[Scores, ...]:
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
         """Run a pass of each of some rows; see `PackedEngine.forward_rows`."""
         check_feeds(self, feeds)
         return tuple([self._run(feed) for feed in feeds])
 
-    def _run(self, feed: Feed) -> Scores:
+    def _run(self, feed: Feed) -> RowScores:
         width = len(feed.tokens)
         key = feed.row, width, feed.rows
         binding = self._bindings.get(key) or self._bind(*key)
@@ -94,7 +94,7 @@ class ContribEngine:
         self._rows[: feed.rows] = range(width - feed.rows, width)
         run_bound(self._session, binding, width)
         views = {name: memory[None, : feed.rows] for name, memory in self._scores[feed.row].items()}
-        return Scores(views["argmax"], views["logits"], views.get("confidence"))
+        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
 
     def _bind(self, row: int, width: int, scored: int) -> Any:
         """Bind a pass of a row; done once, then reused."""
