@@ -95,7 +95,8 @@ def _one(
         if not no_tune and reason is None:
             show(0.98, "measure costs")
             _, reason = tune_quickly(place)
-    print_notices([*notices(read_manifest(place)), *([reason] if reason else [])])
+    slower = [] if fresh else notices(read_manifest(place))
+    print_notices([*slower, *([reason] if reason else [])])
     total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
     print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")
