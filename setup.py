@@ -8,8 +8,11 @@ path comes before any such folder.
 """
 
 from base64 import urlsafe_b64encode
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from os import getpid
 from pathlib import Path
+from shutil import copyfile
 from zipfile import ZipFile
 
 from setuptools import Extension, setup
@@ -65,6 +68,33 @@ class SharedLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Return the name without what tells Pythons apart."""
         return "/".join(fullname.split(".")) + ".so"
+
+    def build_extension(self, extension: Extension) -> None:
+        """Compile all sources at once."""
+        compile_ = self.compiler.compile
+        with ThreadPoolExecutor() as pool:
+            self.compiler.compile = lambda sources, **options: [
+                result
+                for results in pool.map(lambda source: compile_([source], **options), sources)
+                for result in results
+            ]
+            super().build_extension(extension)
+
+    def copy_extensions_to_source(self) -> None:
+        """Put the library beside the package, by a new name first: processes may have mapped it.
+
+        One of sources of before does not stay where these cannot be compiled.
+        """
+        build_py = self.get_finalized_command("build_py")
+        for extension in self.extensions:
+            built = Path(self.build_lib, self.get_ext_filename(extension.name))
+            there = Path(build_py.get_package_dir(extension.name.rpartition(".")[0])) / built.name
+            if built.is_file():
+                aside = there.with_suffix(f".{getpid()}")
+                copyfile(built, aside)
+                aside.replace(there)
+            else:
+                there.unlink(missing_ok=True)
 
 
 class AnyPython(bdist_wheel):

@@ -47,7 +47,7 @@ specrt.speculation
 specrt.sampling
 specrt.system.doctor
 specrt.engine.backends
-specrt.engine.tensorrt specrt.engine.ort_packed specrt.engine.ort_cuda
+specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_cuda
 specrt.engine.ort
 specrt.engine
 specrt.system

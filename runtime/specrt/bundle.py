@@ -121,7 +121,7 @@ class ModelRecord:
     model_type: str
     parameters: int
     weight_bytes: int
-    """In memory: a CPU widens weights that are stored in half precision when they are opened."""
+    """In memory."""
     kv_item_bytes: Annotated[int, Interval(1, 16)]
     fused: dict[str, str]
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
@@ -143,11 +143,6 @@ class ModelRecord:
     def quantized(self) -> bool:
         """Whether any weights share a scale."""
         return self.block > 0 or self.per_row
-
-    @property
-    def half_stored(self) -> bool:
-        """Whether any weights are stored in half precision."""
-        return bool({"fp16", "bf16"} & {self.precision, self.embedding, self.head})
 
 
 @dataclass(frozen=True)

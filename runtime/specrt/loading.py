@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
-from specrt.engine.backends import backend_of, check_versions, host_bytes, open_engine
+from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
@@ -58,8 +58,7 @@ def load(
         _share_threads(manifest, cores)
     # Costs measured with a shared pool will do without one: what counts is their ratios.
     tuning, ignored = read_tuning(opened, cores)
-    pad_to_even = tuning is None or tuning.pad_to_even
-    target, draft = _open_pair(opened, cores, pad_to_even, has_room=absent is None)
+    target, draft = _open_pair(opened, cores, has_room=absent is None)
     models = Models(
         target,
         draft,
@@ -70,8 +69,8 @@ def load(
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
     )
-    notices = [notice for notice in (ignored, absent) if notice]
-    return Generator(models, tokenizer, manifest.eos_token_ids, notices, prompt_cache=prompt_cache)
+    told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
+    return Generator(models, tokenizer, manifest.eos_token_ids, told, prompt_cache=prompt_cache)
 
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:
@@ -121,12 +120,10 @@ def _no_room(manifest: Manifest, most: int | None) -> str | None:
     )
 
 
-def _open_pair(
-    bundle: Bundle, cores: int, pad_to_even: bool, has_room: bool
-) -> tuple[Engine, Engine | None]:
+def _open_pair(bundle: Bundle, cores: int, has_room: bool) -> tuple[Engine, Engine | None]:
     """Open the target, and the draft where there is one and room for it."""
     manifest = bundle.manifest
-    target = _open_model(bundle, manifest.target, cores, pad_to_even=pad_to_even)
+    target = _open_model(bundle, manifest.target, cores)
     if manifest.draft is None or not has_room:
         return target, None
     try:
@@ -137,11 +134,9 @@ def _open_pair(
 
 
 def _open_model(
-    bundle: Bundle, model: ModelRecord, threads: int, *, pad_to_even: bool = False,
-    beside: Engine | None = None,
-) -> Engine:  # fmt: skip
+    bundle: Bundle, model: ModelRecord, threads: int, beside: Engine | None = None
+) -> Engine:
     manifest = bundle.manifest
-    pads = model is manifest.target and model.quantized
     return open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
@@ -151,9 +146,6 @@ def _open_model(
         max_length=manifest.max_length,
         max_width=manifest.max_width,
         threads=threads,
-        pad_single_token=pads,
-        pad_to_even=pads and pad_to_even,
-        upcast_weights=model.half_stored,
         beside=beside,
     )
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import Run
+from support.kernels import instruction_sets, without_kernels
 
 
 def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
@@ -17,6 +22,7 @@ def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> N
     found = json.loads(ran.out)
     memory = found.pop("memory")
     assert found == json.loads((codelet / "manifest.json").read_text(encoding="utf-8"))
+    assert found["versions"]["kernels"] in text.out
     for name in found["files"]:
         assert name in text.out
     assert memory["weight_bytes"] == sum(found[m]["weight_bytes"] for m in ("target", "draft"))
@@ -34,3 +40,44 @@ def test_doctor_gives_remedies(cli: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--  torch" in text.out
     torch = next(f for f in found["libraries"] if f["name"] == "torch")
     assert (torch["works"], torch["remedy"]) == (False, "make setup-export")
+
+
+def test_doctor_names_the_kernels_and_how_to_get_them(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> dict[str, str]:
+        rows = json.loads(cli("doctor", "--json").out)["libraries"]
+        (row,) = [row for row in rows if "kernels" in row["name"]]
+        return dict(row)
+
+    sets = instruction_sets()
+    row = found()
+    assert row["works"]
+    assert row["found"].startswith(sets[0])
+    assert all(name in row["found"] for name in sets)
+    with without_kernels():
+        row = found()
+        assert not row["works"]
+        assert re.search("apt .*dnf .*xcode-select .*make -B setup", row["remedy"])
+
+
+@pytest.mark.parametrize("name", ["scalar", "sse"])
+def test_kernels_that_are_forced_are_named_or_refused(codelet: Path, name: str) -> None:
+    """In a process of its own: the choice is made once."""
+
+    def specrt(*words: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "specrt", *map(str, words)]
+        environment = {**os.environ, "SPECRT_KERNELS": name}
+        return subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
+
+    checked = specrt("doctor")
+    (line,) = [line for line in checked.stdout.splitlines() if "CPU kernels" in line]
+    ran = specrt("generate", codelet, "--prompt", "a", "--max-tokens", "2")
+    if name == "scalar":
+        assert "forced by SPECRT_KERNELS" in line
+        assert ran.returncode == 0, ran.stderr
+        return
+    for text in (line, ran.stderr):
+        assert f"'{name}'" in text
+        assert all(known in text for known in instruction_sets())
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)

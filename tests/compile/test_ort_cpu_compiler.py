@@ -1,10 +1,10 @@
-"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, and the same
-for a row alone as for one in company."""
+"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, and for the
+kernels that are here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
+from lower.lowering import MAX_LENGTH, Lowering, lowered
 from specrt.engine.backends import open_engine
 from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_packed import settle_padding
+from specrt.engine.ort_contrib import ContribEngine
+from specrt.engine.protocol import Engine
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
+from support.kernels import without_kernels
 
 
 @pytest.fixture
@@ -30,104 +32,76 @@ def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(path: Path, geometry: Any, precision: str = "fp32") -> Iterator[OrtEngine]:
-    """Open an engine as a device opens a target of a precision."""
-    whole = precision in ("int8", "int4")
+def opened(path: Path, geometry: Any) -> Iterator[Engine]:
     engine = open_engine(
-        "ort-cpu", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_LENGTH, threads=1,
-        pad_single_token=whole, pad_to_even=whole, upcast_weights=precision in ("fp16", "bf16"),
-    )  # fmt: skip
-    assert isinstance(engine, OrtEngine)
+        "ort-cpu", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_LENGTH, threads=1
+    )
     yield engine
     engine.close()
 
 
 def logits(folder: Path, geometry: Any) -> NDArray[np.float32]:
     tokens = np.random.default_rng(0).integers(0, 8192, (1, 20))
-    with opened(folder / ENGINE, geometry, "bf16") as engine:
+    with opened(folder / ENGINE, geometry) as engine:
         first = engine.forward(tokens[:, :15], 0).logits.copy()
         return np.concatenate([first, engine.forward(tokens[:, 15:], 15).logits], axis=1)
 
 
-@pytest.mark.parametrize(
-    ("precision", "share"),
-    [
-        (Precision.of("bf16"), 0.55),
-        (Precision.of("fp16"), 0.55),
-        (Precision.of("int4", embedding="bf16"), 1),
-    ],
-    ids=["bf16", "fp16", "int4"],
-)
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
-    source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    precision: Precision, share: float,
-) -> None:  # fmt: skip
-    if precision.rewrites:
-        made = quantize(*source, tmp_path / "q", precision)
-        source = made.graph, made.folder
-    whole, half, sliced = (tmp_path / name for name in ("whole", "half", "sliced"))
-    one = compile_ort_cpu(*source, whole, MAX_LENGTH)
-    compile_ort_cpu(*source, half, MAX_LENGTH, precision=precision)
-    monkeypatch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
-    compile_ort_cpu(*source, sliced, MAX_LENGTH, precision=precision)
+    source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made = quantize(*source, tmp_path / "q", Precision.of(kind))
+    half, sliced, wide = (tmp_path / name for name in ("half", "sliced", "wide"))
+    one = compile_ort_cpu(made.graph, made.folder, half, MAX_LENGTH)
+    with monkeypatch.context() as small:
+        small.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
+        compile_ort_cpu(made.graph, made.folder, sliced, MAX_LENGTH)
     for file in (ENGINE, WEIGHTS):
         assert (half / file).read_bytes() == (sliced / file).read_bytes()
-    assert (logits(half, one.geometry) == logits(whole, one.geometry)).all()
-    assert (half / WEIGHTS).stat().st_size < share * (whole / WEIGHTS).stat().st_size
+    with monkeypatch.context() as floats:
+        floats.setattr("specrt_export.lower.cpu_lowering.smallest_format", lambda weight: "fp32")
+        compile_ort_cpu(made.graph, made.folder, wide, MAX_LENGTH)
+    assert (logits(half, one.geometry) == logits(wide, one.geometry)).all()
+    assert (half / WEIGHTS).stat().st_size < 0.55 * (wide / WEIGHTS).stat().st_size
     assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
 
 
-@pytest.mark.parametrize(("precision", "block"), [("int8", 32), ("int4", 128)])
-def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
-    source: tuple[Path, Path], tmp_path: Path, precision: str, block: int
+def test_what_is_compiled_is_for_the_kernels_that_are_here(
+    source: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    made = quantize(*source, tmp_path / "q", Precision.of(precision, block=block))
-    one = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
-    with opened(tmp_path / "engine" / ENGINE, one.geometry, precision) as engine:
-        length = engine.max_length
-        assert length == MAX_LENGTH - 1, "one position is kept for a partner"
-        tokens = np.random.default_rng(0).integers(0, 8192, (1, length))
-        for settle in (lambda engine: True, settle_padding):
-            settle(engine)
-            for begin in range(0, length, 2):  # as decoding fills it
-                engine.forward(tokens[:, begin : begin + 2], begin, 1)
-            for end in (length, 100):  # a partner is written behind the end
-                alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
-                for width in (2, 3, 4, 5):
-                    company = engine.forward(tokens[:, end - width : end], end - width)
-                    assert (company.logits[0, -1] == alone).all(), (end, width)
+    compiler = Lowering("ort-cpu").compiler()
+    versions = []
+    for name, kind, context in (
+        ("own", OrtEngine, nullcontext), ("contrib", ContribEngine, without_kernels),
+    ):  # fmt: skip
+        with context():
+            versions.append(compiler.versions())
+            one = compile_ort_cpu(*source, tmp_path / name, MAX_LENGTH)
+        with opened(tmp_path / name / ENGINE, one.geometry) as engine:
+            assert isinstance(engine, kind)
+    assert versions[0]["kernels"] != versions[1]["kernels"], "another makes a bundle stale"
+    own, contrib = (logits(tmp_path / name, one.geometry) for name in ("own", "contrib"))
+    np.testing.assert_allclose(own, contrib, rtol=0, atol=1e-4)
 
 
-@pytest.fixture
-def int8(source: tuple[Path, Path], tmp_path: Path) -> Case:
-    return lowered(*source, tmp_path, Lowering("ort-cpu", "int8"))
-
-
-def test_kernels_that_round_a_lone_row_otherwise_are_found_out(
-    int8: Case, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("has_kernels", "attribute", "fast_level"),
+    [(True, "exact", 0), (False, "accuracy_level", 4)],
+    ids=["own", "contrib"],
+)
+def test_the_check_computes_in_fp32_and_leaves_no_file(
+    source: tuple[Path, Path], tmp_path: Path, has_kernels: bool, attribute: str, fast_level: int
 ) -> None:
-    real = OrtEngine.forward
-
-    def forward(engine: OrtEngine, tokens: Any, start: Any, rows: int | None = None) -> Any:
-        output = real(engine, tokens, start, rows)
-        if np.shape(tokens)[1] % 2 and not engine.pad_to_even:
-            output.logits[0, -1, 5] += 1e-6
-        return output
-
-    with opened(int8.lowered.folder / ENGINE, int8.lowered.geometry, "int8") as engine:
-        monkeypatch.setattr(OrtEngine, "forward", forward)
-        assert settle_padding(engine)
-        assert engine.pad_to_even
-
-
-def test_the_check_computes_in_fp32_and_leaves_no_file(int8: Case) -> None:
+    with nullcontext() if has_kernels else without_kernels():
+        int8 = lowered(*source, tmp_path, Lowering("ort-cpu", "int8"))
     path = int8.lowered.folder / ENGINE
 
     def levels(engine: Path) -> set[int]:
         nodes = onnx.load(engine, load_external_data=False).graph.node
-        return {a.i for n in nodes for a in n.attribute if a.name == "accuracy_level"}
+        return {a.i for n in nodes for a in n.attribute if a.name == attribute}
 
-    assert levels(path) == {4}
+    assert levels(path) == {fast_level}
     tokens = np.random.default_rng(0).integers(0, 8192, 64)
     with (
         exact_copy(path) as copy,

@@ -18,7 +18,7 @@ import pytest
 
 from shared import REPOSITORY
 from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
-from specrt.engine.ort_packed import RowSlice, pack
+from specrt.engine.kernels import CONTRIB, KERNELS, LAYOUT
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected
@@ -29,6 +29,9 @@ from specrt.system import Machine
 from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
 from specrt.tuning.tuning_record import TunedSetting, Tuning
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt_export.precision import Precision
+from specrt_export.quantize import quantize
+from support.kernels import without_kernels
 
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
@@ -88,21 +91,20 @@ def test_a_record_has_the_fields_of_its_table(document: str, record: Any) -> Non
 
 
 def _named(rows: list[Row], sizes: dict[str, int]) -> dict[tuple[str, str], list[str]]:
-    """Return side, type and shape of each value that a table names, for each layer and row."""
+    """Return side, type and shape of each value that a table names, for each layer."""
     found = {}
     for name, side, kind, shape, *_ in rows:
         plain = name.strip("`")
         parts = shape.strip("[]").split(", ")
         told = [kind, *(str(sizes.get(part, part)) for part in parts)]
         for layer in range(sizes["L"]):
-            for row in range(sizes.get("rows", 1)):
-                own = plain.replace("{i}", str(layer)).replace("{b}", str(row))
-                found[side.split(" ")[0].rstrip(","), own] = told
+            found[side.split(" ")[0].rstrip(","), plain.replace("{i}", str(layer))] = told
     return found
 
 
 def _engine(path: Path) -> dict[tuple[str, str], list[str]]:
     options = ort.SessionOptions()
+    options.register_custom_ops_library(str(KERNELS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     sides = {"input": session.get_inputs(), "output": session.get_outputs()}
@@ -113,9 +115,12 @@ def _engine(path: Path) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def _sizes(geometry: Geometry, length: int) -> dict[str, int]:
-    g = geometry
-    return {"L": g.layers, "Hkv": g.kv_heads, "M": length, "D": g.head_dim, "V": g.vocab_size}
+def _sizes(geometry: Geometry, length: int, batch: int) -> dict[str, int]:
+    g, groups = geometry, -(-length // 16)
+    return {
+        "L": g.layers, "Hkv": g.kv_heads, "D": g.head_dim, "D'": -(-g.head_dim // 16) * 16,
+        "V": g.vocab_size, "B": batch, "M": length, "P": 16 * groups, "P/16": groups,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -123,29 +128,33 @@ def test_an_engine_has_the_inputs_and_outputs_of_its_table(
     document: str, codelet: Path, role: str
 ) -> None:
     bundle = Bundle.open(codelet)
-    model: ModelRecord = getattr(bundle.manifest, role)
-    sizes = _sizes(model.geometry, bundle.manifest.max_length)
-    told = _named(_table(document, "`engine.onnx`, batch 1"), sizes)
+    manifest, model = bundle.manifest, getattr(bundle.manifest, role)
+    told = _named(
+        _table(document, "`engine.onnx` with kernels"),
+        _sizes(model.geometry, manifest.max_length, manifest.batch),
+    )
     if role == "target":
         del told["output", "confidence"]
-    assert _engine(bundle.file(model.engine)) == told
-
-
-def test_an_engine_of_several_rows_has_those_of_its_table(
-    document: str, engines: Path, tmp_path: Path
-) -> None:
-    pair, length, rows = engines / "codelet", 64, 3
-    made = compile_ort_cpu(
-        pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft", tmp_path, length,
-        batch=rows, confidence=True,
-    )  # fmt: skip
-    sizes = {**_sizes(made.geometry, length), "B": rows, "rows": rows}
-    told = _named(_table(document, "`engine.onnx`, batch B"), sizes)
-    found = _engine(tmp_path / "engine.onnx")
+    found = _engine(bundle.file(model.engine))
     found["input", "input_ids"][-1] = "T"  # what a graph calls a free size means nothing
-    if ("input", "positions") not in found:  # only attention asks for them here
-        del told["input", "positions"]
     assert found == told
+    assert f"`{LAYOUT}`" in document
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_engine_without_kernels_has_those_of_its_table(
+    document: str, draft: tuple[Path, Path], tmp_path: Path, precision: str
+) -> None:
+    length, source = 64, draft
+    if precision != "fp32":
+        stored = quantize(*draft, tmp_path / "stored", Precision.of(precision))
+        source = stored.graph, stored.folder
+    with without_kernels():
+        made = compile_ort_cpu(*source, tmp_path / "made", length, batch=3, confidence=True)
+    sizes = {**_sizes(made.geometry, length, 1), "M'": length + (precision != "fp32")}
+    told = _named(_table(document, "`engine.onnx` without kernels"), sizes)
+    assert _engine(tmp_path / "made" / "engine.onnx") == told
+    assert f"`{CONTRIB}`" in document
 
 
 @pytest.mark.parametrize("compute", KV_TYPES)
@@ -155,7 +164,7 @@ def test_a_plan_has_the_tensors_of_its_table(document: str, compute: str) -> Non
     record = EngineRecord(
         1, "tensorrt", "10.16.1.11", NATIVE, compute, profiles, candidates=8, confidence=True
     )
-    sizes = {**_sizes(geometry, 32), "B": 3, "S": -1, "R": -1, "N": -1, "K": 8}
+    sizes = {**_sizes(geometry, 32, 3), "S": -1, "R": -1, "N": -1, "K": 8}
     told = _named(_table(document, "tensor of a plan"), sizes)
     assert told == {
         ("input" if tensor.is_input else "output", name): [
@@ -253,6 +262,7 @@ class Held:
 
     def __init__(self, folder: Path, record: dict[str, Any], positions: int, widest: int) -> None:
         options = ort.SessionOptions()
+        options.register_custom_ops_library(str(KERNELS))
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
         self._session: Any = ort.InferenceSession(
@@ -260,10 +270,16 @@ class Held:
         )
         shape = record["geometry"]
         self._vocabulary, self._widest, self.held = shape["vocab_size"], widest, 0
-        sizes = (1, shape["kv_heads"], positions, shape["head_dim"])
-        layers = range(shape["layers"])
-        names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
-        self._buffers = {name: np.zeros(sizes, np.float32) for name in names}
+        groups, width = -(-positions // 16), shape["head_dim"]
+        sizes = {
+            "key": (1, shape["kv_heads"], groups, width, 16),
+            "value": (1, shape["kv_heads"], 16 * groups, -(-width // 16) * 16),
+        }
+        self._buffers = {
+            f"{kind}.{i}": np.zeros(size, np.float32)
+            for i in range(shape["layers"])
+            for kind, size in sizes.items()
+        }
 
     def feed(self, tokens: list[int], rows: int) -> Any:
         """Feed tokens in chunks, and return the last rows of scores."""
@@ -278,7 +294,8 @@ class Held:
         logits = np.zeros((1, rows, self._vocabulary), np.float32)
         read = {
             "input_ids": np.array([tokens]),
-            "start": np.array([self.held]),
+            "slots": np.zeros(width, np.int64),
+            "positions": np.arange(self.held, self.held + width),
             "rows": np.arange(width - rows, width),
             **self._buffers,
         }
@@ -305,35 +322,3 @@ def test_a_runtime_made_from_the_page_says_the_same(
             counts = [(r.drafted, r.evaluated, r.accepted) for r in done.speculation.log]
             told = reader.complete(prompt, 24, gamma, temperature, seed=7)
             assert told == (done.token_ids, counts)
-
-
-def _packed(batch: int, parts: list[RowSlice], places: int, even: bool) -> dict[str, list[int]]:
-    """Lay out a pass as the page says."""
-    total = max(places, sum(part.width for part in parts))
-    total += even and total % 2
-    begins, at = {}, 0
-    for part in parts:
-        begins[part.row], at = at, at + part.width
-    widths, spread, kept = [1] * batch, list[int](), [0] * total
-    for row in range(batch):
-        own = [begins[p.row] + j for p in parts if p.row == row for j in range(p.width)]
-        widths[row] = max(len(own), places)
-        for j, token in enumerate(own):
-            kept[token] = len(spread) + j
-        spread += (own or [0]) + [(own or [0])[-1]] * (widths[row] - len(own or [0]))
-    rows = [begins[p.row] + p.width - p.rows + j for p in parts for j in range(p.rows)]
-    rows += [0] * (even and len(rows) % 2)
-    return {"widths": widths, "spread": spread, "kept": kept, "rows": rows}
-
-
-@pytest.mark.parametrize("even", [False, True])
-@pytest.mark.parametrize("places", [1, 2])
-def test_rows_are_packed_as_the_page_says(places: int, even: bool) -> None:
-    for parts in (
-        [RowSlice(0, 1, 1)],
-        [RowSlice(2, 1, 1), RowSlice(0, 5, 2)],
-        [RowSlice(1, 3, 3), RowSlice(0, 1, 1), RowSlice(2, 4, 1)],
-    ):
-        made = pack(3, tuple(parts), places, even)
-        told = _packed(3, parts, places, even)
-        assert told == {name: getattr(made, name).tolist() for name in told}

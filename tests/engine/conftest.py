@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import geometry_of, read_graph
 from specrt_export.precision import Precision
 from specrt_export.quantize import quantize
+from support.kernels import without_kernels
 
 BATCH, MAX_LENGTH, MAX_WIDTH, CAPTURES = 3, 96, 24, 9
 Opener = Callable[..., Any]
@@ -36,7 +38,10 @@ def alone(engine: Engine, text: Sequence[int]) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callable[[str], Path]:
-    """Compile codelet's draft: `fp32 1`, `int8 3` and the like for the CPU, `cuda` for a GPU."""
+    """Compile codelet's draft: `fp32 1`, `int8 3` and the like for the CPU, `cuda` for a GPU.
+
+    With `contrib` behind it for a CPU without our kernels.
+    """
     root, pair = shared_folder(tmp_path_factory) / "draft", engines / "codelet"
     root.mkdir(exist_ok=True)
     graph, weights = pair / "portable" / "draft.onnx", pair / "checkpoint" / "draft"
@@ -46,15 +51,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callabl
         with locked(root / f"{name}.lock"):
             if done.exists():
                 return out / "engine.onnx"
-            precision, _, batch = name.partition(" ")
+            precision, batch, *kernels = f"{name} 1".split()
             source = graph, weights
-            if precision == "int8":
-                small = quantize(*source, out / "small", Precision.of("int8", block=128))
+            if precision in ("int8", "int4"):
+                small = quantize(*source, out / "small", Precision.of(precision, block=128))
                 source = small.graph, small.folder
             if precision == "cuda":
                 compile_ort_cuda(*source, out, MAX_LENGTH, captured=CAPTURES)
             else:
-                compile_ort_cpu(*source, out, MAX_LENGTH, batch=int(batch), confidence=True)
+                with without_kernels() if "contrib" in kernels else nullcontext():
+                    compile_ort_cpu(*source, out, MAX_LENGTH, batch=int(batch), confidence=True)
             done.touch()
         return out / "engine.onnx"
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
-from specrt.engine import ort
+from specrt.engine.backends import BACKENDS
+from specrt.engine.kernels import LAYOUT
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record, library
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord
@@ -77,7 +79,7 @@ class Site:
             format=FORMAT, name="pair", backend=backends[0], precision="fp16", batch=1,
             max_length=target.max_length, prefill=PREFILL, gammas=tuple(gammas), gamma=None,
             eos_token_ids=(), bos_token_id=None, **models,  # type: ignore[arg-type]
-            versions={}, device={"machine": platform.machine()}, source="0" * 64,
+            versions={"kernels": LAYOUT}, device={"machine": platform.machine()}, source="0" * 64,
             files={str(path.relative_to(folder)): hash_file(path) for path in files},
         )  # fmt: skip
         (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
@@ -125,7 +127,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(opening, "open_library", made.libraries.__getitem__)
     for module in (engine_record, library):
         monkeypatch.setattr(module, "survey", lambda: MACHINE)
-    monkeypatch.setattr(ort, "OrtEngine", made.table)
+    cpu = replace(BACKENDS["ort-cpu"], open=made.table)
+    monkeypatch.setitem(BACKENDS, "ort-cpu", cpu)
     yield made
     made.hold_closed()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
@@ -11,9 +13,11 @@ import pytest
 import specrt
 from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import Bundle
-from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes
+from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes, notices
+from specrt.engine.kernels import CONTRIB, LAYOUT
 from specrt.errors import BundleError
 from specrt.params import SamplingParams
+from support.kernels import without_kernels
 from support.toy import plain
 
 
@@ -73,9 +77,42 @@ def test_a_library_older_than_the_one_that_built_is_refused(
     monkeypatch.setattr("importlib.metadata.version", version)
     for backend in ("ort-cpu", "ort-cuda", "tensorrt"):
         folder = site.bundle(*pair(), backends=(backend, backend), name=backend)
-        manifest = replace(Bundle.open(folder).manifest, versions={"onnxruntime": built})
+        manifest = replace(
+            Bundle.open(folder).manifest, versions={"onnxruntime": built, "kernels": LAYOUT}
+        )
         if said and backend != "tensorrt":
             with pytest.raises(BundleError, match=said):
                 check_versions(folder, manifest)
         else:
             check_versions(folder, manifest)
+
+
+@pytest.mark.parametrize(
+    ("built", "has_kernels", "refused", "noticed"),
+    [
+        (LAYOUT, True, "", ""),
+        (LAYOUT, False, "apt install g.*specrt build RECIPE", ""),
+        (CONTRIB, True, "", "build the bundle again with `specrt build RECIPE`"),
+        (CONTRIB, False, "", "apt install g.*dnf install.*xcode-select.*specrt build RECIPE"),
+        ("tiles of 7", True, "'tiles of 7'.*build it again with `specrt build RECIPE`", ""),
+        (None, True, "build it again with `specrt build RECIPE`", ""),
+    ],
+)
+def test_a_bundle_is_for_the_kernels_that_are_here(
+    site: Site, built: str | None, has_kernels: bool, refused: str, noticed: str
+) -> None:
+    folder = site.bundle(*pair(), backends=("ort-cpu", "ort-cpu"))
+    versions = {} if built is None else {"kernels": built}
+    manifest = replace(Bundle.open(folder).manifest, versions=versions)
+    with nullcontext() if has_kernels else without_kernels():
+        if refused:
+            with pytest.raises(BundleError, match=refused):
+                check_versions(folder, manifest)
+        else:
+            check_versions(folder, manifest)
+            told = notices(manifest)
+            assert len(told) == bool(noticed), "one for both models"
+            assert all(re.search(noticed, one) for one in told)
+    check_versions(folder, replace(manifest, backend="ort-cuda", **{
+        role: replace(getattr(manifest, role), backend="ort-cuda") for role in ("target", "draft")
+    }))  # fmt: skip

@@ -108,11 +108,10 @@ def test_what_is_only_stored_otherwise_is_measured_where_there_is_a_text(
     half = Bundle.open(out).manifest
     assert half.target.quality is not None
     assert (half.target.quality.top1, half.precision) == (1, "bf16")
-    assert half.target.half_stored
+    # Weights that bf16 holds are stored in it whatever the precision, and used where they lie.
     name = f"target/{WEIGHTS}"
-    assert half.files[name].bytes < 0.6 * whole.files[name].bytes
-    # What opening it takes is fp32 all the same.
-    assert half.target.weight_bytes >= whole.target.weight_bytes
+    assert half.files[name].bytes <= whole.files[name].bytes
+    assert half.target.weight_bytes <= half.files[name].bytes + 4096
 
 
 def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(

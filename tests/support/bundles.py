@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
+from specrt.engine.kernels import LAYOUT
 
 GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
 FILES = {
@@ -30,7 +31,8 @@ def listed(folder: Path) -> Path:
     manifest = Manifest(
         format=FORMAT, name="pair", backend="ort-cpu", precision="fp32", batch=1, max_length=64,
         prefill=16, gammas=(0, 2, 4), gamma=4, eos_token_ids=(2,), bos_token_id=None,
-        target=record("target"), draft=record("draft"), versions={"onnxruntime": "1"},
+        target=record("target"), draft=record("draft"),
+        versions={"onnxruntime": "1", "kernels": LAYOUT},
         device={"machine": platform.machine()}, source="0" * 64,
         files={name: hash_file(folder / name) for name in names if name != "manifest.json"},
     )  # fmt: skip

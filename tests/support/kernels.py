@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specrt.engine.ort import KERNELS, silent_options
+from specrt.engine import kernels
+from specrt.engine.ort import silent_options
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.lower.tiles import (
     alternating,
@@ -30,10 +34,15 @@ _TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "fp32": Ten
 
 def instruction_sets() -> list[str]:
     """Return those that this machine has, best first."""
-    library = ctypes.CDLL(str(KERNELS))
-    library.specrt_kernels_supported.restype = ctypes.c_char_p
-    names: bytes = library.specrt_kernels_supported()
-    return names.decode().split()
+    return kernels.instruction_sets()[1]
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Let the library be missing, as where specrt was installed without a compiler."""
+    with pytest.MonkeyPatch.context() as machine:
+        machine.setattr(kernels, "KERNELS", Path("/no such folder/kernels.so"))
+        yield
 
 
 @dataclass(frozen=True)

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
-    INLINE_BYTES,
     WEIGHTS,
     LazyTensor,
     stored_weights,
     weight_bytes,
     write_engine,
 )
-from specrt_export.lower.cpu_lowering import lower_cpu
-from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget
-from specrt_export.portable.external_data import disk_full, narrow, widen
+from specrt_export.lower.ort_lowering import OrtTarget, lower
+from specrt_export.portable.external_data import disk_full
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
-from specrt_export.precision import Precision
 from specrt_export.recipe import EngineOptions, Recipe
 
 BACKEND = "ort-cpu"
@@ -50,10 +48,8 @@ class OrtCpuCompiler:
         """Accept everything: what a recipe may ask of a CPU was checked when it was read."""
 
     def versions(self) -> dict[str, str]:
-        """Return the version of ONNX Runtime, and the layout of graphs of several rows."""
-        rows = self.recipe.engine.batch
-        layout = {"layout": LAYOUT} if rows > 1 else {}
-        return {"onnxruntime": ort.__version__, **layout}
+        """Return the version of ONNX Runtime, and the layout for the kernels that are here."""
+        return {"onnxruntime": ort.__version__, "kernels": CONTRIB if missing_kernels() else LAYOUT}
 
     def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
@@ -65,7 +61,6 @@ class OrtCpuCompiler:
             role=role,
             batch=self.recipe.engine.batch,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
-            precision=self.recipe.precisions[role],
         )
 
     @contextmanager
@@ -125,25 +120,30 @@ def compile_ort_cpu(
     batch: int = 1,
     accuracy_level: int = 4,
     confidence: bool = False,
-    precision: Precision | None = None,
 ) -> LoweredModel:
     """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
 
+    It is in the operators of the CPU kernels, and in those of ONNX Runtime where they are missing.
     Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
     portable = read_graph(graph)
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
-    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence)
-    lowered = lower_cpu(portable, stored_weights(portable, checkpoint), target)
+    # Only of a target are rows compared with those of other passes.
+    even = role == "target" and any(n.op_type == _QUANTIZED for n in portable.graph.node)
+    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, even)
+    write = lower if missing_kernels() else lower_cpu
+    lowered = write(portable, stored_weights(portable, checkpoint), target)
     out.mkdir(parents=True, exist_ok=True)
     model = optimise(lowered.model, lowered.weights, out)
-    weights, size = lowered.weights, weight_bytes(model, lowered.weights)
-    write_engine(model, weights, out)
+    size = weight_bytes(model, lowered.weights)
+    write_engine(model, lowered.weights, out)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
 
+
+_QUANTIZED = "DequantizeLinear"
 
 _OPTIMISED = "optimised.onnx"
 
@@ -195,73 +195,8 @@ def _restored(
     return model
 
 
-_TYPES = {"bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}
-
-
-def store_half(
-    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], precision: Precision
-) -> dict[str, LazyTensor]:
-    """Store weights as fp16 or bf16 where a precision says so; return the weights to write.
-
-        w (fp32) ── Op      =>      w (bf16) ── Cast ── Op
-
-    The CPU computes in fp32. Quantizing rounded these weights already, so a weight that comes back
-    from the smaller type bit for bit is stored in it, and folding the cast when the engine is
-    opened gives the same engine. What does not, such as a table of angles, stays fp32.
-    """
-    kinds = [kind for kind in _TYPES if kind in precision.names]
-    stored = dict(weights)
-    chosen: dict[str, str] = {}
-    for tensor in model.graph.initializer if kinds else ():
-        weight = weights.get(tensor.name)
-        if weight is None or weight.onnx_type != TensorProto.FLOAT or weight.nbytes <= INLINE_BYTES:
-            continue
-        if weight.identity not in chosen:  # a table may be there in two shapes
-            chosen[weight.identity] = _smallest(weight, kinds)
-        if chosen[weight.identity]:
-            stored[tensor.name] = _half(weight, chosen[weight.identity])
-            tensor.data_type = stored[tensor.name].onnx_type
-    _add_casts(model)
-    return stored
-
-
-def _smallest(weight: LazyTensor, kinds: Sequence[str]) -> str:
-    """Return the first of some types that holds a weight bit for bit; empty where none does."""
-    left = list(kinds)
-    for _, part in weight.slices():
-        bits = part.view(np.uint32)
-        left = [
-            kind
-            for kind in left
-            if (widen(narrow(part, kind), _TYPES[kind]).view(np.uint32) == bits).all()
-        ]
-    return left[0] if left else ""
-
-
-def _half(weight: LazyTensor, kind: str) -> LazyTensor:
-    return replace(
-        weight, onnx_type=_TYPES[kind], rows=lambda low, high: narrow(weight.rows(low, high), kind)
-    )
-
-
-def _add_casts(model: onnx.ModelProto) -> None:
-    """Widen what is stored as fp16 or bf16 before anything reads it."""
-    casts = [
-        helper.make_node("Cast", [name], [f"{name}/Cast"], f"{name}/Cast", to=TensorProto.FLOAT)
-        for tensor in model.graph.initializer
-        if tensor.data_type in _TYPES.values() and (name := tensor.name)
-    ]
-    renamed = {cast.input[0]: cast.output[0] for cast in casts}
-    for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = renamed.get(name, name)
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend([*casts, *nodes])
-
-
-_FP32 = 1
-"""MatMulNBits' `accuracy_level` of sums and activations in fp32; 4 has int8 activations."""
+_EXACT = {"exact": 1, "accuracy_level": 1}
+"""Of the kernels' products and of MatMulNBits: multiply with activations in fp32, not int8."""
 
 
 @contextmanager
@@ -271,12 +206,12 @@ def exact_copy(engine: Path) -> Iterator[Path]:
     The copy reads the engine's own weights, and is gone afterwards.
     """
     model = onnx.load(engine, load_external_data=False)
-    levels = [a for node in model.graph.node for a in node.attribute if a.name == "exact"]
+    levels = [a for node in model.graph.node for a in node.attribute if a.name in _EXACT]
     if not levels:
         yield engine
         return
     for level in levels:
-        level.i = _FP32
+        level.i = _EXACT[level.name]
     copy = engine.with_name("exact.onnx")
     copy.write_bytes(model.SerializeToString())
     try:

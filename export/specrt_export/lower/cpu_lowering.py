@@ -46,9 +46,6 @@ from specrt_export.lower.tiles import (
 )
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
 
-LAYOUT = "tiles of 16"
-"""Changes when graphs or weights are made otherwise: bundles built before are stale then."""
-
 SLOTS, POSITIONS = "slots", "positions"
 """Inputs [T]: the row of the KV buffers that each token belongs to, and where it stands there."""
 

@@ -154,6 +154,16 @@ class GraphView:
         if node is not None:
             node.output[list(node.output).index(name)] = self.fresh("retired")
 
+    def rename(self, name: str) -> str:
+        """Give a value another name, so that another node may make this one; return that name."""
+        node, renamed = self._maker.pop(name), self.fresh(name)
+        node.output[list(node.output).index(name)] = renamed
+        self._maker[renamed] = node
+        for reader in self._readers.pop(name, []):
+            reader.input[:] = [renamed if one == name else one for one in reader.input]
+            self._readers[renamed].append(reader)
+        return renamed
+
     def replace(self, old: str, new: str) -> None:
         """Let every reader of a value read another one."""
         for node in self._readers.pop(old, []):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrt.bundle import BUILD_ROOT
-from specrt.cli.options import progress
-from specrt.engine.backends import backend_named
+from specrt.bundle import BUILD_ROOT, read_manifest
+from specrt.cli.options import print_notices, progress
+from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, shortage
 from specrt.system import how_to_install, size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
@@ -95,8 +95,8 @@ def _one(
         if not no_tune and reason is None:
             show(0.98, "measure costs")
             _, reason = tune_quickly(place)
-    if reason is not None:
-        print(f"note: {reason}", file=sys.stderr)
+    slower = [] if fresh else notices(read_manifest(place))
+    print_notices([*slower, *([reason] if reason else [])])
     total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
     print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")

@@ -12,6 +12,7 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
 from specrt.cli.options import graphs_text, table
 from specrt.engine.backends import backend_of
+from specrt.engine.kernels import CONTRIB
 from specrt.params import AUTO
 from specrt.system import size
 from specrt.system.doctor import abilities, libraries, machine
@@ -86,6 +87,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
+        *_kernel_facts(manifest),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
         (
             "memory",
@@ -93,6 +95,15 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             f"KV buffers up to {needs['kv_bytes']}",
         ),
     ]
+
+
+def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return which CPU kernels a bundle is for, where it says so."""
+    layout = manifest.versions.get("kernels")
+    if layout is None:
+        return []
+    own = layout != CONTRIB
+    return [("kernels", f"specrt's, {layout}" if own else "none: those of ONNX Runtime")]
 
 
 def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:

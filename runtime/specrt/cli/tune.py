@@ -15,7 +15,6 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
 from specrt.cli.options import InputFile, print_notices, progress, table
 from specrt.engine.backends import backend_named
-from specrt.engine.protocol import Engine
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.loading import load
@@ -138,7 +137,6 @@ def _measure(
     if prompts:
         check_prompts(prompts, models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
-    pad_to_even = _needs_even_width(models.target)
     compares = bool(prompts) and len(models.gammas) > 1
     sweep_s = (QUICK_SWEEP_S if quick else SWEEP_S) if compares else 0
     part, stage = budget_s / (budget_s + sweep_s), f"costs, about {budget_s:.0f} s"
@@ -155,7 +153,6 @@ def _measure(
         verify_ns=tuple(map(round, costs.verify_ns)),
         draft_ns=tuple(map(round, costs.draft_ns)),
         outside_ns=round(costs.outside_ns),
-        pad_to_even=pad_to_even,
         cuda_graphs=graphs and replace(graphs, refusals=tuple(map(_recorded, graphs.refusals))),
     )
     if not compares:
@@ -181,15 +178,6 @@ def _measure(
 def _recorded(text: str) -> str:
     """Return a sentence as a record may hold it."""
     return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_TEXT]
-
-
-def _needs_even_width(target: Engine) -> bool:
-    """Return whether a quantized target must run passes of an even width here."""
-    if not getattr(target, "pad_single_token", False):
-        return False
-    from specrt.engine.ort_packed import settle_padding
-
-    return settle_padding(target)
 
 
 def public(tuning: Tuning) -> dict[str, Any]:

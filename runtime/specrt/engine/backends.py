@@ -14,6 +14,7 @@ from reprlib import repr as short
 from typing import Any, Protocol
 
 from specrt.bundle import ONNXRUNTIME, Geometry, Manifest, ModelRecord, installed, version
+from specrt.engine.kernels import check_kernels, kernels_notice
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, EngineError, first_line, shortage
 from specrt.held_file import HeldFile, hold_folder
@@ -24,8 +25,7 @@ class OpenEngine(Protocol):
 
     def __call__(  # noqa: D102
         self, path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
-        max_length: int, max_width: int, threads: int, pad_single_token: bool, pad_to_even: bool,
-        upcast_weights: bool, beside: Engine | None,
+        max_length: int, max_width: int, threads: int, beside: Engine | None,
     ) -> Engine: ...  # fmt: skip
 
 
@@ -55,6 +55,9 @@ class Backend:
 
     Raises: BundleError naming both versions and the remedy.
     """
+    notice: Callable[[Mapping[str, str]], str] = lambda versions: ""
+    """Returns why a bundle, by the versions in its manifest, is slower here than one built here
+    could be, with the remedy; empty where it is not."""
     facts: Callable[[Path], EngineFacts] = lambda engine: EngineFacts()
     """Returns what an engine file tells beyond the manifest."""
     share_threads: Callable[[int], None] = lambda threads: None
@@ -98,15 +101,12 @@ def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
 
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-    threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
-    upcast_weights: bool = False, beside: Engine | None = None,
-    files: Mapping[str, HeldFile] | None = None,
+    threads: int, beside: Engine | None = None, files: Mapping[str, HeldFile] | None = None,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
-    `pad_single_token`, `pad_to_even` and `upcast_weights` are described in `OrtEngine`. `beside`
-    is the other engine of a pair, whose device may be shared. `files` are those of its folder that
-    it may read, all of them when None.
+    `beside` is the other engine of a pair, whose device may be shared. `files` are those of its
+    folder that it may read, all of them when None.
     Raises: EngineError when the library is missing or refuses the engine, or memory is short.
     """
     try:
@@ -118,9 +118,6 @@ def open_engine(
             max_length=max_length,
             max_width=max_width,
             threads=threads,
-            pad_single_token=pad_single_token,
-            pad_to_even=pad_to_even,
-            upcast_weights=upcast_weights,
             beside=beside,
         )
     except (MemoryError, ImportError) as error:
@@ -137,6 +134,12 @@ def check_versions(bundle: Path, manifest: Manifest) -> None:
         backend_of(manifest, model).check_versions(bundle, manifest.versions)
 
 
+def notices(manifest: Manifest) -> list[str]:
+    """Return why engines are slower here than they could be, with the remedies."""
+    found = [backend_of(manifest, model).notice(manifest.versions) for model in manifest.models]
+    return [notice for notice in dict.fromkeys(found) if notice]
+
+
 def host_bytes(manifest: Manifest) -> int:
     """Return the bytes of main memory that weights and full KV buffers take."""
     return sum(
@@ -147,17 +150,18 @@ def host_bytes(manifest: Manifest) -> int:
 
 
 def _open_ort_cpu(
-    path: Path, geometry: Geometry, *, batch: int, beside: Engine | None, **options: Any
-) -> Engine:
+    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
+    max_width: int, threads: int, **_: Any,
+) -> Engine:  # fmt: skip
     from specrt.engine.ort import OrtEngine, open_session
-    from specrt.engine.ort_kernels import OrtKernelsEngine
-    from specrt.engine.ort_packed import OrtPackedEngine
+    from specrt.engine.ort_contrib import ContribEngine
 
-    if b"local_window_size" in path.read_bytes() and b"positions" in path.read_bytes() and b"slots" in path.read_bytes():
-        session, weights = open_session(path, options["files"], options["threads"], False)
-        return OrtKernelsEngine(session, weights, geometry, batch=batch, max_length=options["max_length"], max_width=options["max_width"])
-    opened = OrtEngine if batch == 1 else OrtPackedEngine
-    return opened(path, geometry, batch=batch, **options)
+    session, weights = open_session(path, files, threads)
+    # Graphs of the kernels take the tokens of all rows, and which row each is of.
+    packs = any(i.name == "slots" for i in session.get_inputs())
+    return (OrtEngine if packs else ContribEngine)(
+        session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
+    )
 
 
 def _share_pool(threads: int) -> None:
@@ -225,6 +229,11 @@ def _check_onnxruntime(bundle: Path, versions: Mapping[str, str]) -> None:
         )
 
 
+def _check_ort_cpu(bundle: Path, versions: Mapping[str, str]) -> None:
+    _check_onnxruntime(bundle, versions)
+    check_kernels(bundle, versions)
+
+
 def _release(text: str) -> tuple[int, int] | None:
     """Return the (major, minor) a version begins with."""
     match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6})(?:[^0-9].{,99})?)?", text)
@@ -286,8 +295,9 @@ BACKENDS: dict[str, Backend] = {
         _open_ort_cuda, _onnxruntime, _missing_for_cuda, check_versions=_check_onnxruntime
     ),
     "ort-cpu": Backend(
-        _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_onnxruntime,
-        share_threads=_share_pool, host_memory=True, packs_rows=True, exact=True,
+        _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
+        notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
+        exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

@@ -1,8 +1,8 @@
-"""ONNX Runtime on a CPU: bindings made once per width, KV buffers updated in place."""
+"""ONNX Runtime with the CPU kernels: the tokens of all rows in one pass, KV buffers in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,37 +14,36 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.kernels import KERNELS
 from specrt.engine.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,
     Confidence,
+    Engine,
+    Feed,
     Logits,
     Tokens,
     check_bounds,
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
-from specrt.held_file import HeldFile, hold_folder
+from specrt.held_file import HeldFile
 
-KERNELS = Path(__file__).parent.parent / "libspecrt_kernels.so"
+TILE = 16
+"""Positions of a group of keys, and lanes of a vector of values."""
 
-MemoryBinding = tuple[str, str, int, Any, tuple[int, ...], int]
-"""A name, and the memory that is bound to it: device, type, shape and address."""
-
-NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+MOST_BINDINGS = 64
+"""Passes that stay bound."""
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """The bound memory of one (width, rows) pair."""
+class RowScores:
+    """The scores of some rows of a pass, as views of memory that the next pass overwrites."""
 
-    binding: Any
-    tokens: Tokens
-    rows: Tokens
     argmax: Tokens
     logits: Logits
-    confidence: Confidence | None = None
+    confidence: Confidence | None
 
     @property
     def candidates(self) -> Candidates | None:
@@ -53,156 +52,211 @@ class _Pass:
 
 
 class OrtEngine:
-    """A saved ONNX Runtime graph with its KV buffers.
+    """A saved graph of the CPU kernels, over the KV buffers of one or more rows.
 
-    Kernels of quantized weights compute rows in pairs, and round a single row differently. For
-    speculative output to equal plain output, a row must have the same bits at every width. So:
+    A pass costs what its tokens cost, of whichever rows. A row has the same bits beside any others
+    and at every width.
 
-    - `pad_single_token` adds a pad token behind a single one. Its keys are overwritten before they
-      are read. The last position stays free for it: `max_length` is one less than the buffers'.
-    - `pad_to_even` adds one to every odd width, and a row to score to an odd number of rows. It
-      may be changed between passes.
-    - `upcast_weights` converts weights that are stored in half precision to fp32 once, when the
-      engine is opened, instead of in every pass.
-
-    Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
+    Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
+        [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16.
     Threads: forward passes of one engine must not overlap.
     """
 
     def __init__(
-        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        threads: int, pad_single_token: bool = False, pad_to_even: bool = False,
-        upcast_weights: bool = False, files: Mapping[str, HeldFile] | None = None,
+        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *, batch: int,
+        max_length: int, max_width: int,
     ) -> None:  # fmt: skip
-        self.pad_single_token = pad_single_token
-        self.pad_to_even = pad_to_even
         self.geometry = geometry
         self.batch = batch
-        self.max_length = max_length - pad_single_token
+        self.max_length = max_length
         self.max_width = max_width
-        self._session, self._weights = open_session(path, files, threads, upcast_weights)
-        self._is_confident = any(o.name == "confidence" for o in self._session.get_outputs())
-        self._start = np.zeros(batch, np.int64)
-        self._caches = self._allocate(max_length)
-        self._passes: dict[tuple[int, int, bool], _Pass] = {}
+        self._session, self._weights = session, weights
+        self._caches = self._allocate()
+        tokens = batch * max_width
+        self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
+        self._scores: dict[str, NDArray[Any]] = {}
+        self._bindings: dict[tuple[int, int], Any] = {}
 
-    def _allocate(self, positions: int) -> dict[str, NDArray[Any]]:
+    def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
-        g = self.geometry
-        shape = (self.batch, g.kv_heads, positions, g.head_dim)
-        inputs = {i.name: i for i in self._session.get_inputs()}
+        g, groups = self.geometry, -(-self.max_length // TILE)
+        shapes = {
+            "key": (self.batch, g.kv_heads, groups, g.head_dim, TILE),
+            "value": (self.batch, g.kv_heads, groups * TILE, -(-g.head_dim // TILE) * TILE),
+        }
+        there = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
         caches = {}
-        for name in [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]:
-            if name not in inputs:
-                raise EngineError(
-                    f"the engine has no input {name!r}, expected for a model of {g.layers} layers; "
-                    "the bundle does not match its manifest: build it again"
-                )
-            if tuple(inputs[name].shape) != shape:
-                raise EngineError(
-                    f"the engine's {name} has shape {inputs[name].shape}, and the manifest says "
-                    f"{list(shape)}; they do not belong together: build the bundle again"
-                )
-            caches[name] = np.zeros(shape, NUMPY_TYPES[inputs[name].type])
+        for kind, shape in shapes.items():
+            for name in (f"{kind}.{i}" for i in range(g.layers)):
+                if there.get(name) != shape:
+                    raise EngineError(
+                        f"the engine's {name} has shape {there.get(name)}, and the manifest says "
+                        f"{shape}; they do not belong together: build the bundle again"
+                    )
+                caches[name] = np.zeros(shape, np.float32)
         return caches
 
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Pass:
-        """Run one pass; see `Engine.forward`."""
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
+        """Run one pass of every row; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
-        width, scored = pass_size(self, batch, rows)
-        starts = self._start
-        starts[:] = start
-        if self.batch == 1:
-            first = last = int(starts[0])
-        else:
-            first, last = int(starts.min()), int(starts.max())
-        check_bounds(self, width, first, last)
-        key = (width, scored, self.pad_to_even)
-        bound = self._passes.get(key) or self._bind(*key)
-        bound.tokens[:, :width] = batch
-        run_bound(self._session, bound.binding, width)
-        return bound
+        _, scored = pass_size(self, batch, rows)
+        starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
+        fed = enumerate(zip(batch, starts, strict=True))
+        self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
+        return self._scored(0, self.batch, scored)
 
-    def _bind(self, width: int, rows: int, pad_to_even: bool) -> _Pass:
-        """Bind inputs, outputs and caches for one width; done once, then reused."""
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
+        """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
+        check_feeds(self, feeds)
+        count = scored = 0
+        for feed in feeds:
+            end, last = count + len(feed.tokens), scored + feed.rows
+            self._tokens[count:end] = feed.tokens
+            self._slots[count:end] = feed.row
+            self._positions[count:end] = range(feed.start, feed.start + len(feed.tokens))
+            self._rows[scored:last] = range(end - feed.rows, end)
+            count, scored = end, last
+        binding = self._bindings.get((count, scored)) or self._bind(count, scored)
+        run_bound(self._session, binding, count)
+        outputs, first = [], 0
+        for feed in feeds:
+            outputs.append(self._scored(first, 1, feed.rows))
+            first += feed.rows
+        return tuple(outputs)
+
+    def _bind(self, count: int, scored: int) -> Any:
+        """Bind a pass of so many tokens and scored rows; done once, then reused."""
         if self._session is None:
             raise EngineError(CLOSED)
+        if not self._scores or len(self._scores["argmax"]) < scored:
+            self._reserve_scores(scored)
+        elif len(self._bindings) >= MOST_BINDINGS:
+            self._bindings.clear()
         binding = self._session.io_binding()
-        batch, vocab = self.batch, self.geometry.vocab_size
-        last = [*range(width - rows, width)]
-        scored = np.array(last + [0] * (pad_to_even and rows % 2), np.int64)
-        pads = width % 2 if pad_to_even else self.pad_single_token and width == 1
-        tokens = np.zeros((batch, width + pads), np.int64)
-        outputs: dict[str, NDArray[Any]] = {
-            "argmax": np.zeros((batch, len(scored)), np.int64),
-            "logits": np.zeros((batch, len(scored), vocab), np.float32),
-        }
-        if self._is_confident:
-            outputs["confidence"] = np.zeros((batch, len(scored)), np.float32)
-        bind_input(binding, "input_ids", tokens)
-        bind_input(binding, "start", self._start)
-        bind_input(binding, "rows", scored)
-        for name, array in outputs.items():
-            bind_output(binding, name, array)
+        bind_input(binding, "input_ids", self._tokens[None, :count])
+        bind_input(binding, "slots", self._slots[:count])
+        bind_input(binding, "positions", self._positions[:count])
+        bind_input(binding, "rows", self._rows[:scored])
         for name, cache in self._caches.items():
             bind_input(binding, name, cache)
             bind_output(binding, f"present_{name}", cache)
-        bound = _Pass(binding, tokens, scored, **{name: a[:, :rows] for name, a in outputs.items()})
-        self._passes[width, rows, pad_to_even] = bound
-        return bound
+        for name, memory in self._scores.items():
+            bind_output(binding, name, memory[None, :scored])
+        self._bindings[count, scored] = binding
+        return binding
+
+    def _reserve_scores(self, rows: int) -> None:
+        """Allocate scores of so many rows; bindings of smaller memory end."""
+        self._scores = {
+            "argmax": np.zeros(rows, np.int64),
+            "logits": np.zeros((rows, self.geometry.vocab_size), np.float32),
+        }
+        if any(o.name == "confidence" for o in self._session.get_outputs()):
+            self._scores["confidence"] = np.zeros(rows, np.float32)
+        self._bindings.clear()
+
+    def _scored(self, first: int, batch: int, rows: int) -> RowScores:
+        """Return the scores of some rows that follow each other, as [batch, rows, ...]."""
+        views = {
+            name: memory[first : first + batch * rows].reshape(batch, rows, *memory.shape[1:])
+            for name, memory in self._scores.items()
+        }
+        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
+        check_copy(self, source, to, length)
+        if source == to:
+            return
+        for name, cache in self._caches.items():
+            count = length if name.startswith("value") else -(-length // TILE)
+            cache[to, :, :count] = cache[source, :, :count]
 
     def close(self) -> None:
         """Drop the session, the bindings and the KV buffers."""
-        self._passes.clear()
+        self._bindings.clear()
         self._caches.clear()
         self._session = None
         self._weights = ()
 
 
+def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
+    """Refuse feeds that no pass can have.
+
+    Raises: EngineError.
+    """
+    rows = [feed.row for feed in feeds]
+    if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(engine.batch)}:
+        raise EngineError(
+            f"a pass was asked of rows {rows}; expected some of 0 to {engine.batch - 1}, each once"
+        )
+    for feed in feeds:
+        width = len(feed.tokens)
+        check_bounds(engine, width, feed.start, feed.start)
+        if not 1 <= feed.rows <= width:
+            raise EngineError(
+                f"{feed.rows} positions of row {feed.row} were to be scored in a pass of {width} "
+                f"tokens; expected 1 to {width}"
+            )
+
+
+def check_copy(engine: Engine, source: int, to: int, length: int) -> None:
+    """Refuse to copy what no row has.
+
+    Raises: EngineError.
+    """
+    if not {source, to} <= {*range(engine.batch)} or not 0 <= length <= engine.max_length:
+        raise EngineError(
+            f"{length} positions of row {source} were to be copied to row {to}; expected rows from "
+            f"0 to {engine.batch - 1}, and up to {engine.max_length} positions"
+        )
+
+
 def silent_options() -> Any:
-    """Return options of a session that writes no log lines: what fails is in its exception."""
+    """Return options of a session that has the kernels, and writes no log lines.
+
+    What fails is in its exception.
+    Raises: EngineError where SPECRT_KERNELS names kernels that cannot run here.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal
     if KERNELS.is_file():
-        options.register_custom_ops_library(str(KERNELS))
+        try:
+            options.register_custom_ops_library(str(KERNELS))
+        except Exception as error:  # the library raises its own pybind types
+            raise EngineError(f"{KERNELS.name} cannot be used: {first_line(error)}") from error
     return options
 
 
 def open_session(
-    path: Path, files: Mapping[str, HeldFile] | None, threads: int, upcast_weights: bool
+    path: Path, files: Mapping[str, HeldFile], threads: int
 ) -> tuple[Any, tuple[Any, ...]]:
     """Open a saved graph; return its session, and the weights that must live as long.
 
-    Weights are used where `files` have them mapped; those that are widened are copied, from files
-    that the library opens by their names. `files` are those beside the graph; all when None.
-    Raises: EngineError when the library refuses it, or a file is not among them; BundleError when
-        a name has come to mean another file.
+    Weights are used where `files`, those beside the graph, have them mapped.
+    Raises: EngineError when the library refuses it, or a file is not among them.
     """
     options = silent_options()
-    files = hold_folder(path.parent) if files is None else files
-    levels = ort.GraphOptimizationLevel  # the graph was optimised when it was compiled
-    options.graph_optimization_level = (
-        levels.ORT_ENABLE_BASIC if upcast_weights else levels.ORT_DISABLE_ALL
-    )
+    # The graph was optimised when it was compiled.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if shared_pool:
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = _own_threads(files, threads)
         options.inter_op_num_threads = 1
     read = files_of(path, files)
-    # Folding reads the weights of the graph, not those that are shared with it.
-    weights = [] if upcast_weights else mapped_weights(path, files)
+    weights = mapped_weights(path, files)
     values = tuple(
         [ort.OrtValue.ortvalue_from_numpy_with_onnx_type(w.array, w.type) for w in weights]
     )
     for weight, value in zip(weights, values, strict=True):
         options.add_initializer(weight.name, value)
-    graph = str(path) if upcast_weights else bytes(files[path.name].data)
     try:
         with _empty_files(path, read) as folder:
-            if not upcast_weights:
-                options.add_session_config_entry(_FOLDER, str(folder))
-            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            options.add_session_config_entry(_FOLDER, str(folder))
+            session = ort.InferenceSession(
+                bytes(files[path.name].data), options, providers=["CPUExecutionProvider"]
+            )
     except Exception as error:  # the library raises its own pybind types
         reason = first_line(error)
         remedy = shortage(error) or "build the bundle again with the version installed here"
@@ -210,8 +264,6 @@ def open_session(
             f"ONNX Runtime {ort.__version__} cannot open {path}: {reason}; {remedy}"
         ) from error
     for name in (path.name, *read):
-        if upcast_weights:
-            files[name].require_same()
         files[name].release()
     return session, values
 
@@ -274,16 +326,11 @@ def run_bound(session: Any, binding: Any, width: int) -> None:
         raise EngineError(f"ONNX Runtime failed in a pass of width {width}: {reason}") from error
 
 
-def memory_binding(name: str, array: NDArray[Any]) -> MemoryBinding:
-    """Describe an array, which must outlive what is bound to it, to the library."""
-    return name, "cpu", 0, array.dtype, array.shape, array.ctypes.data
-
-
 def bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
-    """Let a pass read an input from an array."""
-    binding.bind_input(*memory_binding(name, array))
+    """Let a pass read an input from an array, which must outlive the binding."""
+    binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
-    """Let a pass write an output into an array."""
-    binding.bind_output(*memory_binding(name, array))
+    """Let a pass write an output into an array, which must outlive the binding."""
+    binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
+from specrt.engine.kernels import SWITCH, install_kernels, instruction_sets, missing_kernels
 from specrt.engine.tensorrt.library import form_of
 from specrt.system import Jetson, Survey, how_to_install, read_jetson, size, survey, vector_units
 
@@ -80,7 +81,7 @@ def machine() -> list[Check]:
 
 def libraries() -> list[Check]:
     """Return which libraries are installed, without importing the heavy ones."""
-    return [_library(*row) for row in _LIBRARIES]
+    return [_kernels(), *(_library(*row) for row in _LIBRARIES)]
 
 
 def abilities() -> list[Check]:
@@ -159,6 +160,24 @@ def _board(jetson: Jetson | None) -> list[Check]:
         Check("Jetson", f"{jetson.model}, {linux} with {bundled}{mode}", True),
         Check("lowering", f"{form}, for TensorRT {library}", works, remedy),
     ]
+
+
+def _kernels() -> Check:
+    """Return which CPU kernels run, and which others could."""
+    name, lacks = "CPU kernels", missing_kernels()
+    if lacks:
+        return Check(name, "missing: make ort-cpu bundles fast", False, lacks)
+    try:
+        used, supported = instruction_sets()
+    except OSError as error:
+        return Check(name, f"broken ({error})", False, install_kernels())
+    forced = os.environ.get(SWITCH)
+    others = ", ".join(one for one in supported if one != used) or "nothing"
+    if not used:
+        remedy = f"unset {SWITCH}, or name one of these: {', '.join(supported)}"
+        return Check(name, f"none: {SWITCH} is {forced!r}", False, remedy)
+    how = f", forced by {SWITCH}" if forced else ""
+    return Check(name, f"{used}{how}; could be {others}", True)
 
 
 def _library(name: str, purpose: str, remedy: str) -> Check:

@@ -93,8 +93,6 @@ class Tuning:
     drafter: str
     """The drafter that is best here; empty where no prompts were given."""
     settings: tuple[TunedSetting, ...]
-    pad_to_even: bool = True
-    """Whether a quantized target's passes need an even width here; see `OrtEngine`."""
     cuda_graphs: CudaGraphs | None = None
     """What was captured while costs were measured; None where nothing captures."""
 

@@ -37,13 +37,30 @@ const Ort*& ort() {
   return entries;
 }
 
-const Kernels& kernels() {
-  static const Kernels* chosen = [] {
-    const char* name = std::getenv("SPECRT_KERNELS");
-    const Kernels* found = find_kernels(name == nullptr ? "" : name);
-    return found == nullptr ? find_kernels("") : found;
+// What SPECRT_KERNELS names; empty where the best kernels run.
+const char* forced() {
+  const char* name = std::getenv("SPECRT_KERNELS");
+  return name == nullptr ? "" : name;
+}
+
+// The kernels that run; none where SPECRT_KERNELS names none that this processor has.
+const Kernels* chosen() {
+  static const Kernels* const found = find_kernels(forced());
+  return found;
+}
+
+// The same, in a session: none is opened without kernels.
+const Kernels& kernels() { return *chosen(); }
+
+// The names of the instruction sets whose kernels could run here, best first, with a space between.
+const std::string& supported() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const Kernels* const* entry = all_kernels(); *entry != nullptr; entry++)
+      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
+    return joined;
   }();
-  return *chosen;
+  return names;
 }
 
 void check(OrtStatus* status) {
@@ -483,23 +500,27 @@ const OrtCustomOp& described() {
 
 // The names of the instruction sets whose kernels could run here, best first, a space between them.
 SPECRT_EXPORT const char* specrt_kernels_supported() {
-  static const std::string names = [] {
-    std::string joined;
-    for (const auto* entry = specrt::kernels::all_kernels(); *entry != nullptr; entry++)
-      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
-    return joined;
-  }();
-  return names.c_str();
+  return specrt::kernels::supported().c_str();
 }
 
-// The name of the instruction set whose kernels run: the best one, or that of SPECRT_KERNELS.
-SPECRT_EXPORT const char* specrt_kernels() { return specrt::kernels::kernels().name; }
+// The name of the instruction set whose kernels run: the best one, or that of SPECRT_KERNELS; null
+// where that is none of those supported.
+SPECRT_EXPORT const char* specrt_kernels() {
+  const specrt::kernels::Kernels* kernels = specrt::kernels::chosen();
+  return kernels == nullptr ? nullptr : kernels->name;
+}
 
 // What ONNX Runtime calls to register the operators with the options of a session.
 SPECRT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace specrt::kernels;
   static const Ort entries(base->GetApi(kOrtApi));
   ort() = &entries;
+  if (chosen() == nullptr) {
+    const std::string reason = "SPECRT_KERNELS is '" + std::string(forced()) +
+                               "'; expected one of those that run here (" + supported() +
+                               "), or unset it for the best";
+    return entries.CreateStatus(ORT_INVALID_ARGUMENT, reason.c_str());
+  }
   static OrtCustomOpDomain* domain = nullptr;
   if (domain == nullptr) {
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &domain)) return status;

@@ -1,0 +1,86 @@
+"""The CPU kernels: a library that is compiled where specrt is installed, if a compiler is there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from reprlib import repr as short
+
+from specrt.errors import BundleError
+
+KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
+
+SWITCH = "SPECRT_KERNELS"
+"""The environment variable that names an instruction set to use instead of the best one."""
+
+LAYOUT = "tiles of 16"
+"""Changes when graphs or weights are made otherwise: bundles built before are refused then."""
+
+CONTRIB = "onnxruntime"
+"""The layout of graphs of ONNX Runtime's own operators, made where the library is missing."""
+
+_COMPILER = (
+    "a C++17 compiler (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; macOS: "
+    "`xcode-select --install`)"
+)
+
+
+def missing_kernels() -> str:
+    """Return that the library is missing, and the remedy; empty where it is there."""
+    if KERNELS.is_file():
+        return ""
+    return (
+        "specrt's CPU kernels are missing, because no compiler was found when it was installed; "
+        + install_kernels()
+    )
+
+
+def install_kernels() -> str:
+    """Return how the library is compiled again; pip may have kept a wheel without it."""
+    clone = (Path(__file__).parents[3] / "Makefile").is_file()
+    pip = "pip install --force-reinstall --no-deps --no-cache-dir specrt"
+    return f"install {_COMPILER}, then run `{'make -B setup' if clone else pip}`"
+
+
+def instruction_sets() -> tuple[str, list[str]]:
+    """Return the instruction set in use, and all that this processor has, best first.
+
+    The first is empty where `SPECRT_KERNELS` names none of them.
+    Raises: OSError where the library cannot be loaded.
+    """
+    library = ctypes.CDLL(str(KERNELS))
+    texts = []
+    for function in (library.specrt_kernels, library.specrt_kernels_supported):
+        function.restype = ctypes.c_char_p
+        texts.append((function() or b"").decode())
+    return texts[0], texts[1].split()
+
+
+def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:
+    """Refuse a bundle whose engines are of another layout, or need the library where it is missing.
+
+    Raises: BundleError with the remedy.
+    """
+    built, lacks = versions.get("kernels"), missing_kernels()
+    if built not in (LAYOUT, CONTRIB):
+        was = "before there were CPU kernels" if built is None else f"for kernels of {short(built)}"
+        raise BundleError(
+            f"{bundle} was built {was}, and this specrt reads {LAYOUT!r} and {CONTRIB!r}; build it "
+            "again with `specrt build RECIPE`"
+        )
+    if built == LAYOUT and lacks:
+        raise BundleError(
+            f"{bundle} was built for specrt's CPU kernels: {lacks}. Or build it again here, for "
+            "slower ones, with `specrt build RECIPE`"
+        )
+
+
+def kernels_notice(versions: Mapping[str, str]) -> str:
+    """Return why a bundle runs without the kernels, and the remedy; empty where it runs on them."""
+    if versions.get("kernels") != CONTRIB:
+        return ""
+    lacks, again = missing_kernels(), "build the bundle again with `specrt build RECIPE`"
+    if lacks:
+        return f"this bundle runs on slower kernels: {lacks}, and {again}"
+    return f"this bundle was built without specrt's CPU kernels, which are here now; {again}"

@@ -1,0 +1,142 @@
+"""ONNX Runtime's own operators, where the CPU kernels are missing: one row after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.ort import (
+    MOST_BINDINGS,
+    RowScores,
+    bind_input,
+    bind_output,
+    check_copy,
+    check_feeds,
+    run_bound,
+)
+from specrt.engine.protocol import CLOSED, Feed, pass_size
+from specrt.errors import EngineError
+
+
+class ContribEngine:
+    """A saved graph for one row, over the KV buffers of one or more.
+
+    A row has the same bits beside any others, as it has a pass of its own, and at every width:
+    graphs of quantized weights pad their tokens to an even number, and have a position more for it.
+
+    Shapes: the KV buffers of a row are [1, kv_heads, P, head_dim], P being `max_length` or one
+        more.
+    Threads: forward passes of one engine must not overlap.
+    """
+
+    def __init__(
+        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *, batch: int,
+        max_length: int, max_width: int,
+    ) -> None:  # fmt: skip
+        self.geometry = geometry
+        self.batch = batch
+        self.max_length = max_length
+        self.max_width = max_width
+        self._session, self._weights = session, weights
+        self._caches = self._allocate()
+        self._tokens, self._rows = np.zeros((2, max_width), np.int64)
+        self._start = np.zeros(1, np.int64)
+        self._scores: list[dict[str, NDArray[Any]]] = [{} for _ in range(batch)]
+        self._bindings: dict[tuple[int, int, int], Any] = {}
+
+    def _allocate(self) -> dict[str, NDArray[Any]]:
+        """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
+        g = self.geometry
+        there = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
+        caches = {}
+        for name in [f"{kind}.{i}" for kind in ("key", "value") for i in range(g.layers)]:
+            shapes = [(1, g.kv_heads, self.max_length + more, g.head_dim) for more in (0, 1)]
+            shape = there.get(name)
+            if shape not in shapes:
+                raise EngineError(
+                    f"the engine's {name} has shape {shape}, and the manifest says {shapes[0]}; "
+                    "they do not belong together: build the bundle again"
+                )
+            caches[name] = np.zeros((self.batch, *shape[1:]), np.float32)
+        return caches
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
+        """Run one pass of every row; see `Engine.forward`."""
+        batch = np.asarray(tokens, np.int64)
+        _, scored = pass_size(self, batch, rows)
+        starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
+        fed = enumerate(zip(batch, starts, strict=True))
+        outputs = self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
+        if self.batch == 1:
+            return outputs[0]
+        parts = [o.confidence for o in outputs if o.confidence is not None]
+        return RowScores(
+            np.concatenate([output.argmax for output in outputs]),
+            np.concatenate([output.logits for output in outputs]),
+            np.concatenate(parts) if parts else None,
+        )
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
+        """Run a pass of each of some rows; see `PackedEngine.forward_rows`."""
+        check_feeds(self, feeds)
+        return tuple([self._run(feed) for feed in feeds])
+
+    def _run(self, feed: Feed) -> RowScores:
+        width = len(feed.tokens)
+        key = feed.row, width, feed.rows
+        binding = self._bindings.get(key) or self._bind(*key)
+        self._tokens[:width] = feed.tokens
+        self._start[0] = feed.start
+        self._rows[: feed.rows] = range(width - feed.rows, width)
+        run_bound(self._session, binding, width)
+        views = {name: memory[None, : feed.rows] for name, memory in self._scores[feed.row].items()}
+        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
+
+    def _bind(self, row: int, width: int, scored: int) -> Any:
+        """Bind a pass of a row; done once, then reused."""
+        if self._session is None:
+            raise EngineError(CLOSED)
+        if len(self._scores[row].get("argmax", ())) < scored:
+            self._reserve_scores(row, scored)
+        elif len(self._bindings) >= MOST_BINDINGS:
+            self._bindings.clear()
+        binding = self._session.io_binding()
+        bind_input(binding, "input_ids", self._tokens[None, :width])
+        bind_input(binding, "start", self._start)
+        bind_input(binding, "rows", self._rows[:scored])
+        for name, cache in self._caches.items():
+            bind_input(binding, name, cache[row : row + 1])
+            bind_output(binding, f"present_{name}", cache[row : row + 1])
+        for name, memory in self._scores[row].items():
+            bind_output(binding, name, memory[None, :scored])
+        self._bindings[row, width, scored] = binding
+        return binding
+
+    def _reserve_scores(self, row: int, rows: int) -> None:
+        """Allocate scores of so many rows; bindings of smaller memory end."""
+        scores: dict[str, NDArray[Any]] = {
+            "argmax": np.zeros(rows, np.int64),
+            "logits": np.zeros((rows, self.geometry.vocab_size), np.float32),
+        }
+        if any(o.name == "confidence" for o in self._session.get_outputs()):
+            scores["confidence"] = np.zeros(rows, np.float32)
+        self._scores[row] = scores
+        self._bindings.clear()
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
+        check_copy(self, source, to, length)
+        if source != to:
+            for cache in self._caches.values():
+                cache[to, :, :length] = cache[source, :, :length]
+
+    def close(self) -> None:
+        """Drop the session, the bindings and the KV buffers."""
+        self._bindings.clear()
+        self._caches.clear()
+        self._session = None
+        self._weights = ()
