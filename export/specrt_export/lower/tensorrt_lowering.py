@@ -86,7 +86,7 @@ def lower_tensorrt(
     exact = _attend(view, target, counts)
     pairs = gated(view)
     join_siblings(view)
-    counts["gate_up"] = sum(view.maker(a) is view.maker(b) for a, b in pairs), len(pairs)
+    counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
     drop_reshapes(view)
     fix_reshapes(view)
     counts["quantized"] = emit_products(view)
