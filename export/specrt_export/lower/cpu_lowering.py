@@ -121,6 +121,8 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
     x ─┬─ Projection gate ─ activation ─┐
        └─ Projection up ────────────── Mul ─ y    =>    x ─ Projection [gate, up in turns] ─ y
     ```
+    The kernels know SiLU and the GELU by tanh; others, such as ReLU or the GELU by erf, stay
+    outside, and so does a pair of which only one has a bias.
     """
     gates = gated(view)
     fused = 0
@@ -128,21 +130,25 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
         first, second = (find_projection(view, name) for name in (gate.gate, gate.up))
         if not gate.activation or first is None or second is None or first.x != second.x:
             continue
-        if first.bias or second.bias or not first.matrix.fits(second.matrix):
+        if not first.matrix.fits(second.matrix) or (first.bias is None) != (second.bias is None):
             continue
-        scales = first.matrix.scales, second.matrix.scales
         matrix = WeightMatrix(
             alternating(first.matrix.values, second.matrix.values),
-            alternating(scales[0], scales[1]) if scales[0] and scales[1] else None,
+            _in_turns(first.matrix.scales, second.matrix.scales),
             first.matrix.block,
         )
-        node = view.maker(add_projection(view, first.x, matrix, None, gate.product))
+        bias = _in_turns(first.bias, second.bias)
+        node = view.maker(add_projection(view, first.x, matrix, bias, gate.product))
         assert node is not None
         node.attribute.append(helper.make_attribute("activation", gate.activation))
         node.attribute.append(helper.make_attribute("gates", first.matrix.outputs))
         fused += 1
     view.tidy()
     return fused, len(gates)
+
+
+def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | None:
+    return alternating(gate, up) if gate is not None and up is not None else None
 
 
 def _pack(view: GraphView, target: OrtTarget) -> None:
