@@ -1,5 +1,5 @@
-"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, and the same
-for a row alone as for one in company."""
+"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, the same for a
+row alone as for one in company, and blind to what was in their KV buffers before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
-from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_packed import settle_padding
+from specrt.engine.protocol import Feed
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
@@ -30,21 +29,19 @@ def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(path: Path, geometry: Any, precision: str = "fp32") -> Iterator[OrtEngine]:
-    """Open an engine as a device opens a target of a precision."""
-    whole = precision in ("int8", "int4")
+def opened(path: Path, geometry: Any, batch: int = 1) -> Iterator[Any]:
+    """Open an engine as a device does."""
     engine = open_engine(
-        "ort-cpu", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_LENGTH, threads=1,
-        pad_single_token=whole, pad_to_even=whole, upcast_weights=precision in ("fp16", "bf16"),
+        "ort-cpu", path, geometry, batch=batch, max_length=MAX_LENGTH, max_width=MAX_LENGTH,
+        threads=1,
     )  # fmt: skip
-    assert isinstance(engine, OrtEngine)
     yield engine
     engine.close()
 
 
 def logits(folder: Path, geometry: Any) -> NDArray[np.float32]:
     tokens = np.random.default_rng(0).integers(0, 8192, (1, 20))
-    with opened(folder / ENGINE, geometry, "bf16") as engine:
+    with opened(folder / ENGINE, geometry) as engine:
         first = engine.forward(tokens[:, :15], 0).logits.copy()
         return np.concatenate([first, engine.forward(tokens[:, 15:], 15).logits], axis=1)
 
@@ -62,14 +59,16 @@ def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
     source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     precision: Precision, share: float,
 ) -> None:  # fmt: skip
-    if precision.rewrites:
-        made = quantize(*source, tmp_path / "q", precision)
-        source = made.graph, made.folder
+    made = quantize(*source, tmp_path / "q", precision)
+    source = made.graph, made.folder
     whole, half, sliced = (tmp_path / name for name in ("whole", "half", "sliced"))
-    one = compile_ort_cpu(*source, whole, MAX_LENGTH)
-    compile_ort_cpu(*source, half, MAX_LENGTH, precision=precision)
-    monkeypatch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
-    compile_ort_cpu(*source, sliced, MAX_LENGTH, precision=precision)
+    one = compile_ort_cpu(*source, half, MAX_LENGTH, precision=precision)
+    with monkeypatch.context() as patch:
+        patch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
+        patch.setattr("specrt_export.lower.tiles.PIECE_BYTES", 100)
+        compile_ort_cpu(*source, sliced, MAX_LENGTH, precision=precision)
+        patch.setattr("specrt_export.lower.cpu_lowering.smallest_format", lambda weights: "fp32")
+        compile_ort_cpu(*source, whole, MAX_LENGTH, precision=precision)
     for file in (ENGINE, WEIGHTS):
         assert (half / file).read_bytes() == (sliced / file).read_bytes()
     assert (logits(half, one.geometry) == logits(whole, one.geometry)).all()
@@ -77,25 +76,65 @@ def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
     assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
 
 
-@pytest.mark.parametrize(("precision", "block"), [("int8", 32), ("int4", 128)])
+@pytest.mark.parametrize(
+    ("precision", "block"), [("fp32", 0), ("int8", 32), ("int4", 64), ("int4", 128)]
+)
 def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
     source: tuple[Path, Path], tmp_path: Path, precision: str, block: int
 ) -> None:
     made = quantize(*source, tmp_path / "q", Precision.of(precision, block=block))
     one = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
-    with opened(tmp_path / "engine" / ENGINE, one.geometry, precision) as engine:
+    with opened(tmp_path / "engine" / ENGINE, one.geometry) as engine:
         length = engine.max_length
-        assert length == MAX_LENGTH - 1, "one position is kept for a partner"
+        assert length == MAX_LENGTH
         tokens = np.random.default_rng(0).integers(0, 8192, (1, length))
-        for settle in (lambda engine: True, settle_padding):
-            settle(engine)
-            for begin in range(0, length, 2):  # as decoding fills it
-                engine.forward(tokens[:, begin : begin + 2], begin, 1)
-            for end in (length, 100):  # a partner is written behind the end
-                alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
-                for width in (2, 3, 4, 5):
-                    company = engine.forward(tokens[:, end - width : end], end - width)
-                    assert (company.logits[0, -1] == alone).all(), (end, width)
+        for at in range(length):  # as decoding fills it
+            engine.forward(tokens[:, at : at + 1], at)
+        for end in (length, 100):
+            alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
+            for width in range(2, 9):
+                company = engine.forward(tokens[:, end - width : end], end - width)
+                assert (company.logits[0, -1] == alone).all(), (end, width)
+
+
+POISON = 5
+"""A token whose embedding is no number, and so are its keys and values."""
+
+
+def poison(case: Case) -> None:
+    """Let a token be looked up as what is no number; the last projection stays as it is."""
+    nodes = [n for n in case.model.graph.node if n.op_type == "Embedding"]
+    (table,) = (t for t in case.model.graph.initializer if t.name == nodes[0].input[1])
+    place = {entry.key: entry.value for entry in table.external_data}
+    values = np.memmap(
+        case.lowered.folder / WEIGHTS, np.uint16, "r+", int(place["offset"]), (table.dims[1] // 2,)
+    )
+    values[POISON::16] = 0x7FC0  # a bf16 of the first tile of 16
+    values.flush()
+
+
+def test_what_was_in_the_buffers_before_never_shows(
+    source: tuple[Path, Path], tmp_path: Path
+) -> None:
+    how = Lowering("ort-cpu", batch=3)
+    made = quantize(*source, tmp_path / "q", Precision.of("int8", embedding="bf16"))
+    case = lowered(made.graph, made.folder, tmp_path, how)
+    poison(case)
+    path, geometry = case.lowered.folder / ENGINE, case.lowered.geometry
+    text = np.random.default_rng(0).integers(10, 8192, 50).tolist()
+    wrong = [POISON] * MAX_LENGTH
+    parts = [Feed(1, text[:20], 0, 20), Feed(1, text[20:33], 20, 13), Feed(1, text[33:], 33, 17)]
+    with opened(path, geometry, 3) as engine:
+        clean = [engine.forward_rows([part])[0].logits.copy() for part in parts]
+        spoiled = engine.forward_rows([Feed(row, wrong, 0, 1) for row in range(3)])
+        assert all(np.isnan(output.logits).all() for output in spoiled)
+        for part, expected in zip(parts, clean, strict=True):
+            beside = Feed(2, wrong[:3], part.start, 3)
+            found = engine.forward_rows([beside, part])[1].logits
+            assert np.array_equal(found, expected)
+        engine.copy_row(1, 0, 33)
+        (found,) = engine.forward_rows([Feed(0, text[33:], 33, 17)])
+        assert np.array_equal(found.logits, clean[2])
 
 
 @pytest.fixture
@@ -103,31 +142,14 @@ def int8(source: tuple[Path, Path], tmp_path: Path) -> Case:
     return lowered(*source, tmp_path, Lowering("ort-cpu", "int8"))
 
 
-def test_kernels_that_round_a_lone_row_otherwise_are_found_out(
-    int8: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = OrtEngine.forward
-
-    def forward(engine: OrtEngine, tokens: Any, start: Any, rows: int | None = None) -> Any:
-        output = real(engine, tokens, start, rows)
-        if np.shape(tokens)[1] % 2 and not engine.pad_to_even:
-            output.logits[0, -1, 5] += 1e-6
-        return output
-
-    with opened(int8.lowered.folder / ENGINE, int8.lowered.geometry, "int8") as engine:
-        monkeypatch.setattr(OrtEngine, "forward", forward)
-        assert settle_padding(engine)
-        assert engine.pad_to_even
-
-
 def test_the_check_computes_in_fp32_and_leaves_no_file(int8: Case) -> None:
     path = int8.lowered.folder / ENGINE
 
     def levels(engine: Path) -> set[int]:
         nodes = onnx.load(engine, load_external_data=False).graph.node
-        return {a.i for n in nodes for a in n.attribute if a.name == "accuracy_level"}
+        return {a.i for n in nodes for a in n.attribute if a.name == "exact"}
 
-    assert levels(path) == {4}
+    assert levels(path) == {0}
     tokens = np.random.default_rng(0).integers(0, 8192, 64)
     with (
         exact_copy(path) as copy,
