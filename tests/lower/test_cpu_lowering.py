@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lower.lowering import Case, Lowering, lowered
-from portable.zoo import MODELS, ODD, Exported, architectures
+from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures
 from specrt.engine.ort import silent_options
 from specrt_export.compile import GraphSource
 from specrt_export.lower.lazy_tensor import ENGINE
@@ -65,7 +65,9 @@ class Graph:
 
 @pytest.mark.export
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", architectures(*MODELS, *(f"{name}-odd" for name in ODD)))
+@pytest.mark.parametrize(
+    "name", architectures(*MODELS, *NEIGHBOURS, *(f"{name}-odd" for name in ODD))
+)
 def test_a_row_has_the_same_bits_at_every_width_and_in_company(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, precision: str
 ) -> None:

@@ -81,6 +81,10 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
+NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
+"""Neighbouring numbers of a head are turned together, which ort-cuda refuses. Attention and gates
+read one value."""
+
 _WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 WIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama3", "qwen2", "mistral", "phi3", "starcoder2"), _WIDE),
@@ -173,7 +177,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
 
     transformers.utils.logging.disable_progress_bar()
     base, _, sizes_of = name.partition("-")
-    kind, changes, saving = MODELS[base]
+    kind, changes, saving = {**MODELS, **NEIGHBOURS}[base]
     own = {**changes, **({"wide": WIDE, "odd": ODD}[sizes_of][base] if sizes_of else {})}
     sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
     config = getattr(transformers, kind)(**sizes)
