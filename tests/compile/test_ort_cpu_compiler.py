@@ -1,5 +1,6 @@
-"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, and for the
-kernels that are here."""
+"""Engines of the CPU: stored in half the space without a bit lost, checked in fp32, the same for a
+row alone as for one in company, blind to what was in their KV buffers before, and for the kernels
+that are here."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from lower.lowering import MAX_LENGTH, Lowering, lowered
+from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
 from specrt.engine.ort import OrtEngine
 from specrt.engine.ort_contrib import ContribEngine
-from specrt.engine.protocol import Engine
+from specrt.engine.protocol import Feed
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
@@ -32,10 +33,12 @@ def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(path: Path, geometry: Any) -> Iterator[Engine]:
+def opened(path: Path, geometry: Any, batch: int = 1) -> Iterator[Any]:
+    """Open an engine as a device does."""
     engine = open_engine(
-        "ort-cpu", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_LENGTH, threads=1
-    )
+        "ort-cpu", path, geometry, batch=batch, max_length=MAX_LENGTH, max_width=MAX_LENGTH,
+        threads=1,
+    )  # fmt: skip
     yield engine
     engine.close()
 
@@ -47,24 +50,95 @@ def logits(folder: Path, geometry: Any) -> NDArray[np.float32]:
         return np.concatenate([first, engine.forward(tokens[:, 15:], 15).logits], axis=1)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "share"),
+    [
+        (Precision.of("bf16"), 0.55),
+        (Precision.of("fp16"), 0.55),
+        (Precision.of("int4", embedding="bf16"), 1),
+    ],
+    ids=["bf16", "fp16", "int4"],
+)
 def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
-    source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    made = quantize(*source, tmp_path / "q", Precision.of(kind))
-    half, sliced, wide = (tmp_path / name for name in ("half", "sliced", "wide"))
-    one = compile_ort_cpu(made.graph, made.folder, half, MAX_LENGTH)
-    with monkeypatch.context() as small:
-        small.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
-        compile_ort_cpu(made.graph, made.folder, sliced, MAX_LENGTH)
+    source: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    precision: Precision, share: float,
+) -> None:  # fmt: skip
+    made = quantize(*source, tmp_path / "q", precision)
+    source = made.graph, made.folder
+    whole, half, sliced = (tmp_path / name for name in ("whole", "half", "sliced"))
+    one = compile_ort_cpu(*source, half, MAX_LENGTH)
+    with monkeypatch.context() as patch:
+        patch.setattr("specrt_export.lower.lazy_tensor.SLICE_BYTES", 1000)
+        patch.setattr("specrt_export.lower.tiles.PIECE_BYTES", 100)
+        compile_ort_cpu(*source, sliced, MAX_LENGTH)
+        patch.setattr("specrt_export.lower.cpu_lowering.smallest_format", lambda weights: "fp32")
+        compile_ort_cpu(*source, whole, MAX_LENGTH)
     for file in (ENGINE, WEIGHTS):
         assert (half / file).read_bytes() == (sliced / file).read_bytes()
-    with monkeypatch.context() as floats:
-        floats.setattr("specrt_export.lower.cpu_lowering.smallest_format", lambda weight: "fp32")
-        compile_ort_cpu(made.graph, made.folder, wide, MAX_LENGTH)
-    assert (logits(half, one.geometry) == logits(wide, one.geometry)).all()
-    assert (half / WEIGHTS).stat().st_size < 0.55 * (wide / WEIGHTS).stat().st_size
+    assert (logits(half, one.geometry) == logits(whole, one.geometry)).all()
+    assert (half / WEIGHTS).stat().st_size < share * (whole / WEIGHTS).stat().st_size
     assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
+
+
+@pytest.mark.parametrize(
+    ("precision", "block"), [("fp32", 0), ("int8", 32), ("int4", 64), ("int4", 128)]
+)
+def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
+    source: tuple[Path, Path], tmp_path: Path, precision: str, block: int
+) -> None:
+    made = quantize(*source, tmp_path / "q", Precision.of(precision, block=block))
+    one = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
+    with opened(tmp_path / "engine" / ENGINE, one.geometry) as engine:
+        length = engine.max_length
+        assert length == MAX_LENGTH
+        tokens = np.random.default_rng(0).integers(0, 8192, (1, length))
+        for at in range(length):  # as decoding fills it
+            engine.forward(tokens[:, at : at + 1], at)
+        for end in (length, 100):
+            alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
+            for width in range(2, 9):
+                company = engine.forward(tokens[:, end - width : end], end - width)
+                assert (company.logits[0, -1] == alone).all(), (end, width)
+
+
+POISON = 5
+"""A token whose embedding is no number, and so are its keys and values."""
+
+
+def poison(case: Case) -> None:
+    """Let a token be looked up as what is no number; the last projection stays as it is."""
+    nodes = [n for n in case.model.graph.node if n.op_type == "Embedding"]
+    (table,) = (t for t in case.model.graph.initializer if t.name == nodes[0].input[1])
+    place = {entry.key: entry.value for entry in table.external_data}
+    values = np.memmap(
+        case.lowered.folder / WEIGHTS, np.uint16, "r+", int(place["offset"]), (table.dims[1] // 2,)
+    )
+    values[POISON::16] = 0x7FC0  # a bf16 of the first tile of 16
+    values.flush()
+
+
+def test_what_was_in_the_buffers_before_never_shows(
+    source: tuple[Path, Path], tmp_path: Path
+) -> None:
+    how = Lowering("ort-cpu", batch=3)
+    made = quantize(*source, tmp_path / "q", Precision.of("int8", embedding="bf16"))
+    case = lowered(made.graph, made.folder, tmp_path, how)
+    poison(case)
+    path, geometry = case.lowered.folder / ENGINE, case.lowered.geometry
+    text = np.random.default_rng(0).integers(10, 8192, 50).tolist()
+    wrong = [POISON] * MAX_LENGTH
+    parts = [Feed(1, text[:20], 0, 20), Feed(1, text[20:33], 20, 13), Feed(1, text[33:], 33, 17)]
+    with opened(path, geometry, 3) as engine:
+        clean = [engine.forward_rows([part])[0].logits.copy() for part in parts]
+        spoiled = engine.forward_rows([Feed(row, wrong, 0, 1) for row in range(3)])
+        assert all(np.isnan(output.logits).all() for output in spoiled)
+        for part, expected in zip(parts, clean, strict=True):
+            beside = Feed(2, wrong[:3], part.start, 3)
+            found = engine.forward_rows([beside, part])[1].logits
+            assert np.array_equal(found, expected)
+        engine.copy_row(1, 0, 33)
+        (found,) = engine.forward_rows([Feed(0, text[33:], 33, 17)])
+        assert np.array_equal(found.logits, clean[2])
 
 
 def test_what_is_compiled_is_for_the_kernels_that_are_here(

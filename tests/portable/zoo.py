@@ -81,6 +81,10 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
+NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
+"""Neighbouring numbers of a head are turned together, which ort-cuda refuses. Attention and gates
+read one value."""
+
 _WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 WIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama3", "qwen2", "mistral", "phi3", "starcoder2"), _WIDE),
@@ -88,7 +92,23 @@ WIDE: dict[str, dict[str, Any]] = {
     "smollm3": {**_WIDE, "no_rope_layers": [1, 1]},
     "gpt_neox": {"num_attention_heads": 1, "rotary_pct": 0.5},
 }
-"""The same with heads of 16 where they are 8: narrower ones are rotated outside fused attention."""
+"""The same with heads of 16 where they are 8: GroupQueryAttention rotates no narrower ones."""
+
+_ODD: dict[str, Any] = {
+    "vocab_size": 163, "hidden_size": 80, "intermediate_size": 100, "num_key_value_heads": 1,
+}  # fmt: skip
+ODD: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("gpt2", "smollm3", "starcoder2"), _ODD),
+    "llama3": {**_ODD, "mlp_bias": True},
+    "qwen2": {**_ODD, "hidden_act": "gelu"},
+    "phi3": {**_ODD, "hidden_act": "relu"},
+    "qwen3": {**_ODD, "head_dim": 6},
+    "gemma2": {**_ODD, "head_dim": 20},
+    "opt": {**_ODD, "ffn_dim": 100, "word_embed_proj_dim": 80},
+    "gpt_neox": {**_ODD, "num_key_value_heads": None, "rotary_pct": 0.3},
+}
+"""The same in sizes that nothing divides: 80 holds blocks of 16 only, 100 none, and no size of a
+head, of a vocabulary or of a gate is a multiple of 16. Gates have biases, or other functions."""
 
 BARE = "-bare"
 """Ends the name of an architecture whose graph is made of its config.json alone."""
@@ -156,9 +176,9 @@ def save_checkpoint(name: str, folder: Path) -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    base = name.removesuffix("-wide")
-    kind, changes, saving = MODELS[base]
-    own = {**changes, **(WIDE[base] if base != name else {})}
+    base, _, sizes_of = name.partition("-")
+    kind, changes, saving = {**MODELS, **NEIGHBOURS}[base]
+    own = {**changes, **({"wide": WIDE, "odd": ODD}[sizes_of][base] if sizes_of else {})}
     sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
     config = getattr(transformers, kind)(**sizes)
     torch.manual_seed(0)

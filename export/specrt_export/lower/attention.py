@@ -202,7 +202,10 @@ class GroupQueryAttention:
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; -1 stands for no window."""
         keys = self._geometry.windows[layer.index]
-        return {"do_rotary": int(rotates), "local_window_size": keys - self._surplus if keys else -1}
+        return {
+            "do_rotary": int(rotates),
+            "local_window_size": keys - self._surplus if keys else -1,
+        }
 
     def lengths(self) -> list[str]:
         """See `FusedKernel`."""

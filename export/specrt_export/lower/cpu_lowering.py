@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
-from specrt_export.lower.attention import Layer, fuse_attention
+from specrt_export.lower.attention import Layer, Rotary, fuse_attention, tabulate
 from specrt_export.lower.canonical import (
     canonicalize,
     drop_reshapes,
@@ -19,7 +19,13 @@ from specrt_export.lower.canonical import (
     fix_shapes,
     fold_layouts,
 )
-from specrt_export.lower.lazy_tensor import LazyTensor, dequantized, smallest_format, stored_as
+from specrt_export.lower.lazy_tensor import (
+    LazyTensor,
+    dequantized,
+    in_memory,
+    smallest_format,
+    stored_as,
+)
 from specrt_export.lower.logits import add_confidence, cheapen_argmax
 from specrt_export.lower.norm import fuse_skip_norm
 from specrt_export.lower.ort_lowering import OrtTarget
@@ -76,6 +82,7 @@ def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
     fusion = fuse_attention(view, target.geometry, target.max_length, Attention(target.geometry))
     counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
     counts["qkv"] = fusion.joined, layers
+    _tabulate_angles(view, target.max_length)
     counts["gate_up"] = _fuse_gates(view)
     join_siblings(view)
     counts["skip_norm"] = fuse_skip_norm(view)
@@ -111,6 +118,24 @@ class Attention:
         return [SLOTS, POSITIONS]
 
 
+def _tabulate_angles(view: GraphView, max_length: int) -> None:
+    """Look up the cosines and sines of rotations that attention does not take over.
+
+    ```
+    start ─ ... ─ Cos ─ y [1, S, R]      =>      table [max_length, R], positions ─ Gather ─ y
+    ```
+    Computed in a pass, an angle has other bits at the end of a vector than inside one.
+    """
+    axis = view.add_constant("axis", np.array([0], np.int64))
+    for node in view.nodes("Cos", "Sin"):
+        name = node.output[0]
+        table = tabulate(view.model, Rotary("", name, name), max_length)[0]
+        stored = view.add_stored(in_memory(f"{name}/table", table))
+        places = view.add("Unsqueeze", [POSITIONS, axis])
+        view.add("Gather", [stored, places], outputs=[name], axis=0)
+    view.tidy()
+
+
 def _fuse_gates(view: GraphView) -> tuple[int, int]:
     """Compute gated feed-forward layers in one product; return how many, and of how many.
 
@@ -118,6 +143,8 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
     x ─┬─ Projection gate ─ activation ─┐
        └─ Projection up ────────────── Mul ─ y    =>    x ─ Projection [gate, up in turns] ─ y
     ```
+    The kernels know SiLU and the GELU by tanh; others, such as ReLU or the GELU by erf, stay
+    outside, and so does a pair of which only one has a bias.
     """
     gates = gated(view)
     fused = 0
@@ -125,21 +152,25 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
         first, second = (find_projection(view, name) for name in (gate.gate, gate.up))
         if not gate.activation or first is None or second is None or first.x != second.x:
             continue
-        if first.bias or second.bias or not first.matrix.fits(second.matrix):
+        if not first.matrix.fits(second.matrix) or (first.bias is None) != (second.bias is None):
             continue
-        scales = first.matrix.scales, second.matrix.scales
         matrix = WeightMatrix(
             alternating(first.matrix.values, second.matrix.values),
-            alternating(scales[0], scales[1]) if scales[0] and scales[1] else None,
+            _in_turns(first.matrix.scales, second.matrix.scales),
             first.matrix.block,
         )
-        node = view.maker(add_projection(view, first.x, matrix, None, gate.product))
+        bias = _in_turns(first.bias, second.bias)
+        node = view.maker(add_projection(view, first.x, matrix, bias, gate.product))
         assert node is not None
         node.attribute.append(helper.make_attribute("activation", gate.activation))
         node.attribute.append(helper.make_attribute("gates", first.matrix.outputs))
         fused += 1
     view.tidy()
     return fused, len(gates)
+
+
+def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | None:
+    return alternating(gate, up) if gate is not None and up is not None else None
 
 
 def _pack(view: GraphView, target: OrtTarget) -> None:
@@ -193,6 +224,10 @@ def _hand_in_positions(view: GraphView) -> None:
     0, 1, ... ─ Range ─ Add ─ y      =>      positions [T] ─ Unsqueeze [1, T] ─ y
     ```
     """
+    one = view.add_constant("rows", np.array([1], np.int64))
+    for node in view.nodes("Shape"):
+        if node.input[0] == "start":
+            view.replace(node.output[0], one)
     row, column = (view.add_constant("axis", np.array([axis], np.int64)) for axis in (0, 1))
     handed = view.add("Unsqueeze", [POSITIONS, row])
     for node in view.nodes("Add"):

@@ -24,7 +24,7 @@ from specrt_export.portable.external_data import (
     narrow,
     widen,
 )
-from specrt_export.quantize.codes import unpack
+from specrt_export.quantize.codes import FP8, unpack
 
 Rows = Callable[[int, int], NDArray[Any]]
 
@@ -285,11 +285,14 @@ def stored_as(weights: LazyTensor, format_: str) -> LazyTensor:
 def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor:
     """Return the fp32 weights [N, K] that codes with a scale for each block stand for."""
 
+    def whole(part: NDArray[Any]) -> NDArray[Any]:
+        if codes.onnx_type == onnx.TensorProto.INT4:
+            return unpack(part)
+        return part.view(FP8) if codes.onnx_type == onnx.TensorProto.FLOAT8E4M3FN else part
+
     def rows(begin: int, end: int) -> NDArray[Any]:
-        part, scale = codes.rows(begin, end), scales.rows(begin, end)
-        whole = unpack(part) if codes.onnx_type == onnx.TensorProto.INT4 else part
-        values = whole.astype(np.float32)
-        values *= np.repeat(scale, block, axis=1)
+        values = whole(codes.rows(begin, end)).astype(np.float32)
+        values *= np.repeat(scales.rows(begin, end), block, axis=1)
         return values
 
     return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)

@@ -312,7 +312,7 @@ def join_projections(view: GraphView, parts: Sequence[Projection]) -> str | None
 
 
 def join_siblings(view: GraphView) -> None:
-    """Join all projections that read one value, and split what they make.
+    """Join all projections that read one value, and split what they make; not those that activate.
 
     ```
     x ─┬─ Projection gate ─ a
@@ -321,7 +321,8 @@ def join_siblings(view: GraphView) -> None:
     """
     siblings: dict[str, list[Projection]] = defaultdict(list)
     for node in view.nodes(PROJECTION):
-        siblings[node.input[0]].append(read_projection(view, node))
+        if "activation" not in view.attributes(node):
+            siblings[node.input[0]].append(read_projection(view, node))
     for group in siblings.values():
         output = join_projections(view, group) if len(group) > 1 else None
         if output is not None:

@@ -49,7 +49,7 @@ class Shapes:
             "Gemm": lambda node, inputs: self._multiplied(node, *inputs[:2]),
             "GroupQueryAttention": self._attended,
             "MatMul": lambda node, inputs: _product_of(*inputs),
-            "Projection": lambda node, inputs: (*inputs[0][:-1], self._attributes(node)["N"]),
+            "Projection": self._projected,
             "Range": self._counted,
             "ReduceMean": self._reduced,
             "Reshape": self._reshaped,
@@ -129,6 +129,10 @@ class Shapes:
             return self._cut(node, whole, output)
         axis, begin, end = bounds
         return (*whole[:axis], end - begin, *whole[axis + 1 :])
+
+    def _projected(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims:
+        stated = self._attributes(node)
+        return (*inputs[0][:-1], stated.get("gates", stated["N"]))
 
     def _cut(self, node: onnx.NodeProto, whole: Dims, output: str) -> Dims | None:
         """Name the size that a Slice leaves, if it is told along which axis."""
