@@ -29,8 +29,8 @@ from specrt_export.lower.lazy_tensor import (
     weight_bytes,
     write_engine,
 )
-from specrt_export.lower.cpu_lowering import lower_cpu
-from specrt_export.lower.ort_lowering import LAYOUT, OrtTarget
+from specrt_export.lower.cpu_lowering import LAYOUT, lower_cpu
+from specrt_export.lower.ort_lowering import OrtTarget
 from specrt_export.portable.external_data import disk_full, narrow, widen
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
 from specrt_export.precision import Precision
@@ -50,10 +50,8 @@ class OrtCpuCompiler:
         """Accept everything: what a recipe may ask of a CPU was checked when it was read."""
 
     def versions(self) -> dict[str, str]:
-        """Return the version of ONNX Runtime, and the layout of graphs of several rows."""
-        rows = self.recipe.engine.batch
-        layout = {"layout": LAYOUT} if rows > 1 else {}
-        return {"onnxruntime": ort.__version__, **layout}
+        """Return the version of ONNX Runtime, and the layout that the CPU kernels read."""
+        return {"onnxruntime": ort.__version__, "kernels": LAYOUT}
 
     def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
