@@ -20,6 +20,7 @@ from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.lower.cpu_lowering import LAYOUT, lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
     INLINE_BYTES,
@@ -29,7 +30,6 @@ from specrt_export.lower.lazy_tensor import (
     weight_bytes,
     write_engine,
 )
-from specrt_export.lower.cpu_lowering import LAYOUT, lower_cpu
 from specrt_export.lower.ort_lowering import OrtTarget
 from specrt_export.portable.external_data import disk_full, narrow, widen
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
