@@ -128,7 +128,7 @@ SOUND = {"TABLE": "table", "VERSION": '"1.31.1"', "GET": "get", "BASE": "&base"}
         ({"VERSION": "nullptr"}, "is ONNX Runtime of unknown version; expected 1.17"),
         ({"VERSION": '"2.0.0"'}, "is ONNX Runtime 2.0.0; expected 1.17 or a newer 1.x"),
         ({"TABLE": "nullptr", "VERSION": '"1.4.0"'}, "is ONNX Runtime 1.4.0; expected 1.17"),
-        ({}, "says it is ONNX Runtime 1.31.1, and has no GetErrorMessage"),
+        ({}, "says it is ONNX Runtime 1.31.1, and has no CreateStatus"),
     ],
 )
 def test_what_is_not_onnx_runtime_is_refused(
