@@ -15,8 +15,7 @@ constexpr std::size_t kTile = 16;
 // Inputs of a group: what one multiply-add instruction of bytes sums in each lane.
 constexpr std::size_t kGroup = 4;
 
-// How graphs and weights are made, as manifests name it: bundles of another layout are built again.
-// That of specrt_export.lower.cpu_lowering.
+// How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
 constexpr char kLayout[] = "tiles of 16";
 
 enum class Format { int4, int8, bf16, fp16, fp32 };

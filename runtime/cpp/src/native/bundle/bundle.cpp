@@ -66,15 +66,13 @@ bool runs_here(const Manifest& manifest) {
 // Refuse engines for other kernels than those of this library.
 void check_kernels(const std::string& folder, const Record& record) {
   const auto built = record.versions.find("kernels");
-  if (built == record.versions.end())
-    refuse(folder +
-           " was built without specrt's CPU kernels: by an earlier version, or where no "
-           "C++17 compiler was when specrt was installed" +
-           kRebuild + " where `specrt doctor` names them");
-  if (built->second != kernels::kLayout)
-    refuse(folder + " was built for CPU kernels of layout " + shown(built->second) +
-           ", and those of this library read " + shown(kernels::kLayout) + kRebuild +
-           " of the same version");
+  const bool is_named = built != record.versions.end();
+  if (is_named && built->second == kernels::kLayout) return;
+  refuse(folder + " was built " +
+         (is_named ? "for CPU kernels of " + shown(built->second)
+                   : std::string("before there were CPU kernels")) +
+         ", and this library has those of " + shown(std::string(kernels::kLayout)) + kRebuild +
+         ", where `specrt doctor` finds CPU kernels");
 }
 
 // Refuse a library older than the one that saved the engines; newer ones read them.
