@@ -125,10 +125,10 @@ SOUND = {"TABLE": "table", "VERSION": '"1.31.1"', "GET": "get", "BASE": "&base"}
     [
         ({"BASE": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
         ({"GET": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
-        ({"VERSION": "nullptr"}, "is ONNX Runtime of unknown version; expected 1.5"),
-        ({"VERSION": '"2.0.0"'}, "is ONNX Runtime 2.0.0; expected 1.5 or a newer 1.x"),
-        ({"TABLE": "nullptr", "VERSION": '"1.4.0"'}, "is ONNX Runtime 1.4.0; expected 1.5"),
-        ({}, "says it is ONNX Runtime 1.31.1, and has no GetErrorMessage"),
+        ({"VERSION": "nullptr"}, "is ONNX Runtime of unknown version; expected 1.17"),
+        ({"VERSION": '"2.0.0"'}, "is ONNX Runtime 2.0.0; expected 1.17 or a newer 1.x"),
+        ({"TABLE": "nullptr", "VERSION": '"1.4.0"'}, "is ONNX Runtime 1.4.0; expected 1.17"),
+        ({}, "says it is ONNX Runtime 1.31.1, and has no CreateStatus"),
     ],
 )
 def test_what_is_not_onnx_runtime_is_refused(

@@ -128,6 +128,19 @@ def test_a_damaged_bundle_is_refused_as_in_python(
         assert len(refusal["message"]) < len(str(path)) * 2 + 500
 
 
+def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
+    for layout in (OUT, "another"):
+        _damage(manifest, "versions/kernels", layout)
+        path.write_text(json.dumps(manifest))
+        (refused,) = native_calls([call])
+        assert refused["status"] == 4
+        assert "build the bundle again" in refused["message"]
+        assert layout is OUT or layout in refused["message"]
+
+
 def listed(folder: Path, change: Callable[[Document], None]) -> None:
     """Change what the manifest lists of a bundle."""
     path = folder / "manifest.json"
@@ -290,7 +303,7 @@ def least(document: Document) -> Document:
 
 def _model(manifest: Manifest, model: ModelRecord) -> Document:
     sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions")
-    names = ("engine", "precision", "quantized", "half_stored", "kv_item_bytes", "weight_bytes")
+    names = ("engine", "precision", "kv_item_bytes", "weight_bytes")
     return {
         "backend": manifest.backend_of(model),
         "geometry": [getattr(model.geometry, name) for name in sizes],
@@ -328,7 +341,7 @@ def test_both_read_the_same_of_what_python_writes(
         "files": {name: [file.bytes, file.sha256] for name, file in m.files.items()},
         "notice": None, "verify_ns": record.costs.verify_ns, "draft_ns": record.costs.draft_ns,
         "outside_ns": record.outside_ns, "drafter": record.drafter,
-        "fixed_gamma": record.fixed_gamma, "pad_to_even": record.pad_to_even,
+        "fixed_gamma": record.fixed_gamma,
     }  # fmt: skip
     library = backend_named(m.backend).library()
     native_calls.check([({"call": "record", "folder": str(folder), "library": library}, expected)])
@@ -383,7 +396,8 @@ def test_what_may_be_anything_is_read_or_refused(native_calls: NativeCalls, fold
     bundle = Bundle.open(folder)
     sound = (folder / "manifest.json").read_bytes()
     manifest, tuning = full(json.loads(sound))
-    del tuning["cuda_graphs"]  # for people, and nothing that native captures
+    for name in ("cuda_graphs", "pad_to_even"):  # of engines that native does not have
+        tuning.pop(name, None)
 
     def manifest_refused() -> bool:
         try:

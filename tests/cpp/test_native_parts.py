@@ -273,11 +273,10 @@ def _passes(bundle: Bundle, role: str) -> tuple[list[Document], list[Any]]:
     """Run widths up to nine, going back, and wide ones; return them, and what each left behind."""
     manifest = bundle.manifest
     model = getattr(manifest, role)
-    pads = role == "target" and model.quantized
     engine = open_engine(
         manifest.backend_of(model), bundle.file(model.engine), model.geometry,
         batch=manifest.batch, max_length=manifest.max_length, max_width=manifest.max_width,
-        threads=1, pad_single_token=pads, pad_to_even=pads, upcast_weights=model.half_stored,
+        threads=1,
     )  # fmt: skip
     rng, passes, left = np.random.default_rng(6), [], []
     widest = min(engine.max_width, 33)

@@ -323,7 +323,7 @@ def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
     "small", [{"target": "int8", "draft": "int8", "batch": 1, "length": 5}], indirect=True
 )
 def test_drafting_where_there_is_hardly_room(native: Library, small: Path, tmp_path: Path) -> None:
-    """Four positions, one of five kept free for partners, and a gamma of four."""
+    """Five positions, and a gamma of four."""
     with specrt.open(small, threads=1) as opened:
         made = [case(opened, [5, 6], {"gamma": "auto", "drafter": each}) for each in DRAFTERS]
     check(replay(native, small, made, tmp_path), made)

@@ -1,10 +1,11 @@
-# The native implementation: no Python. Engine libraries are found here and loaded while it runs.
+# The native implementation: no Python. The CPU kernels are part of it; engine libraries are found
+# here and loaded while it runs.
 #
 #   SPECRT_ONNXRUNTIME_ROOT     release of ONNX Runtime: its header is used, and its library
 #   SPECRT_ONNXRUNTIME_LIBRARY  libonnxruntime.so to load where the application names none
 #   SPECRT_TOKENIZER_LIBRARY    tokenizer library to load where the application names none
 #   TENSORRT_ROOT               SDK of TensorRT; without it bundles of TensorRT are refused
-specrt_objects(native src/native src/native/bundle src/native/engine src/native/sampling
+specrt_objects(native src/kernels src/native src/native/bundle src/native/engine src/native/sampling
   src/native/speculation src/native/text)
 
 foreach(name ONNXRUNTIME_ROOT TENSORRT_ROOT)

@@ -114,8 +114,6 @@ std::string model_of(const native::ModelRecord& model) {
                  {"backend", json(model.backend)},
                  {"precision", json(model.precision)},
                  {"geometry", json(sizes)},
-                 {"quantized", json(model.quantized)},
-                 {"half_stored", json(model.half_stored)},
                  {"kv_item_bytes", json(model.kv_item_bytes)},
                  {"weight_bytes", json(model.weight_bytes)}});
 }
@@ -151,8 +149,7 @@ std::string record(const Json& call) {
                  {"draft_ns", json(tuning.costs.draft_ns)},
                  {"outside_ns", json(tuning.costs.outside_ns)},
                  {"drafter", json(tuning.drafter)},
-                 {"fixed_gamma", json(tuning.gamma)},
-                 {"pad_to_even", json(tuning.pad_to_even)}});
+                 {"fixed_gamma", json(tuning.gamma)}});
 }
 
 // Pieces of bytes, and the text that became certain with each; the last is what was held back.

@@ -15,6 +15,9 @@ constexpr std::size_t kTile = 16;
 // Inputs of a group: what one multiply-add instruction of bytes sums in each lane.
 constexpr std::size_t kGroup = 4;
 
+// How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
+constexpr char kLayout[] = "tiles of 16";
+
 enum class Format { int4, int8, bf16, fp16, fp32 };
 
 enum class Activation { none, silu, gelu };

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -32,8 +33,8 @@ namespace specrt::kernels {
 namespace {
 
 // The interface that operators call: that of the library that registered them.
-const Ort*& ort() {
-  static const Ort* entries = nullptr;
+const OrtEntries*& ort() {
+  static const OrtEntries* entries = nullptr;
   return entries;
 }
 
@@ -458,7 +459,7 @@ template <class Operator>
 const OrtCustomOp& described() {
   static const OrtCustomOp description = [] {
     OrtCustomOp op{};
-    op.version = kOrtCustomOp;
+    op.version = 16;  // with entries that return a status
     op.GetName = [](const OrtCustomOp*) { return Operator::kName; };
     op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
     op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
@@ -494,7 +495,34 @@ const OrtCustomOp& described() {
 }
 
 }  // namespace
+
+OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  static const OrtEntries entries(base->GetApi(kOrtApi));
+  if (ort() == nullptr) ort() = &entries;
+  if (chosen() == nullptr) {
+    const std::string reason = "SPECRT_KERNELS is '" + std::string(forced()) +
+                               "'; expected one of those that run here (" + supported() +
+                               "), or unset it for the best";
+    return entries.CreateStatus(ORT_INVALID_ARGUMENT, reason.c_str());
+  }
+  static OrtCustomOpDomain* domain = nullptr;
+  if (domain == nullptr) {
+    OrtCustomOpDomain* made = nullptr;
+    if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
+    for (const OrtCustomOp* op :
+         {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>()})
+      if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
+    domain = made;
+  }
+  return entries.AddCustomOpDomain(options, domain);
+}
+
 }  // namespace specrt::kernels
+
+// libspecrt has the kernels inside, and exports its own interface alone.
+#ifndef SPECRT_BUILDING
 
 #define SPECRT_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -512,21 +540,7 @@ SPECRT_EXPORT const char* specrt_kernels() {
 
 // What ONNX Runtime calls to register the operators with the options of a session.
 SPECRT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
-  using namespace specrt::kernels;
-  static const Ort entries(base->GetApi(kOrtApi));
-  ort() = &entries;
-  if (chosen() == nullptr) {
-    const std::string reason = "SPECRT_KERNELS is '" + std::string(forced()) +
-                               "'; expected one of those that run here (" + supported() +
-                               "), or unset it for the best";
-    return entries.CreateStatus(ORT_INVALID_ARGUMENT, reason.c_str());
-  }
-  static OrtCustomOpDomain* domain = nullptr;
-  if (domain == nullptr) {
-    if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &domain)) return status;
-    if (OrtStatus* status = entries.CustomOpDomain_Add(domain, &described<MatMul>())) return status;
-    for (const OrtCustomOp* op : {&described<Embedding>(), &described<AttentionOperator>()})
-      if (OrtStatus* status = entries.CustomOpDomain_Add(domain, op)) return status;
-  }
-  return entries.AddCustomOpDomain(options, domain);
+  return specrt::kernels::register_operators(options, base);
 }
+
+#endif

@@ -123,7 +123,7 @@ Info LoadedBundle::info() const {
   info.name = manifest.name;
   info.backend = manifest.target.backend;
   info.precision = manifest.precision;
-  info.max_length = manifest.max_length - (manifest.target.quantized ? 1 : 0);
+  info.max_length = manifest.max_length;
   info.vocabulary = manifest.target.geometry.vocab_size;
   info.max_gamma = *std::max_element(manifest.gammas.begin(), manifest.gammas.end());
   info.has_draft = models.draft != nullptr;

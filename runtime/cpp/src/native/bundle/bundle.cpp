@@ -10,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "kernels/kernels.hpp"
 #include "native/bundle/fields.hpp"
 #include "native/bundle/manifest.hpp"
 #include "native/bundle/tuning.hpp"
@@ -62,6 +63,18 @@ bool runs_here(const Manifest& manifest) {
          (manifest.draft && manifest.draft->backend == "ort-cpu");
 }
 
+// Refuse engines for other kernels than those of this library.
+void check_kernels(const std::string& folder, const Record& record) {
+  const auto built = record.versions.find("kernels");
+  const bool is_named = built != record.versions.end();
+  if (is_named && built->second == kernels::kLayout) return;
+  refuse(folder + " was built " +
+         (is_named ? "for CPU kernels of " + shown(built->second)
+                   : std::string("before there were CPU kernels")) +
+         ", and this library has those of " + shown(std::string(kernels::kLayout)) + kRebuild +
+         ", where `specrt doctor` finds CPU kernels");
+}
+
 // Refuse a library older than the one that saved the engines; newer ones read them.
 void check_library(const std::string& folder, const Record& record, const OpenOptions& options) {
   if (!runs_here(record.manifest)) return;
@@ -73,11 +86,12 @@ void check_library(const std::string& folder, const Record& record, const OpenOp
            "with `specrt build RECIPE`");
   const std::string& version = OrtLibrary::load(options.onnxruntime).version();
   const Release here = release(version);
-  if (here.major < 0 || std::pair(here.major, here.minor) >= std::pair(needed.major, needed.minor))
-    return;
-  refuse(folder + " was built with onnxruntime " + built->second + ", and ONNX Runtime " + version +
-         " is loaded here; use a newer one, or build the bundle again here with "
-         "`specrt build RECIPE`");
+  if (here.major >= 0 && std::pair(here.major, here.minor) < std::pair(needed.major, needed.minor))
+    refuse(folder + " was built with onnxruntime " + built->second + ", and ONNX Runtime " +
+           version +
+           " is loaded here; use a newer one, or build the bundle again here with "
+           "`specrt build RECIPE`");
+  check_kernels(folder, record);
 }
 
 // What is wrong with one file; empty where nothing is. `found` is set to what was hashed.

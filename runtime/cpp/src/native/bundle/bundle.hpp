@@ -20,8 +20,6 @@ struct ModelRecord {
   std::string backend;
   std::string precision;
   Geometry geometry;
-  bool quantized = false;  // see specrt.bundle.ModelRecord
-  bool half_stored = false;
   std::uint64_t weight_bytes = 0;
   int kv_item_bytes = 4;
 };
@@ -49,7 +47,6 @@ struct Tuning {
   Costs costs;
   int gamma = kAuto;
   std::string drafter;
-  bool pad_to_even = true;
 };
 
 struct Bundle {

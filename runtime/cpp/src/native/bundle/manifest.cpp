@@ -135,15 +135,11 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   model.weight_bytes = static_cast<std::uint64_t>(fields.whole("weight_bytes"));
   model.kv_item_bytes = static_cast<int>(fields.whole("kv_item_bytes", 1, 16));
   fields.texts("fused");
-  bool half = false;
-  for (const char* part : {"precision", "embedding", "head"}) {
-    const std::string stored = fields.has(part) ? fields.text(part) : "fp32";
-    half = half || stored == "fp16" || stored == "bf16";
-  }
   model.precision = fields.has("precision") ? fields.text("precision") : "fp32";
-  model.half_stored = half;
-  const std::int64_t block = fields.has("block") ? fields.whole("block") : 0;
-  model.quantized = (fields.has("per_row") && fields.boolean("per_row")) || block > 0;
+  for (const char* part : {"embedding", "head"})
+    if (fields.has(part)) fields.text(part);
+  if (fields.has("block")) fields.whole("block");
+  if (fields.has("per_row")) fields.boolean("per_row");
   check_quality(fields);
   if (fields.has("backend")) model.backend = fields.text("backend");
   if (model.backend.empty()) model.backend = backend;

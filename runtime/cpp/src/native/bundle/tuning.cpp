@@ -105,7 +105,6 @@ TuningRecord read_record(const std::string& path, const Manifest& manifest) {
   record.tuning.gamma = gamma_of(fields, manifest);
   record.tuning.drafter = drafter_of(fields);
   check_settings(fields, manifest);
-  record.tuning.pad_to_even = !fields.has("pad_to_even") || fields.boolean("pad_to_even");
   check_costs(record.tuning.costs, manifest);
   return record;
 }

@@ -23,7 +23,7 @@ Models open_models(const Bundle& bundle, const OpenOptions& options, int threads
 // What the engine library calls itself, such as "ONNX Runtime 1.31.1"; "" before one is loaded.
 std::string engine_library();
 
-// A graph that engines of either kind run. Throws Failure(SPECRT_ENGINE) when refused.
+// A graph of the CPU kernels. Throws Failure(SPECRT_ENGINE) when refused.
 std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
                                 const OrtLibrary& library, int threads);
 

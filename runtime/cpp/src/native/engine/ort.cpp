@@ -1,15 +1,23 @@
-#include "native/engine/ort.hpp"
-
+// ONNX Runtime with the CPU kernels: bindings made once per width, KV buffers updated in place; see
+// specrt.engine.ort.
 #include <dirent.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
 #include <set>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
+#include "kernels/kernels.hpp"
+#include "native/bundle/bundle.hpp"
 #include "native/bundle/manifest.hpp"
 #include "native/engine/backends.hpp"
 #include "native/engine/external_data.hpp"
+#include "native/engine/ort_library.hpp"
 
 namespace specrt::native {
 
@@ -17,66 +25,133 @@ namespace {
 
 constexpr auto kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+constexpr std::size_t kMostBindings = 64;
+
+using Shape = std::vector<std::int64_t>;
 
 std::int64_t size_of(std::size_t count) { return static_cast<std::int64_t>(count); }
 
-std::string listed(const std::vector<std::int64_t>& shape) {
+std::string listed(const Shape& shape) {
   std::string text = "[";
   for (const std::int64_t size : shape)
     text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
 }
 
-std::size_t items_of(const std::vector<std::int64_t>& shape) {
+std::size_t items_of(const Shape& shape) {
   constexpr double kMost = 1e15;  // more than any machine has, and far from overflow
   double items = 1;
   for (const std::int64_t size : shape) items *= static_cast<double>(size);
   return static_cast<std::size_t>(std::min(items, kMost));
 }
 
-}  // namespace
+// Zeroed memory, whose pages cost nothing until they are written.
+class Buffer {
+ public:
+  Buffer(std::size_t items, std::size_t item_bytes)
+      : memory_(std::calloc(std::max<std::size_t>(items, 1), item_bytes), &std::free) {
+    if (memory_ == nullptr)
+      throw Failure(SPECRT_ENGINE, "no memory for a buffer of " + std::to_string(items) +
+                                       " items of " + std::to_string(item_bytes) +
+                                       " bytes; build the bundle with a shorter max_length");
+  }
+  void* get() const { return memory_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(memory_.get());
+  }
 
-Buffer::Buffer(std::size_t items, std::size_t item_bytes)
-    : memory_(std::calloc(std::max<std::size_t>(items, 1), item_bytes), &std::free) {
-  if (memory_ == nullptr)
-    throw Failure(SPECRT_ENGINE, "no memory for a buffer of " + std::to_string(items) +
-                                     " items of " + std::to_string(item_bytes) +
-                                     " bytes; build the bundle with a shorter max_length");
-}
+ private:
+  std::unique_ptr<void, decltype(&std::free)> memory_;
+};
 
-OrtEngine::OrtEngine(std::shared_ptr<const SharedSession> session, const OrtSettings& settings)
-    : session_(std::move(session)),
-      settings_(settings),
-      tokens_(settings.max_width + 2, sizeof(Token)),
-      rows_(settings.max_width + 2, sizeof(Token)),
-      start_(static_cast<std::size_t>(settings.batch), sizeof(Token)),
-      argmax_(settings.max_width + 2, sizeof(Token)),
-      logits_(settings.max_width + 2,
-              sizeof(float) * static_cast<std::size_t>(settings.geometry.vocab_size)),
-      confidence_(settings.max_width + 2, sizeof(float)),
-      is_confident_(session_->has_output("confidence")) {
-  if (settings.batch == 1) allocate("");
-}
+// What an engine is besides its graph.
+struct OrtSettings {
+  Geometry geometry;
+  int batch = 1;
+  std::size_t max_length = 0;
+  std::size_t max_width = 0;
+};
 
-void OrtEngine::allocate(const std::string& suffix) {
+// The graph has KV buffers of `batch` rows. Every engine has its own and feeds the first row; those
+// of the others are never written, and take no memory.
+class OrtEngine : public Engine {
+ public:
+  OrtEngine(std::shared_ptr<const SharedSession> session, const OrtSettings& settings)
+      : session_(std::move(session)),
+        settings_(settings),
+        tokens_(settings.max_width, sizeof(Token)),
+        slots_(settings.max_width, sizeof(Token)),
+        positions_(settings.max_width, sizeof(Token)),
+        rows_(settings.max_width, sizeof(Token)),
+        argmax_(settings.max_width, sizeof(Token)),
+        logits_(settings.max_width,
+                sizeof(float) * static_cast<std::size_t>(settings.geometry.vocab_size)),
+        confidence_(settings.max_width, sizeof(float)),
+        is_confident_(session_->has_output("confidence")) {
+    allocate();
+  }
+
+  Output forward(const Token* tokens, std::size_t width, std::size_t start,
+                 std::size_t rows) override {
+    check(width, start, rows);
+    const std::size_t scored = rows == 0 ? width : rows;
+    Binding& binding = bound(width, scored);
+    std::copy(tokens, tokens + width, tokens_.as<Token>());
+    for (std::size_t i = 0; i < width; ++i) positions_.as<Token>()[i] = size_of(start + i);
+    for (std::size_t i = 0; i < scored; ++i) rows_.as<Token>()[i] = size_of(width - scored + i);
+    binding.run(width);
+    const auto vocabulary = static_cast<std::size_t>(settings_.geometry.vocab_size);
+    const float* confidence = is_confident_ ? confidence_.as<float>() : nullptr;
+    return {argmax_.as<Token>(), logits_.as<float>(), confidence, scored, vocabulary};
+  }
+  const Geometry& geometry() const override { return settings_.geometry; }
+  std::size_t max_length() const override { return settings_.max_length; }
+  std::size_t max_width() const override { return settings_.max_width; }
+
+ private:
+  struct Cache {
+    std::string name;
+    Shape shape;
+    Buffer memory;
+  };
+
+  void allocate();
+  void check(std::size_t width, std::size_t start, std::size_t rows) const;
+  Binding& bound(std::size_t width, std::size_t scored);
+
+  const std::shared_ptr<const SharedSession> session_;
+  const OrtSettings settings_;
+  std::vector<Cache> caches_;
+  Buffer tokens_;
+  Buffer slots_;
+  Buffer positions_;
+  Buffer rows_;
+  Buffer argmax_;
+  Buffer logits_;
+  Buffer confidence_;
+  const bool is_confident_;
+  std::map<std::pair<std::size_t, std::size_t>, std::unique_ptr<Binding>> bindings_;
+};
+
+void OrtEngine::allocate() {
   const Geometry& g = settings_.geometry;
-  const std::vector<std::int64_t> shape = {1, g.kv_heads, size_of(settings_.max_length),
-                                           g.head_dim};
-  for (int layer = 0; layer < g.layers; ++layer) {
-    for (const char* kind : {"key.", "value."}) {
-      const std::string name = kind + std::to_string(layer) + suffix;
+  const std::int64_t tile = size_of(kernels::kTile);
+  const auto tiles = [&](std::int64_t count) { return (count + tile - 1) / tile; };
+  const std::int64_t groups = tiles(size_of(settings_.max_length));
+  const std::pair<const char*, Shape> kinds[] = {
+      {"key.", {settings_.batch, g.kv_heads, groups, g.head_dim, tile}},
+      {"value.", {settings_.batch, g.kv_heads, groups * tile, tiles(g.head_dim) * tile}}};
+  for (const auto& [kind, shape] : kinds) {
+    for (int layer = 0; layer < g.layers; ++layer) {
+      const std::string name = kind + std::to_string(layer);
       const auto entry = session_->inputs().find(name);
-      if (entry == session_->inputs().end())
-        throw Failure(SPECRT_ENGINE, "the engine has no input '" + name + "', expected for a " +
-                                         "model of " + std::to_string(g.layers) +
-                                         " layers; the bundle does not match its manifest: build "
-                                         "it again");
-      const OrtPort& port = entry->second;
-      if (port.shape != shape || ort_item_bytes(port.type) == 0 || port.type == kInt64)
+      const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
+      if (port.shape != shape || port.type != kFloat)
         throw Failure(SPECRT_ENGINE, "the engine's " + name + " has shape " + listed(port.shape) +
                                          ", and the manifest says " + listed(shape) +
                                          "; they do not belong together: build the bundle again");
-      caches_.push_back({name, port, Buffer(items_of(shape), ort_item_bytes(port.type))});
+      caches_.push_back({name, shape, Buffer(items_of(shape), sizeof(float))});
     }
   }
 }
@@ -98,143 +173,28 @@ void OrtEngine::check(std::size_t width, std::size_t start, std::size_t rows) co
                                      std::to_string(width) + " tokens; expected up to as many");
 }
 
-OrtEngine::Extent OrtEngine::extent(std::size_t width, std::size_t rows) const {
-  const bool pad =
-      settings_.pad_to_even ? width % 2 != 0 : settings_.pad_single_token && width == 1;
-  return {width, rows, width + pad, rows + (settings_.pad_to_even && rows % 2 != 0)};
-}
-
-std::vector<std::int64_t> OrtEngine::scored_shape(const Extent& extent) const {
-  return {1, size_of(extent.scored)};
-}
-
-void OrtEngine::bind_cache(Binding& binding, const std::string& name, void* memory) const {
-  const OrtPort& port = session_->inputs().at(name);
-  binding.input(name, {memory, port.type, port.shape});
-  binding.output("present_" + name, {memory, port.type, port.shape});
-}
-
-void OrtEngine::bind_more(Binding& binding, const Extent&) {
-  for (const Cache& cache : caches_) bind_cache(binding, cache.name, cache.memory.get());
-}
-
-Binding& OrtEngine::bound(const Extent& extent) {
-  std::unique_ptr<Binding>& known = passes_[{extent.width, extent.rows}];
-  if (known != nullptr) return *known;
+Binding& OrtEngine::bound(std::size_t width, std::size_t scored) {
+  const std::pair<std::size_t, std::size_t> key{width, scored};
+  const auto known = bindings_.find(key);
+  if (known != bindings_.end()) return *known->second;
+  if (bindings_.size() >= kMostBindings) bindings_.clear();
   auto binding = std::make_unique<Binding>(*session_);
-  binding->input("input_ids", {tokens_.get(), kInt64, {1, size_of(extent.tokens)}});
-  binding->input("start", {start_.get(), kInt64, {settings_.batch}});
-  binding->input("rows", {rows_.get(), kInt64, {size_of(extent.scored)}});
-  std::vector<std::int64_t> shape = scored_shape(extent);
-  binding->output("argmax", {argmax_.get(), kInt64, shape});
-  if (is_confident_) binding->output("confidence", {confidence_.get(), kFloat, shape});
-  shape.push_back(settings_.geometry.vocab_size);
-  binding->output("logits", {logits_.get(), kFloat, shape});
-  bind_more(*binding, extent);
-  known = std::move(binding);
-  return *known;
-}
-
-void OrtEngine::fill(const Extent& extent, std::size_t start) {
-  *start_.as<Token>() = static_cast<Token>(start);
-  Token* rows = rows_.as<Token>();
-  for (std::size_t i = 0; i < extent.rows; ++i) rows[i] = size_of(extent.width - extent.rows + i);
-  std::fill(rows + extent.rows, rows + extent.scored, 0);
-}
-
-Output OrtEngine::forward(const Token* tokens, std::size_t width, std::size_t start,
-                          std::size_t rows) {
-  check(width, start, rows);
-  const Extent its = extent(width, rows == 0 ? width : rows);
-  Binding& binding = bound(its);
-  fill(its, start);
-  Token* fed = tokens_.as<Token>();
-  std::copy(tokens, tokens + width, fed);
-  std::fill(fed + width, fed + its.tokens, 0);
-  binding.run(width);
-  const auto vocabulary = static_cast<std::size_t>(settings_.geometry.vocab_size);
-  const float* confidence = is_confident_ ? confidence_.as<float>() : nullptr;
-  return {argmax_.as<Token>(), logits_.as<float>(), confidence, its.rows, vocabulary};
-}
-
-PackedEngine::PackedEngine(std::shared_ptr<const SharedSession> session,
-                           const OrtSettings& settings)
-    : OrtEngine(std::move(session), settings),
-      has_positions_(session_->inputs().count("positions") > 0),
-      positions_(settings.max_width + 2, sizeof(Token)),
-      widths_(static_cast<std::size_t>(settings.batch), sizeof(Token)),
-      spread_(settings.max_width + 2 + 2 * static_cast<std::size_t>(settings.batch), sizeof(Token)),
-      kept_(settings.max_width + 2, sizeof(Token)) {
-  allocate(".0");
-  const auto& inputs = session_->inputs();
-  const auto has = [&](int row) { return inputs.count("key.0." + std::to_string(row)) > 0; };
+  const Shape tokens = {size_of(width)};
+  Shape scores = {1, size_of(scored)};
+  binding->input("input_ids", {tokens_.get(), kInt64, {1, size_of(width)}});
+  binding->input("slots", {slots_.get(), kInt64, tokens});
+  binding->input("positions", {positions_.get(), kInt64, tokens});
+  binding->input("rows", {rows_.get(), kInt64, {size_of(scored)}});
   for (const Cache& cache : caches_) {
-    const std::string name = cache.name.substr(0, cache.name.size() - 1);
-    for (int row = 1; row < settings_.batch; ++row) {
-      const auto entry = inputs.find(name + std::to_string(row));
-      if (entry == inputs.end() || entry->second.shape != cache.port.shape ||
-          entry->second.type != caches_[0].port.type || has(settings_.batch))
-        throw Failure(SPECRT_ENGINE,
-                      "the engine does not have the buffers '" + name + "' of " +
-                          std::to_string(settings_.batch) +
-                          " rows that its manifest describes: it was built by an earlier version, "
-                          "or belongs to another bundle. Build the bundle again");
-    }
+    binding->input(cache.name, {cache.memory.get(), kFloat, cache.shape});
+    binding->output("present_" + cache.name, {cache.memory.get(), kFloat, cache.shape});
   }
-  const std::vector<std::int64_t>& shape = caches_[0].port.shape;
-  std::size_t items = 1;
-  for (const std::int64_t size : shape) items *= static_cast<std::size_t>(size);
-  scratch_kv_ = std::make_unique<Buffer>(items, ort_item_bytes(caches_[0].port.type));
+  binding->output("argmax", {argmax_.get(), kInt64, scores});
+  if (is_confident_) binding->output("confidence", {confidence_.get(), kFloat, scores});
+  scores.push_back(settings_.geometry.vocab_size);
+  binding->output("logits", {logits_.get(), kFloat, scores});
+  return *(bindings_[key] = std::move(binding));
 }
-
-OrtEngine::Extent PackedEngine::extent(std::size_t width, std::size_t rows) const {
-  const bool pad_to_even = settings_.pad_to_even;
-  std::size_t tokens = std::max(width, places());
-  tokens += pad_to_even && tokens % 2 != 0;
-  return {width, rows, tokens, rows + (pad_to_even && rows % 2 != 0)};
-}
-
-std::vector<std::int64_t> PackedEngine::scored_shape(const Extent& extent) const {
-  return {1, size_of(extent.scored)};
-}
-
-void PackedEngine::bind_more(Binding& binding, const Extent& extent) {
-  const auto others = static_cast<std::size_t>(settings_.batch - 1);
-  const std::size_t attended = std::max(extent.width, places()) + others * places();
-  const std::int64_t tokens = size_of(extent.tokens);
-  binding.input("widths", {widths_.get(), kInt64, {settings_.batch}});
-  binding.input("spread", {spread_.get(), kInt64, {size_of(attended)}});
-  binding.input("kept", {kept_.get(), kInt64, {tokens}});
-  if (has_positions_) binding.input("positions", {positions_.get(), kInt64, {1, tokens}});
-  for (const Cache& cache : caches_) {
-    const std::string name = cache.name.substr(0, cache.name.size() - 1);
-    bind_cache(binding, cache.name, cache.memory.get());
-    for (int row = 1; row < settings_.batch; ++row)
-      bind_cache(binding, name + std::to_string(row), scratch_kv_->get());
-  }
-}
-
-void PackedEngine::fill(const Extent& extent, std::size_t start) {
-  OrtEngine::fill(extent, start);
-  const std::size_t own = std::max(extent.width, places());
-  const auto batch = static_cast<std::size_t>(settings_.batch);
-  Token* widths = widths_.as<Token>();
-  std::fill(widths, widths + batch, size_of(places()));
-  widths[0] = size_of(own);
-  // Places beyond a row's tokens read its last one again, those of other rows any.
-  Token* spread = spread_.as<Token>();
-  std::fill(spread, spread + own + (batch - 1) * places(), 0);
-  for (std::size_t i = 0; i < own; ++i) spread[i] = size_of(std::min(i, extent.width - 1));
-  Token* kept = kept_.as<Token>();
-  Token* positions = positions_.as<Token>();
-  for (std::size_t i = 0; i < extent.tokens; ++i) {
-    const bool fed = i < extent.width;
-    kept[i] = fed ? size_of(i) : 0;
-    positions[i] = fed ? size_of(start + i) : 0;
-  }
-}
-
-namespace {
 
 constexpr std::uint64_t kSmallBytes = 64 << 20;
 
@@ -246,8 +206,7 @@ class OrtModel : public Model {
   }
 
   std::unique_ptr<Engine> engine() override {
-    if (settings_.batch == 1) return std::make_unique<OrtEngine>(session_, settings_);
-    return std::make_unique<PackedEngine>(session_, settings_);
+    return std::make_unique<OrtEngine>(session_, settings_);
   }
 
  private:
@@ -292,19 +251,11 @@ void check_external_data(const Bundle& bundle, const std::string& engine) {
 std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
                                 const OrtLibrary& library, int threads) {
   const Manifest& manifest = bundle.manifest;
-  const bool is_target = &model == &manifest.target;
-  OrtSettings settings;
-  settings.geometry = model.geometry;
-  settings.batch = manifest.batch;
-  settings.max_length = static_cast<std::size_t>(manifest.max_length);
-  settings.max_width = manifest.max_width();
-  settings.pad_single_token = is_target && model.quantized;
-  settings.pad_to_even =
-      settings.pad_single_token && (!bundle.tuning || bundle.tuning->pad_to_even);
   const std::string path = bundle.file(model.engine);
   check_external_data(bundle, model.engine);
-  auto session = std::make_shared<const SharedSession>(library, path, own_threads(path, threads),
-                                                       model.half_stored);
+  auto session = std::make_shared<const SharedSession>(library, path, own_threads(path, threads));
+  const OrtSettings settings{model.geometry, manifest.batch,
+                             static_cast<std::size_t>(manifest.max_length), manifest.max_width()};
   return std::make_shared<OrtModel>(std::move(session), settings);
 }
 

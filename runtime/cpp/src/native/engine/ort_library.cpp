@@ -96,22 +96,14 @@ std::string ort_reason(const OrtEntries& call, OrtStatus* status) {
 }
 
 OrtLibrary::OrtLibrary(const std::string& path) {
-  const OrtApiBase& base = open_base(path, path_);
-  const char* const version = base.GetVersionString();
+  base_ = &open_base(path, path_);
+  const char* const version = base_->GetVersionString();
   version_ = version == nullptr ? "of unknown version" : version;
-  const OrtApi* api = base.GetApi(kOrtApi);
+  const OrtApi* api = base_->GetApi(kOrtApi);
   // Positions are what version 1 of the library promises to keep.
   if (api == nullptr || version_.compare(0, 2, "1.") != 0)
-    refuse(path_ + " is ONNX Runtime " + version_ + "; expected 1.5 or a newer 1.x");
-#ifdef SPECRT_ONNXRUNTIME_HEADER
-#define SPECRT_ORT_TAKE(position, name, result, parameters) call_.name = api->name;
-#else
-  const auto* table = reinterpret_cast<void* const*>(api);
-#define SPECRT_ORT_TAKE(position, name, result, parameters) \
-  call_.name = reinterpret_cast<decltype(call_.name)>(table[position]);
-#endif
-  SPECRT_ORT_ENTRIES(SPECRT_ORT_TAKE)
-#undef SPECRT_ORT_TAKE
+    refuse(path_ + " is ONNX Runtime " + version_ + "; expected 1.17 or a newer 1.x");
+  call_ = OrtEntries(api);
 #define SPECRT_ORT_CHECK(position, name, result, parameters) \
   if (!is_code(reinterpret_cast<void*>(call_.name)))         \
     refuse(path_ + " says it is ONNX Runtime " + version_ + ", and has no " #name "; " + kRemedy);
@@ -183,20 +175,13 @@ std::string shape_of(const OrtEntries& call, const OrtTypeInfo* info, OrtPort& p
 
 }  // namespace
 
-std::size_t ort_item_bytes(ONNXTensorElementDataType type) {
-  if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) return 4;
-  if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64) return 8;
-  return type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 0;
-}
-
-SharedSession::SharedSession(const OrtLibrary& library, const std::string& path, int threads,
-                             bool upcast_weights)
+SharedSession::SharedSession(const OrtLibrary& library, const std::string& path, int threads)
     : library_(library) {
   // Threads of its own are refused where the application made a pool for all, and the pool where
   // it made none; the library does not report which.
   const bool pooled = library.has_pool();
-  std::string reason = open(path, threads, upcast_weights, pooled);
-  if (!reason.empty() && !open(path, threads, upcast_weights, !pooled).empty())
+  std::string reason = open(path, threads, pooled);
+  if (!reason.empty() && !open(path, threads, !pooled).empty())
     throw Failure(SPECRT_ENGINE, "ONNX Runtime " + library.version() + " cannot open " + path +
                                      ": " + reason +
                                      "; build the bundle again with the version installed here");
@@ -205,17 +190,16 @@ SharedSession::SharedSession(const OrtLibrary& library, const std::string& path,
 
 SharedSession::~SharedSession() { library_.call().ReleaseSession(session_); }
 
-std::string SharedSession::open(const std::string& path, int threads, bool upcast_weights,
-                                bool pooled) {
+std::string SharedSession::open(const std::string& path, int threads, bool pooled) {
   const OrtEntries& call = library_.call();
   OrtSessionOptions* options = nullptr;
   std::string reason = ort_reason(call, call.CreateSessionOptions(&options));
   if (!reason.empty()) return reason;
   const auto set = [&](OrtStatus* status) { reason += ort_reason(call, status); };
   // The graph was optimised when it was compiled.
-  const auto level = upcast_weights ? ORT_ENABLE_BASIC : ORT_DISABLE_ALL;
-  set(call.SetSessionGraphOptimizationLevel(options, level));
+  set(call.SetSessionGraphOptimizationLevel(options, ORT_DISABLE_ALL));
   set(call.SetSessionLogSeverityLevel(options, kLogFatal));
+  set(kernels::register_operators(options, &library_.base()));
   if (pooled) {
     set(call.DisablePerSessionThreads(options));
   } else {
@@ -283,7 +267,7 @@ void Binding::check(OrtStatus* status, const std::string& what) const {
 }
 
 OrtValue* Binding::value(const std::string& name, const Place& place) {
-  std::size_t bytes = ort_item_bytes(place.type);
+  std::size_t bytes = place.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? 4 : 8;
   for (const std::int64_t size : place.shape) bytes *= static_cast<std::size_t>(size);
   OrtValue* value = nullptr;
   check(
