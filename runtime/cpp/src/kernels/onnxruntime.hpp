@@ -1,7 +1,7 @@
 // What custom operators use of ONNX Runtime's C interface.
 //
-// It is distributed without its header in places. Its types, the numbers of its enumerations and the
-// positions in its table of functions are the same in every version.
+// It is distributed without its header in places. Its types, the numbers of its enumerations and
+// the positions in its table of functions are the same in every version.
 #pragma once
 
 #include <cstddef>

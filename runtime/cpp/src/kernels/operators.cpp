@@ -1,20 +1,21 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
 //   MatMul(x, values (, scales, bias)) -> y
-//     x [..., K] fp32; values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says;
-//     bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation
-//     attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu, gelu;
-//     exact: 1 multiplies codes with rows that are not quantized
+//     x [..., K] fp32; values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights`
+//     says; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation attributes: N,
+//     K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu, gelu; exact: 1
+//     multiplies codes with rows that are not quantized
 //
 //   Embedding(tokens, values (, scales)) -> y
 //     tokens [...] int64; y [..., K], the rows of a table; attributes as above
 //
-//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys, values
+//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys,
+//   values
 //     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
-//     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV buffers,
-//     changed in place where they are bound to the same memory as outputs; rows [T] and positions [T]
-//     say where each token stands; cosines, sines [.., angles / 2]; y [1, T, heads * D]
-//     attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size
+//     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
+//     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
+//     positions [T] say where each token stands; cosines, sines [.., angles / 2]; y [1, T, heads *
+//     D] attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size
 //
 // Work is divided among the threads of the session.
 #include <cstdlib>
@@ -100,7 +101,8 @@ Tensor input(const OrtKernelContext* context, std::size_t index) {
   return tensor;
 }
 
-float* output(OrtKernelContext* context, std::size_t index, const std::vector<std::int64_t>& shape) {
+float* output(OrtKernelContext* context, std::size_t index,
+              const std::vector<std::int64_t>& shape) {
   OrtValue* value = nullptr;
   check(ort()->KernelContext_GetOutput(context, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
@@ -337,7 +339,8 @@ class AttentionOperator {
     if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
         query.items() != count * (joined ? wide + 2 * narrow : wide) ||
         (!joined && (key.items() != count * narrow || value.items() != count * narrow)))
-      throw std::runtime_error("specrt.Attention got inputs of other sizes than its attributes say");
+      throw std::runtime_error(
+          "specrt.Attention got inputs of other sizes than its attributes say");
     attention.positions = static_cast<std::size_t>(values.shape[2]);
     if (keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
         values.items() != static_cast<std::size_t>(keys.shape[0]) * attention.kv_heads *
@@ -359,8 +362,8 @@ class AttentionOperator {
     tokens.query_stride = joined ? wide + 2 * narrow : wide;
     tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
     check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]), attention.positions);
-    float* y = output(context, 0, {1, static_cast<std::int64_t>(count),
-                                   static_cast<std::int64_t>(wide)});
+    float* y =
+        output(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
     run(context, attention, tokens, count, y);
   }
 
@@ -486,7 +489,8 @@ SPECRT_EXPORT const char* specrt_kernels_supported() {
   static const std::string names = [] {
     std::string joined;
     for (const auto* entry = specrt::kernels::all_kernels(); *entry != nullptr; entry++)
-      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
+      if ((*entry)->supported())
+        joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
     return joined;
   }();
   return names.c_str();

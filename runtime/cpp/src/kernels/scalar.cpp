@@ -6,7 +6,6 @@
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
 
 struct Scalar {
@@ -69,7 +68,8 @@ struct Scalar {
     return each<Floats>([&](std::size_t i) { return a.lanes[i] / b.lanes[i]; });
   }
   static Floats fma(const Floats& a, const Floats& b, const Floats& c) {
-    return each<Floats>([&](std::size_t i) { return std::fma(a.lanes[i], b.lanes[i], c.lanes[i]); });
+    return each<Floats>(
+        [&](std::size_t i) { return std::fma(a.lanes[i], b.lanes[i], c.lanes[i]); });
   }
   static Floats at_least(const Floats& a, const Floats& b) {
     return each<Floats>(
@@ -82,7 +82,8 @@ struct Scalar {
   static Ints round(const Floats& value) {
     return each<Ints>([&](std::size_t i) {
       const float lane = value.lanes[i];
-      return std::fabs(lane) < 0x1p31F ? static_cast<std::int32_t>(std::nearbyint(lane)) : INT32_MIN;
+      return std::fabs(lane) < 0x1p31F ? static_cast<std::int32_t>(std::nearbyint(lane))
+                                       : INT32_MIN;
     });
   }
   static Floats to_floats(const Ints& value) {
@@ -168,8 +169,12 @@ bool supported() { return true; }
 
 }  // namespace
 
-extern const Kernels kScalar{"scalar", supported, quantize_rows<Scalar>, multiply_all<Scalar>,
+extern const Kernels kScalar{"scalar",
+                             supported,
+                             quantize_rows<Scalar>,
+                             multiply_all<Scalar>,
                              multiply_all_floats<Scalar>,
- append_token, attend_tokens<Scalar>};
+                             append_token,
+                             attend_tokens<Scalar>};
 
 }  // namespace specrt::kernels
