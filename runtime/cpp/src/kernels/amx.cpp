@@ -11,6 +11,7 @@
 #if !defined(__clang__)
 // GCC 12 takes its own intrinsics for reads of what was never written.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 SPECRT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c,amx-tile,amx-int8")

@@ -4,7 +4,7 @@ struct Avx512 {
   using Floats = __m512;
   using Ints = __m512i;
   // 32 registers: 6 rows of 2 tiles have 12 sums of codes and 12 of floats, two of weights.
-  static constexpr int kRows = 6;
+  static constexpr int kRows = 6, kPairRows = 6;
   static constexpr std::size_t kTiles = 2, kLoneTiles = 4;
   // 8 queries hide the latency of a multiply-add; 6 with 4 vectors of values have 24 sums.
   static constexpr int kQueries = 8, kSumQueries = 6, kSumVectors = 4;

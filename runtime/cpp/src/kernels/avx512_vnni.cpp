@@ -3,6 +3,7 @@
 #if !defined(__clang__)
 // GCC 12 takes its own intrinsics for reads of what was never written.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 

@@ -16,6 +16,11 @@ constexpr std::size_t kTile = 16;
 // Inputs of a group: what one multiply-add instruction of bytes sums in each lane.
 constexpr std::size_t kGroup = 4;
 
+// Inputs of the largest block: sums of 65,536 products of a byte and a code, and what they start
+// at, stay below 2^31. Each is rounded to a float once, where it takes more than 24 bits: on all
+// processors to the nearest one, halves to even.
+constexpr std::size_t kMostBlock = 65536;
+
 enum class Format { int4, int8, bf16, fp16, fp32 };
 
 enum class Activation { none, silu, gelu };
@@ -31,7 +36,8 @@ struct Weights {
   Format format;
   std::size_t outputs;
   std::size_t inputs;
-  std::size_t block;  // inputs that share a scale, a multiple of 16; 0 for floats
+  // Inputs that share a scale, a multiple of 16 and at most kMostBlock; 0 for floats.
+  std::size_t block;
   const std::uint8_t* values;
   const std::uint8_t* scales;
   std::size_t scale_bytes;  // 2 or 4, of each scale

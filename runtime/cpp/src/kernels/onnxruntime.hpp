@@ -91,15 +91,19 @@ constexpr std::uint32_t kOrtCustomOp = 16;
   ENTRY(274, KernelContext_ParallelFor, OrtStatus*,                                                \
         (const OrtKernelContext*, void (*)(void*, std::size_t), std::size_t, std::size_t, void*))
 
+// The function at a position of the table: all versions have the first ones in common.
+inline void* entry(const OrtApi* api, std::size_t position) {
+  return reinterpret_cast<void* const*>(api)[position];
+}
+
 struct Ort {
 #define SPECRT_ORT_MEMBER(position, name, result, parameters) result(*name) parameters;
   SPECRT_ORT_ENTRIES(SPECRT_ORT_MEMBER)
 #undef SPECRT_ORT_MEMBER
 
   explicit Ort(const OrtApi* api) {
-    const auto* table = reinterpret_cast<void* const*>(api);
 #define SPECRT_ORT_TAKE(position, name, result, parameters) \
-  name = reinterpret_cast<decltype(name)>(table[position]);
+  name = reinterpret_cast<decltype(name)>(entry(api, position));
     SPECRT_ORT_ENTRIES(SPECRT_ORT_TAKE)
 #undef SPECRT_ORT_TAKE
   }

@@ -18,7 +18,7 @@ struct Scalar {
   struct Codes {
     std::int8_t bytes[kTile * kGroup];
   };
-  static constexpr int kRows = 1;
+  static constexpr int kRows = 1, kPairRows = 1;
   static constexpr std::size_t kTiles = 1, kLoneTiles = 1;
   static constexpr int kQueries = 1, kSumQueries = 1, kSumVectors = 1;
   static constexpr std::size_t kAhead = 0;

@@ -181,7 +181,8 @@ void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paire
     std::size_t tiles = asked < least ? least : asked;
     while (tiles > last - tile) tiles /= 2;
     for (std::size_t row = 0; row < rows;) {
-      const std::size_t left = rows - row, parts = (left + V::kRows - 1) / V::kRows;
+      const std::size_t most = tiles > V::kTiles ? V::kPairRows : V::kRows;
+      const std::size_t left = rows - row, parts = (left + most - 1) / most;
       const std::size_t count = (left + parts - 1) / parts;  // 7 rows are 4 and 3, not 6 and 1
       with_shape<V, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
       row += count;
