@@ -117,8 +117,7 @@ struct Kernels {
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
 };
 
-// Multiply with the tiles from `first` to `last` as floats: rows are not quantized. Slow, for
-// checks.
+// Multiply with some tiles as floats: rows are not quantized. Slow, for checks.
 void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
                       std::size_t last, const Output& output);
 

@@ -1,21 +1,22 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
 //   MatMul(x, values (, scales, bias)) -> y
-//     x [..., K] fp32; values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights`
-//     says; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation attributes: N,
-//     K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu, gelu; exact: 1
-//     multiplies codes with rows that are not quantized
+//     x [..., K] fp32; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation;
+//     values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says.
+//     Attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu,
+//     gelu; exact: 1 multiplies codes with rows that are not quantized.
 //
 //   Embedding(tokens, values (, scales)) -> y
-//     tokens [...] int64; y [..., K], the rows of a table; attributes as above
+//     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
 //
-//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys,
-//   values
+//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines))
+//       -> y, keys, values
 //     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
 //     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
 //     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
-//     positions [T] say where each token stands; cosines, sines [.., angles / 2]; y [1, T, heads *
-//     D] attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size
+//     positions [T] say where each token stands; cosines, sines [positions, angles / 2];
+//     y [1, T, heads * D].
+//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size.
 //
 // Work is divided among the threads of the session.
 #include <atomic>

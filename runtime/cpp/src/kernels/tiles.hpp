@@ -238,8 +238,8 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
   const std::size_t blocks = rows * (inputs / block);
   for (std::size_t b = 0; b < blocks; b++) {
     const float* from = x + b * block;
-    auto most =
-        V::fill(0);  // of the bits without sign: as whole numbers, what is no number is largest
+    // Of the bits without sign: as whole numbers, what is no number is largest.
+    auto most = V::fill(0);
     for (std::size_t i = 0; i < block; i += kTile)
       most = V::most(most, V::magnitude(V::load(from + i)));
     const float largest = V::largest(most);
