@@ -19,6 +19,9 @@ from support.kernels import instruction_sets
 
 HEADERS = REPOSITORY / "runtime" / "cpp" / "src"
 CHECKS = REPOSITORY / "tests" / "kernels"
+ENTRIES = {HEADERS / "kernels" / name for name in ("operators.cpp", "measure.cpp")}
+"""Left out: what ONNX Runtime and Python call."""
+
 CACHE = REPOSITORY / "build" / "tests-kernels"
 """Ignored by git. A folder for each program that was built."""
 
@@ -32,8 +35,7 @@ AARCH64 = {"max": ["i8mm", "dotprod", "scalar"], "neoverse-n1": ["dotprod", "sca
 
 def program(compiler: str, *flags: str) -> Path:
     """Build the program, unless its sources, compiler and flags are those of the last build."""
-    sources = [f for f in sorted(HEADERS.glob("kernels/*.cpp")) if f.name != "operators.cpp"]
-    sources += sorted(CHECKS.glob("*.cpp"))
+    sources = sorted({*HEADERS.glob("kernels/*.cpp")} - ENTRIES) + sorted(CHECKS.glob("*.cpp"))
     command = [*compiler.split(), *FLAGS, *flags, f"-I{HEADERS}", *map(str, sources)]
     version = subprocess.run([*compiler.split(), "--version"], capture_output=True, check=True)
     read = [*sources, *sorted(HEADERS.glob("kernels/*.hpp"))]
