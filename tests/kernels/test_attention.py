@@ -62,7 +62,7 @@ class Layer:
         inputs |= {"key": (FLOAT, list(self.keys.shape)), "value": (FLOAT, list(self.values.shape))}
         inputs |= {"slots": (INT64, ["T"]), "positions": (INT64, ["T"])}
         if case.angles:
-            inputs |= {n: (FLOAT, [case.positions, case.angles // 2]) for n in ("cos", "sin")}
+            inputs |= {n: (FLOAT, [None, case.angles // 2]) for n in ("cos", "sin")}
         self._session = session(
             "Attention", inputs, {"y": FLOAT, "new_key": FLOAT, "new_value": FLOAT},
             threads=threads, num_heads=case.heads, kv_num_heads=case.kv_heads,
@@ -139,9 +139,7 @@ def test_attention_is_that_of_the_formula(case: Case) -> None:
         y = fed.of(layer)
         places = list(zip(fed.slots.tolist(), fed.positions.tolist(), strict=True))
         for i, (row, at) in enumerate(places):
-            keys[row, at] = rotated(
-                case, layer.tables, fed.k[i].reshape(case.kv_heads, -1), at
-            )
+            keys[row, at] = rotated(case, layer.tables, fed.k[i].reshape(case.kv_heads, -1), at)
             values[row, at] = fed.v[i].reshape(case.kv_heads, -1)
         for i, (row, at) in enumerate(places):
             query = rotated(case, layer.tables, fed.q[i].reshape(case.heads, -1), at)
@@ -179,6 +177,39 @@ def test_tokens_outside_the_buffers_are_refused() -> None:
     ):
         with pytest.raises(Exception, match="it has 1 rows of 64"):
             wrong.of(layer)
+
+
+def test_tokens_behind_the_cosines_are_refused() -> None:
+    case = CASES[0]
+    layer = Layer(case)
+    layer.tables = [table[:8] for table in layer.tables]
+    fed = next(passes(case)).taken(slice(0, 1))
+    with pytest.raises(Exception, match="it has 1 rows of 8"):
+        replace(fed, positions=np.array([8])).of(layer)
+
+
+def test_a_pass_of_no_tokens_leaves_the_buffers() -> None:
+    for case in CASES:
+        layer = Layer(case)
+        fed = next(passes(case))
+        fed.of(layer)
+        keys, values = layer.keys.copy(), layer.values.copy()
+        assert fed.taken(slice(0, 0)).of(layer).shape == (0, case.heads * case.size)
+        assert np.array_equal(layer.keys, keys, equal_nan=True)
+        assert np.array_equal(layer.values, values, equal_nan=True)
+
+
+def test_a_value_that_is_no_number_reaches_no_token_before_it() -> None:
+    case = CASES[0]
+    whole, spoiled = Layer(case), Layer(case)
+    fed = replace(
+        next(p for p in passes(case) if len(p.slots) > 5), slots=np.zeros(6, np.int64),
+        positions=np.arange(6),
+    )  # fmt: skip
+    fed = replace(fed, q=fed.q[:6], k=fed.k[:6], v=fed.v[:6])
+    wrong = fed.v.copy()
+    wrong[5] = np.nan
+    assert np.array_equal(replace(fed, v=wrong).of(spoiled)[:5], fed.of(whole)[:5])
 
 
 def attend_all() -> Iterator[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,9 @@ def test_a_row_has_the_same_bits_in_any_company(
     for width in (*range(1, 14), 17, 33, 40):
         assert np.array_equal(run(x[:width]), rows[:width]), width
         assert np.array_equal(run(x[-width:]), rows[-width:]), width
+    many = np.concatenate([x] * 14)  # more than are quantized at a time
+    assert np.array_equal(run(many), np.concatenate([rows] * 14))
+    assert run(x[:0]).shape == (0, outputs)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
@@ -124,6 +128,30 @@ def _digest(name: str) -> str:
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout
+
+
+def test_sessions_are_opened_and_run_by_several_threads_at_once() -> None:
+    x = rows_of(9, 128)
+
+    def once(seed: int) -> bool:
+        weights = stored("int8", 80, 128, 32, seed=seed % 3)
+        run = matmul(weights)
+        first = run(x)
+        return all(np.array_equal(run(x), first) for _ in range(20))
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(once, range(12)))
+
+
+@pytest.mark.parametrize(("inputs", "block"), [(64, 24), (96, 64), (131072, 131072)])
+def test_blocks_that_no_kernel_sums_are_refused(inputs: int, block: int) -> None:
+    weights = stored("int8", 16, 64, 32)
+    attributes = {**weights.attributes, "K": inputs, "block_size": block}
+    with pytest.raises(Exception, match=f"in blocks of {block}"):
+        session(
+            "MatMul", {"x": (1, [1, "T", inputs])}, {"y": 1}, weights.tensors, activation="none",
+            exact=0, **attributes,
+        )  # fmt: skip
 
 
 def test_weights_of_another_size_are_refused() -> None:

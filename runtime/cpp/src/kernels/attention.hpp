@@ -1,16 +1,19 @@
-// Attention in terms of a vector of 16 lanes. Included inside an anonymous namespace, after tiles.hpp.
+// Attention in terms of a vector of 16 lanes. Included inside an anonymous namespace
+// with tiles.hpp, which it brings.
 //
-// Scores of 16 keys are 16 lanes: sums run over a head's numbers, one after another. The result is a
-// sum over keys, one after another. So nothing is summed across lanes but the weights of a row, which
-// are added lane by lane, and the lanes in one order.
+// Scores of 16 keys are 16 lanes: sums run over a head's numbers, one after another. The result is
+// a sum over keys, one after another. So nothing is summed across lanes but the weights of a row,
+// which are added lane by lane, and the lanes in one order.
+
+#include "kernels/tiles.hpp"
 
 inline const float* queries_of(const Tokens& tokens, std::size_t token) {
   return tokens.queries + token * tokens.query_stride;
 }
 
 // Rotate one head by its position, in halves: Su et al. 2021, arXiv:2104.09864, as Llama does.
-inline void rotate(const Attention& attention, std::size_t position, const float* from, float factor,
-                   float* to, std::size_t stride) {
+inline void rotate(const Attention& attention, std::size_t position, const float* from,
+                   float factor, float* to, std::size_t stride) {
   const std::size_t half = attention.angles / 2;
   const float* cosines = attention.cosines + position * half;
   const float* sines = attention.sines + position * half;
@@ -50,20 +53,23 @@ void score(const float* queries, const float* group, std::size_t size, float* sc
   for (int q = 0; q < Q; q++) V::store(scores + q * keys, sums[q]);
 }
 
-// Sums of values, weighted for Q queries, over the keys from `first` to `last`.
+// Add values, weighted for Q queries, over the keys from `first` to `last`; sums of a query are C.
 template <class V, int Q, int C>
 void blend(const float* weights, std::size_t keys, const float* values, std::size_t stride,
-           std::size_t first, std::size_t last, typename V::Floats (&sums)[Q][C]) {
+           std::size_t first, std::size_t last, typename V::Floats (*sums)[C]) {
+  typename V::Floats own[Q][C];
   for (int q = 0; q < Q; q++)
-    for (int c = 0; c < C; c++) sums[q][c] = V::spread(0);
+    for (int c = 0; c < C; c++) own[q][c] = sums[q][c];
   for (std::size_t key = first; key < last; key++) {
     typename V::Floats value[C];
     for (int c = 0; c < C; c++) value[c] = V::load(values + key * stride + c * kTile);
     for (int q = 0; q < Q; q++) {
       const auto weight = V::spread(weights[q * keys + key]);
-      for (int c = 0; c < C; c++) sums[q][c] = V::fma(value[c], weight, sums[q][c]);
+      for (int c = 0; c < C; c++) own[q][c] = V::fma(value[c], weight, own[q][c]);
     }
   }
+  for (int q = 0; q < Q; q++)
+    for (int c = 0; c < C; c++) sums[q][c] = own[q][c];
 }
 
 inline float sum_of_lanes(const float (&lanes)[kTile]) {
@@ -74,8 +80,8 @@ inline float sum_of_lanes(const float (&lanes)[kTile]) {
   return part[0];
 }
 
-// Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups into
-// zeros; return the sum of the weights.
+// Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups
+// into zeros; return the sum of the weights.
 template <class V>
 float soften(const Attention& attention, float* scores, std::size_t first, std::size_t last) {
   const std::size_t begin = first / kTile * kTile, end = (last + kTile - 1) / kTile * kTile;
@@ -154,21 +160,27 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
                         scores + query * width + group * kTile, width);
     });
   for (std::size_t query = 0; query < queries; query++)
-    totals[query] =
-        soften<V>(attention, scores + query * width, begin(query), position(query) + 1);
+    totals[query] = soften<V>(attention, scores + query * width, begin(query), position(query) + 1);
 
   in_parts<V::kSumQueries>(queries, [&](auto q, std::size_t query) {
-    const std::size_t from = begin(query), to = position(query + q.value - 1) + 1;
-    // A key that only some of them see has a weight of 0 for the others.
-    for (int i = 0; i < q.value; i++) {
-      float* row = scores + (query + i) * width;
-      for (std::size_t key = (position(query + i) / kTile + 1) * kTile; key < to; key++) row[key] = 0;
-      for (std::size_t key = from; key < begin(query + i) / kTile * kTile; key++) row[key] = 0;
-    }
+    // Keys that all of them see are read once; before and behind those, each goes on with its own.
+    // What another token's value holds, and be it no number, reaches none that does not see it.
+    const std::size_t end = position(query) + 1, latest = begin(query + q.value - 1);
+    const std::size_t start = latest < end ? latest : end;
     in_parts<V::kSumVectors>(stride / kTile, [&](auto c, std::size_t vector) {
+      const float* columns = values + vector * kTile;
       typename V::Floats sums[q.value][c.value];
-      blend<V, q.value, c.value>(scores + query * width, width, values + vector * kTile, stride,
-                                 from, to, sums);
+      for (int i = 0; i < q.value; i++) {
+        for (int part = 0; part < c.value; part++) sums[i][part] = V::spread(0);
+        blend<V, 1, c.value>(scores + (query + i) * width, width, columns, stride, begin(query + i),
+                             start, sums + i);
+      }
+      blend<V, q.value, c.value>(scores + query * width, width, columns, stride, start, end, sums);
+      for (int i = 0; i < q.value; i++) {
+        const std::size_t own = begin(query + i);
+        blend<V, 1, c.value>(scores + (query + i) * width, width, columns, stride,
+                             own > end ? own : end, position(query + i) + 1, sums + i);
+      }
       for (int i = 0; i < q.value; i++) {
         const std::size_t token = first + (query + i) / shared, head = (query + i) % shared;
         const auto total = V::spread(totals[query + i]);

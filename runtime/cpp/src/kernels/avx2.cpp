@@ -1,16 +1,17 @@
 // AVX2 with FMA: Intel from Haswell, AMD from Zen.
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c")
 #include <immintrin.h>
 
 #include "kernels/instruction_sets.hpp"
+#include "kernels/target.hpp"
+
+SPECRT_TARGET("avx2,fma,f16c")
 
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/avx2.hpp"
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/avx2.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -21,9 +22,15 @@ using Vector = Avx2<false>;
 
 }  // namespace
 
-extern const Kernels kAvx2{"avx2", supported, quantize_rows<Vector>, multiply_all<Vector>,
+extern const Kernels kAvx2{"avx2",
+                           supported,
+                           quantize_rows<Vector>,
+                           multiply_all<Vector>,
                            multiply_all_floats<Vector>,
- append_token, attend_tokens<Vector>};
+                           append_token,
+                           attend_tokens<Vector>};
 
 }  // namespace specrt::kernels
+
+SPECRT_TARGET_END
 #endif

@@ -9,7 +9,7 @@ struct Avx2 {
     __m256i low, high;
   };
   // 16 registers: 3 rows of a tile have 6 sums of codes and 6 of floats, 2 of weights.
-  static constexpr int kRows = 3;
+  static constexpr int kRows = 3, kPairRows = 3;
   static constexpr std::size_t kTiles = 1, kLoneTiles = 2;
   static constexpr int kQueries = 4, kSumQueries = 3, kSumVectors = 2;
   static constexpr std::size_t kAhead = 1024;

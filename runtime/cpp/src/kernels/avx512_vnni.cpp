@@ -1,93 +1,23 @@
 // AVX-512 with VNNI: Intel from Ice Lake, AMD from Zen 4.
 #if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")
+#if !defined(__clang__)
 // GCC 12 takes its own intrinsics for reads of what was never written.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #include "kernels/instruction_sets.hpp"
+#include "kernels/target.hpp"
+
+SPECRT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")
 
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
-
-struct Avx512 {
-  using Floats = __m512;
-  using Ints = __m512i;
-  // 32 registers: 6 rows of 2 tiles have 12 sums of codes and 12 of floats, two of weights.
-  static constexpr int kRows = 6;
-  static constexpr std::size_t kTiles = 2, kLoneTiles = 4;
-  // 8 queries hide the latency of a multiply-add; 6 with 4 vectors of values have 24 sums.
-  static constexpr int kQueries = 8, kSumQueries = 6, kSumVectors = 4;
-  static constexpr std::size_t kAhead = 1024;
-
-  static Floats spread(float value) { return _mm512_set1_ps(value); }
-  static Floats load(const float* from) { return _mm512_loadu_ps(from); }
-  static void store(float* to, Floats value) { _mm512_storeu_ps(to, value); }
-  static Floats load_fp16(const std::uint16_t* from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  static Floats load_bf16(const std::uint16_t* from) {
-    const auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-  }
-  static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-  static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-  static Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-  static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  static Floats at_least(Floats a, Floats b) { return _mm512_max_ps(b, a); }
-  static Floats at_most(Floats a, Floats b) { return _mm512_min_ps(b, a); }
-  static Ints round(Floats value) { return _mm512_cvtps_epi32(value); }
-  static Floats to_floats(Ints value) { return _mm512_cvtepi32_ps(value); }
-  static Floats power_of_two(Ints exponent) {
-    const auto biased = _mm512_add_epi32(exponent, _mm512_set1_epi32(127));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
-  }
-
-  static Ints fill(std::int32_t value) { return _mm512_set1_epi32(value); }
-  static Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-  static Ints most(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
-  static Ints magnitude(Floats value) {
-    return _mm512_and_si512(_mm512_castps_si512(value), _mm512_set1_epi32(0x7fffffff));
-  }
-  static float largest(Ints bits) {
-    const std::int32_t most = _mm512_reduce_max_epi32(bits);
-    float value;
-    __builtin_memcpy(&value, &most, sizeof value);
-    return value;
-  }
-  static std::int32_t total(Ints value) { return _mm512_reduce_add_epi32(value); }
-  static Ints clamp_code(Ints value) {
-    return _mm512_min_epi32(_mm512_max_epi32(value, fill(-127)), fill(127));
-  }
-  static void store_codes(std::int8_t* to, Ints codes) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(codes));
-  }
-
-  template <int Bits>
-  static constexpr std::int32_t zero() {
-    return Bits == 8 ? 128 : 8;
-  }
-  static Ints codes(const std::uint8_t* from) { return _mm512_loadu_si512(from); }
-  static Ints low_codes(const std::uint8_t* from) {
-    return _mm512_and_si512(codes(from), _mm512_set1_epi8(15));
-  }
-  static Ints high_codes(const std::uint8_t* from) {
-    return _mm512_and_si512(_mm512_srli_epi16(codes(from), 4), _mm512_set1_epi8(15));
-  }
-  static Ints dot(Ints sum, Ints weights, const std::int8_t* four) {
-    std::int32_t group;
-    __builtin_memcpy(&group, four, sizeof group);
-    return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(group));
-  }
-  static Ints dot_small(Ints sum, Ints weights, const std::int8_t* four) {
-    return dot(sum, weights, four);
-  }
-  static void prefetch(const std::uint8_t* at) { _mm_prefetch(at, _MM_HINT_T0); }
-};
+#include "kernels/avx512.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -97,9 +27,15 @@ bool supported() {
 
 }  // namespace
 
-extern const Kernels kAvx512Vnni{"avx512-vnni", supported, quantize_rows<Avx512>,
-                                 multiply_all<Avx512>, multiply_all_floats<Avx512>,
- append_token, attend_tokens<Avx512>};
+extern const Kernels kAvx512Vnni{"avx512-vnni",
+                                 supported,
+                                 quantize_rows<Avx512>,
+                                 multiply_all<Avx512>,
+                                 multiply_all_floats<Avx512>,
+                                 append_token,
+                                 attend_tokens<Avx512>};
 
 }  // namespace specrt::kernels
+
+SPECRT_TARGET_END
 #endif

@@ -1,18 +1,19 @@
 // AVX-VNNI: Intel from Alder Lake, AMD from Zen 5.
 #if defined(__x86_64__)
-#pragma GCC target("avx2,avxvnni,fma,f16c")
 #include <cpuid.h>
 #include <immintrin.h>
 
 #include "kernels/instruction_sets.hpp"
+#include "kernels/target.hpp"
+
+SPECRT_TARGET("avx2,avxvnni,fma,f16c")
 
 namespace specrt::kernels {
 namespace {
 
 #define SPECRT_AVX_VNNI
-#include "kernels/avx2.hpp"
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/avx2.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -24,9 +25,15 @@ using Vector = Avx2<true>;
 
 }  // namespace
 
-extern const Kernels kAvxVnni{"avx-vnni", supported, quantize_rows<Vector>, multiply_all<Vector>,
+extern const Kernels kAvxVnni{"avx-vnni",
+                              supported,
+                              quantize_rows<Vector>,
+                              multiply_all<Vector>,
                               multiply_all_floats<Vector>,
- append_token, attend_tokens<Vector>};
+                              append_token,
+                              attend_tokens<Vector>};
 
 }  // namespace specrt::kernels
+
+SPECRT_TARGET_END
 #endif

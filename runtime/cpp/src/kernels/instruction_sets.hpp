@@ -6,7 +6,7 @@
 namespace specrt::kernels {
 
 #if defined(__x86_64__)
-extern const Kernels kAvx512Vnni, kAvxVnni, kAvx2;
+extern const Kernels kAmx, kAvx512Vnni, kAvxVnni, kAvx2;
 #elif defined(__aarch64__)
 extern const Kernels kI8mm, kDotProd;
 #endif

@@ -46,14 +46,12 @@ float weight_of(const Weights& weights, std::size_t tile, std::size_t output, st
   }
   const bool small = weights.format == Format::int4;
   const std::size_t step = small ? 2 * kGroup : kGroup;
-  const std::uint8_t byte =
-      values[(input / step * kTile + output) * kGroup + input % kGroup];
+  const std::uint8_t byte = values[(input / step * kTile + output) * kGroup + input % kGroup];
   const int code = !small ? byte - 128 : (input % step < kGroup ? byte & 15 : byte >> 4) - 8;
   const std::size_t blocks = weights.inputs / weights.block;
   const std::size_t at = (tile * blocks + input / weights.block) * kTile + output;
-  const float scale = weights.scale_bytes == 2
-                          ? widen_fp16(read<std::uint16_t>(weights.scales, at))
-                          : read<float>(weights.scales, at);
+  const float scale = weights.scale_bytes == 2 ? widen_fp16(read<std::uint16_t>(weights.scales, at))
+                                               : read<float>(weights.scales, at);
   return static_cast<float>(code) * scale;
 }
 
@@ -103,7 +101,7 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
 const Kernels* const* all_kernels() {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
-      &kAvx512Vnni, &kAvxVnni, &kAvx2,
+      &kAmx,    &kAvx512Vnni, &kAvxVnni, &kAvx2,
 #elif defined(__aarch64__)
       &kI8mm, &kDotProd,
 #endif

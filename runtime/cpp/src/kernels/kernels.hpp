@@ -1,8 +1,9 @@
 // Kernels for narrow passes: products of few rows with weights that are stored once, in tiles.
 //
-// Every number that a row comes to depends on that row and the weights alone: not on the rows beside
-// it, on the number of threads, nor on the instruction set. Sums of codes are whole numbers; sums of
-// floats run in one order, with one rounding a multiply-add. So all kernels give the same bits.
+// Every number that a row comes to depends on that row and the weights alone: not on the rows
+// beside it, on the number of threads, nor on the instruction set. Sums of codes are whole numbers;
+// sums of floats run in one order, with one rounding a multiply-add. So all kernels give the same
+// bits.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,11 @@ constexpr std::size_t kGroup = 4;
 
 // How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
 constexpr char kLayout[] = "tiles of 16";
+
+// Inputs of the largest block: sums of 65,536 products of a byte and a code, and what they start
+// at, stay below 2^31. Each is rounded to a float once, where it takes more than 24 bits: on all
+// processors to the nearest one, halves to even.
+constexpr std::size_t kMostBlock = 65536;
 
 enum class Format { int4, int8, bf16, fp16, fp32 };
 
@@ -33,7 +39,8 @@ struct Weights {
   Format format;
   std::size_t outputs;
   std::size_t inputs;
-  std::size_t block;  // inputs that share a scale, a multiple of 16; 0 for floats
+  // Inputs that share a scale, a multiple of 16 and at most kMostBlock; 0 for floats.
+  std::size_t block;
   const std::uint8_t* values;
   const std::uint8_t* scales;
   std::size_t scale_bytes;  // 2 or 4, of each scale
@@ -44,16 +51,16 @@ struct Weights {
 
 // Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.
 struct QuantizedRows {
-  std::int8_t* codes;   // [rows, inputs]
-  float* scales;        // [rows, inputs / block]
-  std::int32_t* sums;   // [rows, inputs / block]: of the codes
+  std::int8_t* codes;  // [rows, inputs]
+  float* scales;       // [rows, inputs / block]
+  std::int32_t* sums;  // [rows, inputs / block]: of the codes
 };
 
 // Where products go: y [rows, stride].
 struct Output {
   float* y;
   std::size_t stride;
-  const float* bias;      // [outputs], or none
+  const float* bias;  // [outputs], or none
   // With an activation, tiles come in pairs of gate and up, and y has activation(gate) * up.
   Activation activation;
 };
@@ -65,7 +72,7 @@ struct Attention {
   std::size_t angles;     // of a head that are rotated, in halves; 0: none
   std::size_t window;     // latest positions that are seen; 0: all
   float scale;
-  float softcap;          // 0: none
+  float softcap;  // 0: none
 
   // Keys of one row and head lie in groups of 16 positions, [positions / 16][head_dim][16]; values
   // as [positions][value_stride], with zeros behind the head.
@@ -106,13 +113,14 @@ struct Kernels {
                           std::size_t first, std::size_t last, const Output& output);
   // Rotate the keys of a token, and put them and its values into the buffers.
   void (*append)(const Attention& attention, const Tokens& tokens, std::size_t token);
-  // Attend with some tokens of one row, one after another, in the heads of one KV head; their keys and
-  // values are in the buffers. Writes y [tokens, heads * head_dim]. `scratch` holds attend_floats.
+  // Attend with some tokens of one row, one after another, in the heads of one KV head; their keys
+  // and values are in the buffers. Writes y [tokens, heads * head_dim]. `scratch` holds
+  // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
 };
 
-// Multiply with the tiles from `first` to `last` as floats: rows are not quantized. Slow, for checks.
+// Multiply with some tiles as floats: rows are not quantized. Slow, for checks.
 void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
                       std::size_t last, const Output& output);
 

@@ -156,6 +156,11 @@ constexpr std::uint32_t kOrtApi = 17;
   ENTRY(274, KernelContext_ParallelFor, OrtStatus*,                                                \
         (const OrtKernelContext*, void (*)(void*, std::size_t), std::size_t, std::size_t, void*))
 
+// The function at a position of the table: all versions have the first ones in common.
+inline void* entry(const OrtApi* api, std::size_t position) {
+  return reinterpret_cast<void* const*>(api)[position];
+}
+
 struct OrtEntries {
 #define SPECRT_ORT_MEMBER(position, name, result, parameters) result(*name) parameters = nullptr;
   SPECRT_ORT_ENTRIES(SPECRT_ORT_MEMBER)
@@ -166,9 +171,8 @@ struct OrtEntries {
 #ifdef SPECRT_ONNXRUNTIME_HEADER
 #define SPECRT_ORT_TAKE(position, name, result, parameters) name = api->name;
 #else
-    const auto* table = reinterpret_cast<void* const*>(api);
 #define SPECRT_ORT_TAKE(position, name, result, parameters) \
-  name = reinterpret_cast<decltype(name)>(table[position]);
+  name = reinterpret_cast<decltype(name)>(entry(api, position));
 #endif
     SPECRT_ORT_ENTRIES(SPECRT_ORT_TAKE)
 #undef SPECRT_ORT_TAKE

@@ -1,22 +1,25 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
 //   MatMul(x, values (, scales, bias)) -> y
-//     x [..., K] fp32; values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says;
-//     bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation
-//     attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu, gelu;
-//     exact: 1 multiplies codes with rows that are not quantized
+//     x [..., K] fp32; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation;
+//     values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says.
+//     Attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu,
+//     gelu; exact: 1 multiplies codes with rows that are not quantized.
 //
 //   Embedding(tokens, values (, scales)) -> y
-//     tokens [...] int64; y [..., K], the rows of a table; attributes as above
+//     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
 //
-//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines)) -> y, keys, values
+//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines))
+//       -> y, keys, values
 //     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
-//     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV buffers,
-//     changed in place where they are bound to the same memory as outputs; rows [T] and positions [T]
-//     say where each token stands; cosines, sines [.., angles / 2]; y [1, T, heads * D]
-//     attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size
+//     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
+//     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
+//     positions [T] say where each token stands; cosines, sines [positions, angles / 2];
+//     y [1, T, heads * D].
+//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size.
 //
 // Work is divided among the threads of the session.
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -58,7 +61,8 @@ const std::string& supported() {
   static const std::string names = [] {
     std::string joined;
     for (const Kernels* const* entry = all_kernels(); *entry != nullptr; entry++)
-      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
+      if ((*entry)->supported())
+        joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
     return joined;
   }();
   return names;
@@ -118,7 +122,8 @@ Tensor input(const OrtKernelContext* context, std::size_t index) {
   return tensor;
 }
 
-float* output(OrtKernelContext* context, std::size_t index, const std::vector<std::int64_t>& shape) {
+float* output(OrtKernelContext* context, std::size_t index,
+              const std::vector<std::int64_t>& shape) {
   OrtValue* value = nullptr;
   check(ort()->KernelContext_GetOutput(context, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
@@ -126,12 +131,26 @@ float* output(OrtKernelContext* context, std::size_t index, const std::vector<st
   return static_cast<float*>(data);
 }
 
-// Run `body(0)` to `body(parts - 1)` on the session's threads.
+// Run `body(0)` to `body(parts - 1)` on the session's threads; throw what the first of them threw.
 template <class Body>
 void parallel(const OrtKernelContext* context, std::size_t parts, const Body& body) {
+  if (parts == 0) return;
   if (parts == 1) return body(0);
-  const auto run = [](void* data, std::size_t part) { (*static_cast<const Body*>(data))(part); };
-  check(ort()->KernelContext_ParallelFor(context, run, parts, 0, const_cast<Body*>(&body)));
+  struct Work {
+    const Body& body;
+    std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
+    std::exception_ptr failure{};
+  } work{body};
+  const auto run = [](void* data, std::size_t part) {
+    auto& own = *static_cast<Work*>(data);
+    try {
+      own.body(part);
+    } catch (...) {  // threads of ONNX Runtime take none
+      if (!own.has_failed.test_and_set()) own.failure = std::current_exception();
+    }
+  };
+  check(ort()->KernelContext_ParallelFor(context, run, parts, 0, &work));
+  if (work.failure) std::rethrow_exception(work.failure);
 }
 
 // Tiles that one part does not split: the most that a kernel takes at a time.
@@ -140,6 +159,10 @@ constexpr std::size_t kSpan = 4;
 constexpr std::size_t kPartBytes = 128 << 10;
 // Rows that one part quantizes.
 constexpr std::size_t kPartRows = 16;
+// Rows that are quantized before they are multiplied: threads keep the memory for those of the
+// longest prompt otherwise. So many multiply longer with a weight than it takes to come from
+// memory.
+constexpr std::size_t kMostRows = 512;
 
 // Weights as the attributes of an operator and two of its inputs describe them.
 class StoredWeights {
@@ -152,7 +175,7 @@ class StoredWeights {
     const bool in_codes = weights_.format == Format::int4 || weights_.format == Format::int8;
     const std::size_t block = weights_.block;
     if (weights_.outputs == 0 || weights_.inputs == 0 || in_codes != (block > 0) ||
-        (in_codes && (block % kTile != 0 || weights_.inputs % block != 0)))
+        (in_codes && (block % kTile != 0 || block > kMostBlock || weights_.inputs % block != 0)))
       throw std::runtime_error("weights [" + std::to_string(weights_.outputs) + ", " +
                                std::to_string(weights_.inputs) + "] in blocks of " +
                                std::to_string(block) + " are none that specrt multiplies with");
@@ -218,7 +241,8 @@ class MatMul {
     const std::size_t tiles = tiles_of(outputs) * (paired ? 2 : 1);
     const Tensor x = input(context, 0), bias = input(context, 3);
     const Weights weights = stored_.read(context, 1, tiles);
-    if (x.shape.empty() || static_cast<std::size_t>(x.shape.back()) != weights.inputs ||
+    if (x.shape.empty() || (paired && stored_.outputs() % 2 != 0) ||
+        static_cast<std::size_t>(x.shape.back()) != weights.inputs ||
         (bias.data != nullptr && bias.items() != tiles * kTile))
       throw std::runtime_error("specrt.MatMul got inputs of another size than its attributes say");
     const std::size_t rows = x.items() / weights.inputs;
@@ -255,18 +279,29 @@ class MatMul {
       });
       return;
     }
-    const QuantizedRows quantized = reserve(rows, weights);
-    const std::size_t shares = (rows + kPartRows - 1) / kPartRows;
-    parallel(context, shares, [&](std::size_t share) {
-      const std::size_t begin = share * kPartRows, blocks = weights.inputs / weights.block;
+    for (std::size_t begin = 0; begin < rows; begin += kMostRows) {
+      const std::size_t count = rows - begin < kMostRows ? rows - begin : kMostRows;
+      const QuantizedRows quantized = quantize(context, weights, x + begin * weights.inputs, count);
+      Output some = result;
+      some.y += begin * result.stride;
+      parallel(context, parts, [&](std::size_t part) {
+        kernels().multiply(weights, quantized, count, first(part), first(part + 1), some);
+      });
+    }
+  }
+
+  static QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const float* x,
+                                std::size_t rows) {
+    const QuantizedRows all = reserve(rows, weights);
+    const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
+    parallel(context, (rows + kPartRows - 1) / kPartRows, [&](std::size_t part) {
+      const std::size_t begin = part * kPartRows;
       const std::size_t count = rows - begin < kPartRows ? rows - begin : kPartRows;
-      kernels().quantize(x + begin * weights.inputs, count, weights.inputs, weights.block,
-                         {quantized.codes + begin * weights.inputs,
-                          quantized.scales + begin * blocks, quantized.sums + begin * blocks});
+      kernels().quantize(
+          x + begin * inputs, count, inputs, weights.block,
+          {all.codes + begin * inputs, all.scales + begin * blocks, all.sums + begin * blocks});
     });
-    parallel(context, parts, [&](std::size_t part) {
-      kernels().multiply(weights, quantized, rows, first(part), first(part + 1), result);
-    });
+    return all;
   }
 
   // Memory of this thread for quantized rows; what was there is overwritten.
@@ -276,7 +311,8 @@ class MatMul {
     thread_local std::vector<std::int32_t> sums;
     const std::size_t blocks = rows * (weights.inputs / weights.block);
     if (codes.size() < rows * weights.inputs) codes.resize(rows * weights.inputs);
-    if (scales.size() < blocks) scales.resize(blocks), sums.resize(blocks);
+    if (scales.size() < blocks) scales.resize(blocks);
+    if (sums.size() < blocks) sums.resize(blocks);
     return {codes.data(), scales.data(), sums.data()};
   }
 
@@ -355,13 +391,21 @@ class AttentionOperator {
     if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
         query.items() != count * (joined ? wide + 2 * narrow : wide) ||
         (!joined && (key.items() != count * narrow || value.items() != count * narrow)))
-      throw std::runtime_error("specrt.Attention got inputs of other sizes than its attributes say");
+      throw std::runtime_error(
+          "specrt.Attention got inputs of other sizes than its attributes say");
     attention.positions = static_cast<std::size_t>(values.shape[2]);
     if (keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
         values.items() != static_cast<std::size_t>(keys.shape[0]) * attention.kv_heads *
                               attention.positions * attention.value_stride())
       throw std::runtime_error("specrt.Attention got KV buffers of other sizes than it expects");
+    std::int64_t places = values.shape[2];
     if (cosines.data != nullptr) {
+      if (cosines.shape.size() != 2 || sines.shape != cosines.shape ||
+          2 * static_cast<std::size_t>(cosines.shape[1]) > attention.head_dim)
+        throw std::runtime_error(
+            "specrt.Attention got cosines and sines that are not [positions, half of a head or "
+            "less]");
+      if (cosines.shape[0] < places) places = cosines.shape[0];
       attention.angles = 2 * static_cast<std::size_t>(cosines.shape.back());
       attention.cosines = static_cast<const float*>(cosines.data);
       attention.sines = static_cast<const float*>(sines.data);
@@ -376,9 +420,10 @@ class AttentionOperator {
     tokens.values = joined ? tokens.keys + narrow : static_cast<const float*>(value.data);
     tokens.query_stride = joined ? wide + 2 * narrow : wide;
     tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
-    check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]), attention.positions);
-    float* y = output(context, 0, {1, static_cast<std::int64_t>(count),
-                                   static_cast<std::int64_t>(wide)});
+    check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]),
+                 static_cast<std::size_t>(places));
+    float* y =
+        output(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
     run(context, attention, tokens, count, y);
   }
 
@@ -499,6 +544,11 @@ const OrtCustomOp& described() {
 OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
+  if (base->GetApi(kOrtApi) == nullptr) {
+    const auto create =
+        reinterpret_cast<decltype(OrtEntries::CreateStatus)>(entry(base->GetApi(1), 0));
+    return create(ORT_FAIL, "the kernels of specrt need ONNX Runtime 1.17 or later");
+  }
   static const OrtEntries entries(base->GetApi(kOrtApi));
   if (ort() == nullptr) ort() = &entries;
   if (chosen() == nullptr) {
@@ -538,7 +588,8 @@ SPECRT_EXPORT const char* specrt_kernels() {
   return kernels == nullptr ? nullptr : kernels->name;
 }
 
-// What ONNX Runtime calls to register the operators with the options of a session.
+// What ONNX Runtime calls to register the operators with the options of a session. Sessions may be
+// opened by several threads at once.
 SPECRT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   return specrt::kernels::register_operators(options, base);
 }

@@ -6,7 +6,6 @@
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
 
 struct Scalar {
@@ -19,7 +18,7 @@ struct Scalar {
   struct Codes {
     std::int8_t bytes[kTile * kGroup];
   };
-  static constexpr int kRows = 1;
+  static constexpr int kRows = 1, kPairRows = 1;
   static constexpr std::size_t kTiles = 1, kLoneTiles = 1;
   static constexpr int kQueries = 1, kSumQueries = 1, kSumVectors = 1;
   static constexpr std::size_t kAhead = 0;
@@ -69,7 +68,8 @@ struct Scalar {
     return each<Floats>([&](std::size_t i) { return a.lanes[i] / b.lanes[i]; });
   }
   static Floats fma(const Floats& a, const Floats& b, const Floats& c) {
-    return each<Floats>([&](std::size_t i) { return std::fma(a.lanes[i], b.lanes[i], c.lanes[i]); });
+    return each<Floats>(
+        [&](std::size_t i) { return std::fma(a.lanes[i], b.lanes[i], c.lanes[i]); });
   }
   static Floats at_least(const Floats& a, const Floats& b) {
     return each<Floats>(
@@ -82,7 +82,8 @@ struct Scalar {
   static Ints round(const Floats& value) {
     return each<Ints>([&](std::size_t i) {
       const float lane = value.lanes[i];
-      return std::fabs(lane) < 0x1p31F ? static_cast<std::int32_t>(std::nearbyint(lane)) : INT32_MIN;
+      return std::fabs(lane) < 0x1p31F ? static_cast<std::int32_t>(std::nearbyint(lane))
+                                       : INT32_MIN;
     });
   }
   static Floats to_floats(const Ints& value) {
@@ -168,8 +169,12 @@ bool supported() { return true; }
 
 }  // namespace
 
-extern const Kernels kScalar{"scalar", supported, quantize_rows<Scalar>, multiply_all<Scalar>,
+extern const Kernels kScalar{"scalar",
+                             supported,
+                             quantize_rows<Scalar>,
+                             multiply_all<Scalar>,
                              multiply_all_floats<Scalar>,
- append_token, attend_tokens<Scalar>};
+                             append_token,
+                             attend_tokens<Scalar>};
 
 }  // namespace specrt::kernels

@@ -1,8 +1,8 @@
 // Products in terms of a vector of 16 lanes, `V`, which each instruction set brings its own of.
 //
-// Included inside an anonymous namespace by one file for each instruction set, after the pragma that
-// turns it on. Nothing here may call an inline function of the standard library: the linker would keep
-// one copy of it, perhaps one with instructions that this processor lacks.
+// Included inside an anonymous namespace by one file for each instruction set, after the pragma
+// that turns it on. Nothing here may call an inline function of the standard library: the linker
+// would keep one copy of it, perhaps one with instructions that this processor lacks.
 
 template <class V>
 typename V::Floats exponential(typename V::Floats x) {
@@ -69,8 +69,10 @@ void finish(const Weights& weights, const Output& output, std::size_t row, std::
 template <class V, Format F>
 typename V::Floats load_weights(const std::uint8_t* values) {
   if constexpr (F == Format::fp32) return V::load(reinterpret_cast<const float*>(values));
-  if constexpr (F == Format::fp16) return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
-  if constexpr (F == Format::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::fp16)
+    return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::bf16)
+    return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
 // R rows with T tiles of codes.
@@ -116,8 +118,8 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
     codes += block;
     for (int t = 0; t < T; t++) {
       const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
-      const auto scale = scale_bytes == 2 ? load_weights<V, Format::fp16>(at)
-                                          : load_weights<V, Format::fp32>(at);
+      const auto scale =
+          scale_bytes == 2 ? load_weights<V, Format::fp16>(at) : load_weights<V, Format::fp32>(at);
       for (int r = 0; r < R; r++) {
         const auto both = V::mul(scale, V::spread(row_scales[r * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
@@ -169,8 +171,8 @@ void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
   body(Constant<R>{}, Constant<1>{});
 }
 
-// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that their
-// weights come from memory once, and from the first cache afterwards.
+// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that
+// their weights come from memory once, and from the first cache afterwards.
 template <class V, class Body>
 void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
                const Body& body) {
@@ -179,7 +181,8 @@ void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paire
     std::size_t tiles = asked < least ? least : asked;
     while (tiles > last - tile) tiles /= 2;
     for (std::size_t row = 0; row < rows;) {
-      const std::size_t left = rows - row, parts = (left + V::kRows - 1) / V::kRows;
+      const std::size_t most = tiles > V::kTiles ? V::kPairRows : V::kRows;
+      const std::size_t left = rows - row, parts = (left + most - 1) / most;
       const std::size_t count = (left + parts - 1) / parts;  // 7 rows are 4 and 3, not 6 and 1
       with_shape<V, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
       row += count;
@@ -235,7 +238,8 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
   const std::size_t blocks = rows * (inputs / block);
   for (std::size_t b = 0; b < blocks; b++) {
     const float* from = x + b * block;
-    auto most = V::fill(0);  // of the bits without sign: as whole numbers, what is no number is largest
+    // Of the bits without sign: as whole numbers, what is no number is largest.
+    auto most = V::fill(0);
     for (std::size_t i = 0; i < block; i += kTile)
       most = V::most(most, V::magnitude(V::load(from + i)));
     const float largest = V::largest(most);

@@ -1,0 +1,35 @@
+// NEON with dot products of bytes: Arm from Cortex-A75 and Neoverse N1.
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#include "kernels/instruction_sets.hpp"
+#include "kernels/target.hpp"
+
+SPECRT_TARGET("arch=armv8.2-a+dotprod")
+
+namespace specrt::kernels {
+namespace {
+
+#include "kernels/attention.hpp"
+#include "kernels/neon.hpp"
+
+// HWCAP_ASIMDDP, which headers older than the instructions lack.
+bool supported() { return (getauxval(AT_HWCAP) & 1UL << 20) != 0; }
+
+using Vector = Neon<false>;
+
+}  // namespace
+
+extern const Kernels kDotProd{"dotprod",
+                              supported,
+                              quantize_rows<Vector>,
+                              multiply_all<Vector>,
+                              multiply_all_floats<Vector>,
+                              append_token,
+                              attend_tokens<Vector>};
+
+}  // namespace specrt::kernels
+
+SPECRT_TARGET_END
+#endif

@@ -1,0 +1,36 @@
+// NEON with dot products of unsigned and signed bytes: Arm from Neoverse V1, Apple from M2.
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#include "kernels/instruction_sets.hpp"
+#include "kernels/target.hpp"
+
+SPECRT_TARGET("arch=armv8.2-a+dotprod+i8mm")
+
+namespace specrt::kernels {
+namespace {
+
+#define SPECRT_I8MM
+#include "kernels/attention.hpp"
+#include "kernels/neon.hpp"
+
+// HWCAP2_I8MM, which headers older than the instructions lack.
+bool supported() { return (getauxval(AT_HWCAP2) & 1UL << 13) != 0; }
+
+using Vector = Neon<true>;
+
+}  // namespace
+
+extern const Kernels kI8mm{"i8mm",
+                           supported,
+                           quantize_rows<Vector>,
+                           multiply_all<Vector>,
+                           multiply_all_floats<Vector>,
+                           append_token,
+                           attend_tokens<Vector>};
+
+}  // namespace specrt::kernels
+
+SPECRT_TARGET_END
+#endif

@@ -1,0 +1,357 @@
+// Holds the kernels of every instruction set that the processor has to the bits of the reference.
+//
+// Each buffer ends where a page ends that nothing follows, so that a read or write behind it ends
+// the program. Prints the names of those that passed, or the first difference.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+
+namespace {
+
+using namespace specrt::kernels;
+using std::size_t;
+
+constexpr size_t kWidest = 40;
+
+template <class Number>
+class Buffer {
+ public:
+  explicit Buffer(size_t count) : count_(count) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t bytes = (count * sizeof(Number) + page - 1) / page * page;
+    size_ = bytes + page;
+    memory_ = static_cast<char*>(
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory_ == MAP_FAILED || mprotect(memory_ + bytes, page, PROT_NONE) != 0) std::abort();
+    first_ = reinterpret_cast<Number*>(memory_ + bytes) - count;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { munmap(memory_, size_); }
+
+  void fill(Number value) {
+    for (size_t i = 0; i < count_; i++) first_[i] = value;
+  }
+  void copy(const Buffer& from) { std::memcpy(first_, from.first_, count_ * sizeof(Number)); }
+  Number* data() const { return first_; }
+  size_t size() const { return count_; }
+  Number& operator[](size_t index) const { return first_[index]; }
+
+ private:
+  size_t count_, size_ = 0;
+  char* memory_ = nullptr;
+  Number* first_ = nullptr;
+};
+
+// Numbers that are the same on every machine: a linear congruential generator.
+class Random {
+ public:
+  std::uint32_t bits() {
+    state_ = state_ * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::uint32_t>(state_ >> 33);
+  }
+  size_t below(size_t limit) { return bits() % limit; }
+  float between(float low, float high) {
+    return low + (high - low) * (static_cast<float>(bits() >> 7) * 0x1p-24F);
+  }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
+bool same(float a, float b) {
+  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
+}
+
+[[noreturn]] void differ(const std::string& what, size_t index, double found, double expected) {
+  std::printf("%s: number %zu is %.9g; the reference has %.9g\n", what.c_str(), index, found,
+              expected);
+  std::exit(1);
+}
+
+template <class Number>
+void compare(const std::string& what, const Number* found, const Number* expected, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (!same(static_cast<float>(found[i]), static_cast<float>(expected[i])))
+      differ(what, i, static_cast<double>(found[i]), static_cast<double>(expected[i]));
+}
+
+struct Product {
+  Format format;
+  size_t outputs, inputs, block, scale_bytes;
+};
+
+constexpr Product kProducts[] = {
+    {Format::int4, 96, 256, 32, 2},    {Format::int4, 40, 384, 128, 2},
+    {Format::int4, 7, 64, 16, 4},      {Format::int4, 80, 96, 96, 2},
+    {Format::int4, 130, 192, 64, 4},   {Format::int8, 96, 256, 64, 2},
+    {Format::int8, 33, 128, 32, 4},    {Format::int8, 16, 48, 16, 2},
+    {Format::int8, 72, 2560, 2560, 4}, {Format::int8, 50, 384, 128, 2},
+    {Format::bf16, 48, 100, 0, 0},     {Format::fp16, 50, 65, 0, 0},
+    {Format::fp32, 97, 33, 0, 0},
+};
+constexpr const char* kFormats[] = {"int4", "int8", "bf16", "fp16", "fp32"};
+
+// Rows from tiny to huge; one of zeros in places, and one each with an infinity and with what is no
+// number.
+void fill_rows(Random& random, const Buffer<float>& x, size_t inputs) {
+  for (size_t row = 0; row < kWidest; row++) {
+    const float most = std::pow(10.0F, static_cast<float>(random.below(12)) - 7.0F);
+    for (size_t i = 0; i < inputs; i++) x[row * inputs + i] = random.between(-most, most);
+  }
+  for (size_t i = 0; i < inputs / 2; i++) x[i] = 0;
+  x[3 * inputs + 5] = HUGE_VALF;
+  x[9 * inputs + inputs - 1] = std::nanf("");
+  x[17 * inputs] = -1e-38F;
+}
+
+// Fill the codes of weights with all there are, floats with numbers of all sizes.
+void fill_weights(Random& random, const Weights& weights, std::uint8_t* values, size_t size) {
+  for (size_t i = 0; i < size; i++) values[i] = static_cast<std::uint8_t>(random.bits());
+  if (weights.block > 0) return;
+  if (weights.format == Format::fp32) {
+    for (size_t i = 0; i < size / 4; i++) {
+      const float value = random.between(-1, 1);
+      std::memcpy(values + 4 * i, &value, 4);
+    }
+  } else {
+    // The exponent's upper bits are not all ones, so that sums are finite.
+    for (size_t i = 1; i < size; i += 2) values[i] = static_cast<std::uint8_t>(values[i] & 0xbf);
+  }
+}
+
+struct Rows {
+  Rows(size_t rows, size_t inputs, size_t block)
+      : codes(rows * inputs), scales(rows * (inputs / block)), sums(scales.size()) {}
+  QuantizedRows all() const { return {codes.data(), scales.data(), sums.data()}; }
+  Buffer<std::int8_t> codes;
+  Buffer<float> scales;
+  Buffer<std::int32_t> sums;
+};
+
+void check_product(const Kernels& kernels, const Kernels& reference, const Product& product,
+                   Activation activation, bool has_bias) {
+  Random random;
+  const size_t pairs = activation == Activation::none ? 1 : 2;
+  const size_t tiles = (product.outputs + kTile - 1) / kTile * pairs;
+  Weights weights{product.format, product.outputs * pairs, product.inputs, product.block, nullptr,
+                  nullptr,        product.scale_bytes};
+  const Buffer<std::uint8_t> values(tiles * weights.value_bytes());
+  fill_weights(random, weights, values.data(), values.size());
+  const size_t blocks = product.block > 0 ? product.inputs / product.block : 0;
+  const Buffer<std::uint8_t> scales(tiles * blocks * kTile * product.scale_bytes);
+  for (size_t i = 0; i < tiles * blocks * kTile; i++) {
+    const float wide = random.between(-0.1F, 0.1F);
+    // fp16 from 2^-24 to 1 of both signs: the upper two bits of the exponent are not both ones.
+    const auto half = static_cast<std::uint16_t>(random.bits() & 0xbbff);
+    if (product.scale_bytes == 4)
+      std::memcpy(scales.data() + 4 * i, &wide, 4);
+    else
+      std::memcpy(scales.data() + 2 * i, &half, 2);
+  }
+  weights.values = values.data();
+  weights.scales = scales.data();
+  const Buffer<float> x(kWidest * product.inputs), bias(tiles * kTile);
+  fill_rows(random, x, product.inputs);
+  for (size_t i = 0; i < bias.size(); i++) bias[i] = random.between(-1, 1);
+  std::string what = std::string(kernels.name) + " " + kFormats[static_cast<int>(product.format)] +
+                     " [" + std::to_string(product.outputs) + ", " +
+                     std::to_string(product.inputs) + "] in blocks of " +
+                     std::to_string(product.block) + ", activation " +
+                     std::to_string(static_cast<int>(activation));
+
+  const size_t block = product.block > 0 ? product.block : product.inputs;
+  Rows expected_rows(product.block > 0 ? kWidest : 0, product.inputs, block);
+  Buffer<float> expected(kWidest * product.outputs);
+  const Output whole{expected.data(), product.outputs, has_bias ? bias.data() : nullptr,
+                     activation};
+  if (product.block > 0) {
+    reference.quantize(x.data(), kWidest, product.inputs, block, expected_rows.all());
+    reference.multiply(weights, expected_rows.all(), kWidest, 0, tiles, whole);
+  } else {
+    reference.multiply_floats(weights, x.data(), kWidest, 0, tiles, whole);
+  }
+
+  for (size_t width = 0; width <= kWidest; width++) {
+    const size_t from = width < 24 ? kWidest - width : 0;  // short passes are of other rows
+    const Buffer<float> part(width * product.inputs);
+    std::memcpy(part.data(), x.data() + from * product.inputs, part.size() * sizeof(float));
+    const Rows rows(product.block > 0 ? width : 0, product.inputs, block);
+    const size_t stride = product.outputs + width % 3;
+    Buffer<float> y(width * stride);
+    y.fill(-1234.5F);
+    const Output output{y.data(), stride, whole.bias, activation};
+    // All tiles at once, or some at a time: what the threads of a session do.
+    const size_t step = width % 2 == 0 ? tiles : pairs * (1 + random.below(4));
+    if (product.block > 0) kernels.quantize(part.data(), width, product.inputs, block, rows.all());
+    for (size_t tile = 0; tile < tiles; tile += step) {
+      const size_t last = tile + step < tiles ? tile + step : tiles;
+      if (product.block > 0)
+        kernels.multiply(weights, rows.all(), width, tile, last, output);
+      else
+        kernels.multiply_floats(weights, part.data(), width, tile, last, output);
+    }
+    const std::string here = what + ", " + std::to_string(width) + " rows";
+    if (product.block > 0) {
+      const size_t before = from * product.inputs, count = width * product.inputs;
+      compare(here + ", codes", rows.codes.data(), expected_rows.codes.data() + before, count);
+      compare(here + ", scales", rows.scales.data(), expected_rows.scales.data() + before / block,
+              count / block);
+      compare(here + ", sums", rows.sums.data(), expected_rows.sums.data() + before / block,
+              count / block);
+    }
+    for (size_t row = 0; row < width; row++) {
+      compare(here + ", row " + std::to_string(from + row), y.data() + row * stride,
+              expected.data() + (from + row) * product.outputs, product.outputs);
+      for (size_t i = product.outputs; i < stride; i++)
+        if (y[row * stride + i] != -1234.5F) differ(here + ", behind", i, y[i], -1234.5);
+    }
+  }
+}
+
+struct Layer {
+  size_t rows, heads, kv_heads, size, positions, angles, window;
+  float softcap;
+};
+
+constexpr Layer kLayers[] = {
+    {1, 4, 2, 16, 64, 16, 0, 0},    {2, 8, 2, 64, 96, 64, 0, 0}, {3, 4, 4, 24, 64, 8, 10, 0},
+    {1, 6, 1, 128, 80, 128, 0, 30}, {2, 2, 1, 40, 48, 0, 17, 5}, {1, 3, 3, 7, 32, 6, 1, 0},
+    {1, 40, 1, 32, 32, 32, 0, 0},
+};
+
+struct Memory {
+  explicit Memory(const Attention& attention, size_t rows)
+      : keys(rows * attention.kv_heads * attention.positions * attention.head_dim),
+        values(rows * attention.kv_heads * attention.positions * attention.value_stride()) {
+    // What was never written is never read, but zeros behind a head.
+    keys.fill(std::nanf(""));
+    values.fill(0);
+    for (size_t i = 0; i < values.size(); i++)
+      if (i % attention.value_stride() < attention.head_dim) values[i] = std::nanf("");
+  }
+  Buffer<float> keys, values;
+};
+
+// Fill all rows by passes of random widths, some of which go back first. The reference gets one
+// token at a time, the others some at a time. In one pass of five the last token of a row is not
+// finite.
+void check_attention(const Kernels& kernels, const Kernels& reference, const Layer& layer,
+                     size_t number) {
+  Random random;
+  Attention attention{layer.heads,
+                      layer.kv_heads,
+                      layer.size,
+                      layer.positions,
+                      layer.angles,
+                      layer.window,
+                      1.0F / std::sqrt(static_cast<float>(layer.size)),
+                      layer.softcap,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
+  Buffer<float> cosines(layer.positions * (layer.angles / 2)), sines(cosines.size());
+  for (size_t i = 0; i < cosines.size(); i++) {
+    const float angle = random.between(-3, 3);
+    cosines[i] = std::cos(angle), sines[i] = std::sin(angle);
+  }
+  attention.cosines = cosines.data(), attention.sines = sines.data();
+  const Memory found(attention, layer.rows), expected(attention, layer.rows);
+  std::vector<size_t> lengths(layer.rows);
+  const size_t wide = layer.heads * layer.size, narrow = layer.kv_heads * layer.size;
+  for (size_t pass = 0; pass < 200; pass++) {
+    std::vector<std::int64_t> rows, positions;
+    for (size_t row = 0; row < layer.rows; row++) {
+      size_t& length = lengths[row];
+      const size_t back = random.below(3), room = random.below(14);
+      if (length == layer.positions) length = 0;
+      length -= back < length ? back : length;
+      for (size_t i = 0; i < room && length < layer.positions; i++) {
+        rows.push_back(static_cast<std::int64_t>(row));
+        positions.push_back(static_cast<std::int64_t>(length++));
+      }
+    }
+    const size_t count = rows.size(), all = wide + 2 * narrow;
+    const Buffer<float> numbers(count * all);
+    for (size_t i = 0; i < numbers.size(); i++) numbers[i] = random.between(-3, 3);
+    if (count > 0 && pass % 5 == 4) {
+      float* last = numbers.data() + (count - 1) * all;
+      for (size_t i = wide; i < all; i++) last[i] = i % 2 == 0 ? HUGE_VALF : std::nanf("");
+      lengths[static_cast<size_t>(rows.back())]--;  // the next pass writes there before it reads
+    }
+    Tokens tokens{rows.data(),
+                  positions.data(),
+                  numbers.data(),
+                  numbers.data() + wide,
+                  numbers.data() + wide + narrow,
+                  all,
+                  all,
+                  all};
+    Buffer<float> y(count * wide), true_y(count * wide);
+    attention.keys = expected.keys.data(), attention.values = expected.values.data();
+    for (size_t token = 0; token < count; token++) {
+      reference.append(attention, tokens, token);
+      const Buffer<float> scratch(
+          attend_floats(attention, 1, static_cast<size_t>(positions[token])));
+      for (size_t head = 0; head < layer.kv_heads; head++)
+        reference.attend(attention, tokens, token, 1, head, scratch.data(), true_y.data());
+    }
+    attention.keys = found.keys.data(), attention.values = found.values.data();
+    for (size_t token = 0; token < count; token++) kernels.append(attention, tokens, token);
+    for (size_t first = 0; first < count;) {
+      const size_t most = 1 + random.below(12);
+      size_t end = first + 1;
+      while (end < count && end - first < most && rows[end] == rows[first]) end++;
+      const Buffer<float> scratch(
+          attend_floats(attention, end - first, static_cast<size_t>(positions[end - 1])));
+      for (size_t head = 0; head < layer.kv_heads; head++)
+        kernels.attend(attention, tokens, first, end - first, head, scratch.data(), y.data());
+      first = end;
+    }
+    const std::string what = std::string(kernels.name) + " attention " + std::to_string(number) +
+                             ", pass " + std::to_string(pass);
+    compare(what, y.data(), true_y.data(), y.size());
+    compare(what + ", keys", found.keys.data(), expected.keys.data(), found.keys.size());
+    compare(what + ", values", found.values.data(), expected.values.data(), found.values.size());
+  }
+}
+
+void check(const Kernels& kernels) {
+  const Kernels& reference = *find_kernels("scalar");
+  for (const Product& product : kProducts) {
+    check_product(kernels, reference, product, Activation::none, true);
+    check_product(kernels, reference, product, Activation::silu, false);
+    check_product(kernels, reference, product, Activation::gelu, true);
+  }
+  size_t number = 0;
+  for (const Layer& layer : kLayers) check_attention(kernels, reference, layer, number++);
+  std::printf("%s\n", kernels.name);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+#if defined(__x86_64__)
+namespace specrt::kernels {
+extern const Kernels kEmulatedAmx;
+}
+#endif
+
+int main() {
+  for (const Kernels* const* entry = all_kernels(); *entry != nullptr; entry++)
+    if ((*entry)->supported()) check(**entry);
+#if defined(__x86_64__)
+  if (find_kernels("avx512-vnni") != nullptr) check(kEmulatedAmx);
+#endif
+  return 0;
+}

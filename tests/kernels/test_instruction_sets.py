@@ -1,0 +1,83 @@
+"""The kernels of every instruction set against the reference, without ONNX Runtime.
+
+`instruction_sets.cpp` is compiled as the library is, with sanitizers, and for aarch64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shared import REPOSITORY, locked
+from support.kernels import instruction_sets
+
+HEADERS = REPOSITORY / "runtime" / "cpp" / "src"
+CHECKS = REPOSITORY / "tests" / "kernels"
+ENTRIES = {HEADERS / "kernels" / name for name in ("operators.cpp", "measure.cpp")}
+"""Left out: what ONNX Runtime and Python call."""
+
+CACHE = REPOSITORY / "build" / "tests-kernels"
+"""Ignored by git. A folder for each program that was built."""
+
+# Multiply and add in one only where it is written, as setup.py says.
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
+SANITIZED = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+AARCH64 = {"max": ["i8mm", "dotprod", "scalar"], "neoverse-n1": ["dotprod", "scalar"],
+           "cortex-a72": ["scalar"]}  # fmt: skip
+"""Processors that qemu emulates, and the kernels of each."""
+
+
+def program(compiler: str, *flags: str) -> Path:
+    """Build the program, unless its sources, compiler and flags are those of the last build."""
+    sources = sorted({*HEADERS.glob("kernels/*.cpp")} - ENTRIES) + sorted(CHECKS.glob("*.cpp"))
+    command = [*compiler.split(), *FLAGS, *flags, f"-I{HEADERS}", *map(str, sources)]
+    version = subprocess.run([*compiler.split(), "--version"], capture_output=True, check=True)
+    read = [*sources, *sorted(HEADERS.glob("kernels/*.hpp"))]
+    contents = _hash(version.stdout, *(file.read_bytes() for file in read))
+    folder = CACHE / _hash(str(command).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    built, record = folder / "instruction_sets", folder / "sources"
+    with locked(folder / "lock"):
+        if not record.exists() or record.read_text("utf-8") != contents:
+            record.unlink(missing_ok=True)
+            made = subprocess.run([*command, "-o", built], capture_output=True, check=False)
+            assert made.returncode == 0, made.stderr.decode()[-6000:]
+            record.write_text(contents, "utf-8")
+    return built
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def printed(*command: str | Path) -> list[str]:
+    """Run a program that must succeed; return its lines."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("flags", [["-O3"], SANITIZED], ids=["optimized", "sanitized"])
+def test_every_instruction_set_here_has_the_bits_of_the_reference(flags: list[str]) -> None:
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    names = printed(program(compiler, *flags))
+    # Tiles of AMX are emulated where there is AVX-512.
+    emulated = ["amx"] if "avx512-vnni" in names else []
+    assert names == instruction_sets() + emulated
+
+
+@pytest.mark.parametrize("processor", AARCH64)
+def test_every_instruction_set_of_aarch64_has_the_bits_of_the_reference(processor: str) -> None:
+    compiler, emulator = map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64"))
+    if compiler is None or emulator is None or platform.machine() == "aarch64":
+        pytest.skip("g++-aarch64-linux-gnu and qemu-user are not both installed, or not needed")
+    built = program(compiler, "-O3", "-static")
+    assert printed(emulator, "-cpu", processor, built) == AARCH64[processor]
