@@ -8,9 +8,8 @@
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/avx2.hpp"
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/avx2.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

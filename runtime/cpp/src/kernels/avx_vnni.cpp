@@ -10,9 +10,8 @@ namespace specrt::kernels {
 namespace {
 
 #define SPECRT_AVX_VNNI
-#include "kernels/avx2.hpp"
-#include "kernels/tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/avx2.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -1,8 +1,9 @@
 // Products in terms of a vector of 16 lanes, `V`, which each instruction set brings its own of.
 //
-// Included inside an anonymous namespace by one file for each instruction set, after the pragma that
-// turns it on. Nothing here may call an inline function of the standard library: the linker would keep
-// one copy of it, perhaps one with instructions that this processor lacks.
+// Included inside an anonymous namespace by one file for each instruction set, after the pragma
+// that turns it on. Nothing here may call an inline function of the standard library: the linker
+// would keep one copy of it, perhaps one with instructions that this processor lacks.
+#pragma once
 
 template <class V>
 typename V::Floats exponential(typename V::Floats x) {
@@ -69,8 +70,17 @@ void finish(const Weights& weights, const Output& output, std::size_t row, std::
 template <class V, Format F>
 typename V::Floats load_weights(const std::uint8_t* values) {
   if constexpr (F == Format::fp32) return V::load(reinterpret_cast<const float*>(values));
-  if constexpr (F == Format::fp16) return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
-  if constexpr (F == Format::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::fp16)
+    return V::load_fp16(reinterpret_cast<const std::uint16_t*>(values));
+  if constexpr (F == Format::bf16)
+    return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
+}
+
+// Bytes from where a tile is read to what is fetched ahead: in the same tile, and at its end T
+// tiles on, because those between are read beside it.
+template <class V, int T>
+std::size_t bytes_ahead(std::size_t at, std::size_t tile_bytes) {
+  return V::kAhead + (at + V::kAhead < tile_bytes ? 0 : (T - 1) * tile_bytes);
 }
 
 // R rows with T tiles of codes.
@@ -95,10 +105,11 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
       const auto begin = V::fill(-V::template zero<Bits>() * row_sums[r * blocks + b]);
       for (int t = 0; t < T; t++) whole[t][r] = begin;
     }
+    const std::size_t ahead = bytes_ahead<V, T>(b * block / step * 64, tile_bytes);
     for (std::size_t k = 0; k < block; k += step) {
       for (int t = 0; t < T; t++) {
         const std::uint8_t* at = values + t * tile_bytes;
-        V::prefetch(at + V::kAhead);
+        V::prefetch(at + ahead);
         if constexpr (Bits == 8) {
           const auto part = V::codes(at);
           for (int r = 0; r < R; r++)
@@ -116,8 +127,8 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
     codes += block;
     for (int t = 0; t < T; t++) {
       const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
-      const auto scale = scale_bytes == 2 ? load_weights<V, Format::fp16>(at)
-                                          : load_weights<V, Format::fp32>(at);
+      const auto scale =
+          scale_bytes == 2 ? load_weights<V, Format::fp16>(at) : load_weights<V, Format::fp32>(at);
       for (int r = 0; r < R; r++) {
         const auto both = V::mul(scale, V::spread(row_scales[r * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
@@ -139,9 +150,10 @@ void multiply_floats(const Weights& weights, const float* x, std::size_t row, st
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
   for (std::size_t k = 0; k < inputs; k++) {
+    const std::size_t ahead = bytes_ahead<V, T>(k * kTile * bytes, tile_bytes);
     for (int t = 0; t < T; t++) {
       const std::uint8_t* at = values + t * tile_bytes;
-      V::prefetch(at + V::kAhead);
+      V::prefetch(at + ahead);
       const auto part = load_weights<V, F>(at);
       for (int r = 0; r < R; r++)
         sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
@@ -157,31 +169,35 @@ struct Constant {
 };
 
 // Call `body` with numbers of rows and tiles that are known when it is compiled.
-template <class V, int R, class Body>
-void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
-  if (rows < R) {
-    if constexpr (R > 1) with_shape<V, R - 1>(rows, tiles, body);
-    return;
-  }
-  if constexpr (R == 1)
-    if (tiles == 4) return body(Constant<R>{}, Constant<4>{});
-  if (tiles == 2) return body(Constant<R>{}, Constant<2>{});
-  body(Constant<R>{}, Constant<1>{});
+template <int R, int T, class Body>
+void with_tiles(std::size_t tiles, const Body& body) {
+  if constexpr (T > 1)
+    if (tiles < T) return with_tiles<R, T / 2>(tiles, body);
+  body(Constant<R>{}, Constant<T>{});
 }
 
-// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that their
-// weights come from memory once, and from the first cache afterwards.
-template <class V, class Body>
+template <class V, bool Codes, int R, class Body>
+void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
+  if constexpr (R > 1)
+    if (rows < R) return with_shape<V, Codes, R - 1>(rows, tiles, body);
+  constexpr int most = V::tiles(Codes, R);
+  with_tiles<R, (most < 2 ? 2 : most)>(tiles, body);  // gate and up are two
+}
+
+// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that
+// their weights come from memory once, and from the first caches afterwards.
+template <class V, bool Codes, class Body>
 void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
                const Body& body) {
-  const std::size_t least = paired ? 2 : 1, asked = rows == 1 ? V::kLoneTiles : V::kTiles;
+  const std::size_t most = V::rows(Codes, rows), parts = (rows + most - 1) / most;
+  const std::size_t least = paired ? 2 : 1, asked = V::tiles(Codes, (rows + parts - 1) / parts);
   for (std::size_t tile = first; tile < last;) {
     std::size_t tiles = asked < least ? least : asked;
     while (tiles > last - tile) tiles /= 2;
-    for (std::size_t row = 0; row < rows;) {
-      const std::size_t left = rows - row, parts = (left + V::kRows - 1) / V::kRows;
-      const std::size_t count = (left + parts - 1) / parts;  // 7 rows are 4 and 3, not 6 and 1
-      with_shape<V, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
+    for (std::size_t row = 0, part = 0; part < parts; part++) {
+      const std::size_t left = parts - part;
+      const std::size_t count = (rows - row + left - 1) / left;  // 7 rows are 4 and 3, not 6 and 1
+      with_shape<V, Codes, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
       row += count;
     }
     tile += tiles;
@@ -191,19 +207,19 @@ void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paire
 template <class V, int Bits>
 void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
-  for_tiles<V>(rows, first, last, output.activation != Activation::none,
-               [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                 multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
-               });
+  for_tiles<V, true>(rows, first, last, output.activation != Activation::none,
+                     [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                       multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
+                     });
 }
 
 template <class V, Format F>
 void multiply_format(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
                      std::size_t last, const Output& output) {
-  for_tiles<V>(rows, first, last, output.activation != Activation::none,
-               [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                 multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
-               });
+  for_tiles<V, false>(rows, first, last, output.activation != Activation::none,
+                      [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                        multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
+                      });
 }
 
 template <class V>
@@ -235,7 +251,8 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
   const std::size_t blocks = rows * (inputs / block);
   for (std::size_t b = 0; b < blocks; b++) {
     const float* from = x + b * block;
-    auto most = V::fill(0);  // of the bits without sign: as whole numbers, what is no number is largest
+    auto most =
+        V::fill(0);  // of the bits without sign: as whole numbers, what is no number is largest
     for (std::size_t i = 0; i < block; i += kTile)
       most = V::most(most, V::magnitude(V::load(from + i)));
     const float largest = V::largest(most);
