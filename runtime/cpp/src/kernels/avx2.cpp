@@ -10,6 +10,7 @@ namespace {
 
 #include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
+#include "kernels/limits.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -20,9 +21,15 @@ using Vector = Avx2<false>;
 
 }  // namespace
 
-extern const Kernels kAvx2{"avx2", supported, quantize_rows<Vector>, multiply_all<Vector>,
+extern const Kernels kAvx2{"avx2",
+                           supported,
+                           quantize_rows<Vector>,
+                           multiply_all<Vector>,
                            multiply_all_floats<Vector>,
- append_token, attend_tokens<Vector>};
+                           append_token,
+                           attend_tokens<Vector>,
+                           read_all<Vector>,
+                           multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 #endif

@@ -3,6 +3,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")
 // GCC 12 takes its own intrinsics for reads of what was never written.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include "kernels/instruction_sets.hpp"
@@ -11,6 +12,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/attention.hpp"
+#include "kernels/limits.hpp"
 
 struct Avx512 {
   using Floats = __m512;
@@ -112,7 +114,9 @@ extern const Kernels kAvx512Vnni{"avx512-vnni",
                                  multiply_all<Avx512>,
                                  multiply_all_floats<Avx512>,
                                  append_token,
-                                 attend_tokens<Avx512>};
+                                 attend_tokens<Avx512>,
+                                 read_all<Avx512>,
+                                 multiply_only<Avx512>};
 
 }  // namespace specrt::kernels
 #endif

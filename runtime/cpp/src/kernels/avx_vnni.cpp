@@ -12,6 +12,7 @@ namespace {
 #define SPECRT_AVX_VNNI
 #include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
+#include "kernels/limits.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -23,9 +24,15 @@ using Vector = Avx2<true>;
 
 }  // namespace
 
-extern const Kernels kAvxVnni{"avx-vnni", supported, quantize_rows<Vector>, multiply_all<Vector>,
+extern const Kernels kAvxVnni{"avx-vnni",
+                              supported,
+                              quantize_rows<Vector>,
+                              multiply_all<Vector>,
                               multiply_all_floats<Vector>,
- append_token, attend_tokens<Vector>};
+                              append_token,
+                              attend_tokens<Vector>,
+                              read_all<Vector>,
+                              multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 #endif

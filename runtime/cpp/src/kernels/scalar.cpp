@@ -7,6 +7,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/attention.hpp"
+#include "kernels/limits.hpp"
 
 struct Scalar {
   struct Floats {
@@ -169,7 +170,6 @@ bool supported() { return true; }
 }  // namespace
 
 extern const Kernels kScalar{"scalar", supported, quantize_rows<Scalar>, multiply_all<Scalar>,
-                             multiply_all_floats<Scalar>,
- append_token, attend_tokens<Scalar>};
+                             multiply_all_floats<Scalar>, append_token, attend_tokens<Scalar>, read_all<Scalar>, multiply_only<Scalar>};
 
 }  // namespace specrt::kernels
