@@ -27,9 +27,9 @@ std::int32_t read_all(const std::uint8_t* from, std::size_t bytes) {
 template <class V>
 std::size_t multiply_only(Format format, std::size_t steps, float* result) {
   constexpr int rows = V::kSumQueries, tiles = V::kSumVectors;
-  alignas(64) const std::uint8_t bytes[tiles][kTile * kGroup] = {{1}};
-  alignas(64) const std::int8_t codes[rows][kGroup] = {{1}};
-  alignas(64) const float floats[tiles][kTile] = {{1}}, numbers[rows] = {1};
+  alignas(64) std::uint8_t bytes[tiles][kTile * kGroup] = {{1}};
+  alignas(64) std::int8_t codes[rows][kGroup] = {{1}};
+  alignas(64) float floats[tiles][kTile] = {{1}}, numbers[rows] = {1};
   alignas(64) float lanes[kTile];
   const bool in_codes = format == Format::int4 || format == Format::int8;
   if (in_codes) {
@@ -37,8 +37,8 @@ std::size_t multiply_only(Format format, std::size_t steps, float* result) {
 #pragma GCC unroll 32
     for (int i = 0; i < rows * tiles; i++) sums[i] = V::fill(0);
     for (std::size_t step = 0; step < steps; step++) {
-      __asm__ volatile("" : : "r"(codes) : "memory");  // so that they are read anew
-#pragma GCC unroll 8                                   // or sums are in memory
+      __asm__ volatile("" : : "r"(codes), "r"(bytes) : "memory");  // what they hold is not known
+#pragma GCC unroll 8                                               // or sums are in memory
       for (int t = 0; t < tiles; t++) {
         const auto weights = format == Format::int4 ? V::low_codes(bytes[t]) : V::codes(bytes[t]);
 #pragma GCC unroll 8
@@ -56,7 +56,7 @@ std::size_t multiply_only(Format format, std::size_t steps, float* result) {
 #pragma GCC unroll 32
     for (int i = 0; i < rows * tiles; i++) sums[i] = V::spread(0);
     for (std::size_t step = 0; step < steps; step++) {
-      __asm__ volatile("" : : "r"(numbers) : "memory");
+      __asm__ volatile("" : : "r"(numbers), "r"(floats) : "memory");
 #pragma GCC unroll 8
       for (int t = 0; t < tiles; t++) {
         const auto weights = V::load(floats[t]);

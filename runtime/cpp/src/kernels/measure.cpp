@@ -15,19 +15,18 @@ namespace {
 // Seconds that `body(0)` to `body(threads - 1)` take, begun at once.
 template <class Body>
 double seconds_of(std::size_t threads, const Body& body) {
-  std::atomic<std::size_t> waiting{threads};
-  const auto begin = [&] {
-    waiting--;
-    while (waiting > 0) std::this_thread::yield();
-  };
+  std::atomic<std::size_t> ready{1};
+  std::atomic<bool> begun{false};
   std::vector<std::thread> others;
   for (std::size_t thread = 1; thread < threads; thread++)
     others.emplace_back([&, thread] {
-      begin();
+      ready++;
+      while (!begun) std::this_thread::yield();
       body(thread);
     });
-  begin();
+  while (ready < threads) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
+  begun = true;
   body(0);
   for (std::thread& other : others) other.join();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
