@@ -391,7 +391,8 @@ def _integer(name: str, value: int) -> bytes:
 
 
 def _node(
-    kind: str, domain: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Sequence[bytes]
+    kind: str, domain: str, inputs: Sequence[str], outputs: Sequence[str],
+    attributes: Sequence[bytes],
 ) -> bytes:  # fmt: skip
     return _message(
         *((1, name) for name in inputs), *((2, name) for name in outputs), (4, kind),
