@@ -56,7 +56,10 @@ KERNELS = Extension(
     include_dirs=[str(SOURCES)],
     depends=sorted(map(str, (SOURCES / "kernels").glob("*.hpp"))),
     # No multiply and add in one but where it is written: every compiler gives the same bits.
-    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0"],
+    extra_compile_args=[
+        *("-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0", "-pthread")
+    ],
+    extra_link_args=["-pthread"],
     language="c++",
     optional=True,
 )

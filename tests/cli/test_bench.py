@@ -133,3 +133,12 @@ def test_a_terminal_shows_the_table_alone(
     few = ("--prompts", two_prompts, "--max-tokens", 6, "--gammas", "0,2", "--repeats", 1)
     assert "{" not in cli("bench", codelet, *few).out
     assert json.loads(cli("bench", codelet, *few, "--json").out)["name"] == "codelet"
+
+
+def test_kernels_are_measured_without_prompts(cli: Run, codelet: Path) -> None:
+    ran = cli("bench", codelet, "--kernels", "--repeats", 1, "--threads", 1, "--json")
+    assert ran.status == 0
+    found = json.loads(ran.out)
+    assert [w["width"] for w in found["widths"]][:4] == [1, 2, 3, 5]
+    assert "--limit" in cli("bench", codelet, "--kernels", "--limit", 2).refusal
+    assert "--kernels" in cli("bench", codelet).refusal

@@ -19,6 +19,7 @@ from specrt.bench.batch import (
     measure_throughput,
     throughput_table,
 )
+from specrt.bench.kernels import measure_kernels
 from specrt.bench.lossless import Comparison, compare_outputs, plain_margin
 from specrt.bench.measure import Configuration, Samples, configurations, measure
 from specrt.bench.report import (
@@ -45,7 +46,7 @@ from specrt.cli.options import (
     table,
 )
 from specrt.constraints import KINDS
-from specrt.engine.backends import backend_of
+from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import RequestError, did_you_mean
 from specrt.generator import Generator
 from specrt.loading import load
@@ -60,6 +61,11 @@ DEFAULT_PROMPTS = 24
 
 DEFAULT_GAMMAS = (2, 4)
 """Fixed gammas measured beside plain decoding and auto without --gammas."""
+
+DEFAULT_REPEATS, DEFAULT_LAPS = 3, 15
+
+WITH_KERNELS = {"bundle", "kernels", "repeats", "threads", "markdown", "as_json"}
+"""Options that --kernels leaves a meaning."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ def choose(
 
     Raises: RequestError for prompts that cannot be read, and for a category named `all`.
     """
+    if not files:
+        raise RequestError("bench has no --prompts; give a JSONL file of prompts, or --kernels")
     pairs = [(file, prompt) for file in files for prompt in read_prompts(file)]
     named = [replace(p, category=p.category or file.stem) for file, p in pairs]
     wanted = of_categories(named, categories)
@@ -247,8 +255,11 @@ def parse_rows(text: str) -> list[int]:
 
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
-@click.option("--prompts", "files", type=InputFile(), required=True, multiple=True,
+@click.option("--prompts", "files", type=InputFile(), multiple=True,
               help='JSONL file of prompts, as {"prompt": "TEXT"}; may be repeated.')  # fmt: skip
+@click.option("--kernels", is_flag=True, help="Measure no text, but the products and the attention "
+              "of the CPU kernels at every width, against what this machine can do. Takes no other "
+              "options but --repeats, --threads, --markdown and --json.")  # fmt: skip
 @click.option("--category", "categories", multiple=True,
               help="Measure only prompts of this category; may be repeated.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Prompts of each category at most.  "
@@ -262,8 +273,9 @@ def parse_rows(text: str) -> list[int]:
 @constraint_options
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True,
               help="Tokens of each completion.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
-              help="Completions of each prompt at each configuration.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1),
+              help="Completions of each prompt at each configuration, and laps of --kernels.  "
+              f"[default: {DEFAULT_REPEATS}; {DEFAULT_LAPS} laps]")  # fmt: skip
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all.")
 @click.option("--top-p", default=1.0, help="Keep the likeliest tokens that reach this probability.")
@@ -280,11 +292,11 @@ def parse_rows(text: str) -> list[int]:
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.pass_obj
+@click.pass_context
 def command(
-    owns_process: bool, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
-    limit: int | None, gammas: str | None, drafters: Sequence[str], repeats: int,
-    threads: int | None, markdown: bool, as_json: bool, rows: str | None,
+    context: click.Context, /, bundle: Path, files: Sequence[Path], categories: Sequence[str],
+    limit: int | None, gammas: str | None, drafters: Sequence[str], repeats: int | None,
+    threads: int | None, markdown: bool, as_json: bool, rows: str | None, kernels: bool,
     **sampling: Any,
 ) -> int:  # fmt: skip
     """Measure the speed of BUNDLE on files of prompts.
@@ -297,6 +309,12 @@ def command(
     """
     if as_json and markdown:
         raise RequestError("--json and --markdown exclude each other; give one of them")
+    cores, owns_process = threads or len(os.sched_getaffinity(0)), bool(context.obj)
+    if kernels:
+        refuse_texts(context)
+        bench_kernels(bundle, cores, repeats or DEFAULT_LAPS, owns_process, markdown, as_json)
+        return 0
+    repeats = repeats or DEFAULT_REPEATS
     sampling |= read_constraint(sampling)
     constrained = any(sampling[kind] is not None for kind in KINDS)
     if rows is not None and constrained:
@@ -309,7 +327,6 @@ def command(
         repeats,
     )
     at_once = None if rows is None else parse_rows(rows)
-    cores = threads or len(os.sched_getaffinity(0))
     before, manifest = resident_bytes(), read_manifest(bundle)
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process) as generator:
@@ -341,6 +358,35 @@ def command(
         return 1
     print_summary(Summary(setting, result, memory, measure_bandwidth(cores)), markdown, as_json)
     return status
+
+
+def refuse_texts(context: click.Context) -> None:
+    """Refuse options that --kernels gives no meaning.
+
+    Raises: RequestError naming one.
+    """
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name not in WITH_KERNELS and source is click.core.ParameterSource.COMMANDLINE:
+            raise RequestError(
+                f"--kernels measures no text, and {option.opts[0]} is about texts; give one of them"
+            )
+
+
+def bench_kernels(
+    bundle: Path, threads: int, laps: int, owns_process: bool, markdown: bool, as_json: bool
+) -> None:
+    """Measure the CPU kernels, and print table and JSON."""
+    if owns_process:  # or the sessions' threads, which spin, stand in each other's way
+        backend_named("ort-cpu").share_threads(threads)
+    with progress("bench") as line:
+        found = measure_kernels(bundle, threads, laps=laps, progress=lambda share: line(share, ""))
+    if not as_json:
+        print(found, end="\n\n")
+        columns, rows = found.table()
+        print(table(columns, rows, markdown=markdown))
+    print_json(found.to_json(), as_json)
 
 
 def print_summary(summary: Summary, markdown: bool, as_json: bool) -> None:

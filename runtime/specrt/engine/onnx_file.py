@@ -115,20 +115,20 @@ def _external(model: bytes) -> Iterator[dict[int, list[Any]]]:
         kind, data, way = left.pop()
         if kind == "tensor":
             fields: dict[int, list[Any]] = {}
-            for number, value in _fields(data):
+            for number, value in fields_of(data):
                 fields.setdefault(number, []).append(value)
             if fields.get(_LOCATION, [0])[-1]:
                 if way != "model graph ":
                     raise ValueError("a tensor that is no initializer lies in another file")
                 yield fields
             continue
-        for number, value in _fields(data):
+        for number, value in fields_of(data):
             inner = _WITHIN[kind].get(number)
             if inner and isinstance(value, bytes):
                 left.append((inner, value, f"{way}{kind} "))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield numbers and values of the fields of a message."""
     at, end = 0, len(data)
     while at < end:
@@ -172,6 +172,6 @@ def _integers(values: list[Any]) -> Iterator[int]:
 
 
 def _strings(data: bytes) -> Iterator[tuple[int, str]]:
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if isinstance(value, bytes):
             yield number, value.decode()

@@ -21,6 +21,7 @@ namespace {
 
 #include "kernels/attention.hpp"
 #include "kernels/avx512.hpp"
+#include "kernels/limits.hpp"
 
 // Rows of a tile register. A pass has no fewer; its last rows lie in two panels where they must,
 // since to configure tiles for fewer takes longer than to multiply some rows twice.
@@ -222,7 +223,9 @@ extern const Kernels kAmx{"amx",
                           multiply,
                           multiply_all_floats<Avx512>,
                           append_token,
-                          attend_tokens<Avx512>};
+                          attend_tokens<Avx512>,
+                          read_all<Avx512>,
+                          multiply_only<Avx512>};
 
 }  // namespace specrt::kernels
 

@@ -4,6 +4,7 @@
 // Scores of 16 keys are 16 lanes: sums run over a head's numbers, one after another. The result is
 // a sum over keys, one after another. So nothing is summed across lanes but the weights of a row,
 // which are added lane by lane, and the lanes in one order.
+#pragma once
 
 #include "kernels/tiles.hpp"
 

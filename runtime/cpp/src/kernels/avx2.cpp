@@ -12,6 +12,7 @@ namespace {
 
 #include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
+#include "kernels/limits.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -28,7 +29,9 @@ extern const Kernels kAvx2{"avx2",
                            multiply_all<Vector>,
                            multiply_all_floats<Vector>,
                            append_token,
-                           attend_tokens<Vector>};
+                           attend_tokens<Vector>,
+                           read_all<Vector>,
+                           multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 

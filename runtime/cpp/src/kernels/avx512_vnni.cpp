@@ -18,6 +18,7 @@ namespace {
 
 #include "kernels/attention.hpp"
 #include "kernels/avx512.hpp"
+#include "kernels/limits.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -33,7 +34,9 @@ extern const Kernels kAvx512Vnni{"avx512-vnni",
                                  multiply_all<Avx512>,
                                  multiply_all_floats<Avx512>,
                                  append_token,
-                                 attend_tokens<Avx512>};
+                                 attend_tokens<Avx512>,
+                                 read_all<Avx512>,
+                                 multiply_only<Avx512>};
 
 }  // namespace specrt::kernels
 

@@ -14,6 +14,7 @@ namespace {
 #define SPECRT_AVX_VNNI
 #include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
+#include "kernels/limits.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -31,7 +32,9 @@ extern const Kernels kAvxVnni{"avx-vnni",
                               multiply_all<Vector>,
                               multiply_all_floats<Vector>,
                               append_token,
-                              attend_tokens<Vector>};
+                              attend_tokens<Vector>,
+                              read_all<Vector>,
+                              multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 

@@ -118,6 +118,9 @@ struct Kernels {
   // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
+  // Loops that measure what a machine can do at most; see limits.hpp.
+  std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
+  std::size_t (*multiply_only)(Format format, std::size_t steps, float* result);
 };
 
 // Multiply with some tiles as floats: rows are not quantized. Slow, for checks.

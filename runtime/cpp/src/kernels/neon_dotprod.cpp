@@ -12,6 +12,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/attention.hpp"
+#include "kernels/limits.hpp"
 #include "kernels/neon.hpp"
 
 // HWCAP_ASIMDDP, which headers older than the instructions lack.
@@ -27,7 +28,9 @@ extern const Kernels kDotProd{"dotprod",
                               multiply_all<Vector>,
                               multiply_all_floats<Vector>,
                               append_token,
-                              attend_tokens<Vector>};
+                              attend_tokens<Vector>,
+                              read_all<Vector>,
+                              multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 

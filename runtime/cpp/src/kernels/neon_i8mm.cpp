@@ -13,6 +13,7 @@ namespace {
 
 #define SPECRT_I8MM
 #include "kernels/attention.hpp"
+#include "kernels/limits.hpp"
 #include "kernels/neon.hpp"
 
 // HWCAP2_I8MM, which headers older than the instructions lack.
@@ -28,7 +29,9 @@ extern const Kernels kI8mm{"i8mm",
                            multiply_all<Vector>,
                            multiply_all_floats<Vector>,
                            append_token,
-                           attend_tokens<Vector>};
+                           attend_tokens<Vector>,
+                           read_all<Vector>,
+                           multiply_only<Vector>};
 
 }  // namespace specrt::kernels
 

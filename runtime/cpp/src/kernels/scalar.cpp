@@ -7,6 +7,7 @@ namespace specrt::kernels {
 namespace {
 
 #include "kernels/attention.hpp"
+#include "kernels/limits.hpp"
 
 struct Scalar {
   struct Floats {
@@ -18,8 +19,9 @@ struct Scalar {
   struct Codes {
     std::int8_t bytes[kTile * kGroup];
   };
-  static constexpr int kRows = 1, kPairRows = 1;
-  static constexpr std::size_t kTiles = 1, kLoneTiles = 1;
+  static constexpr int kRows = 1;
+  static constexpr std::size_t rows(bool, bool, std::size_t) { return 1; }
+  static constexpr std::size_t tiles(bool, std::size_t) { return 1; }
   static constexpr int kQueries = 1, kSumQueries = 1, kSumVectors = 1;
   static constexpr std::size_t kAhead = 0;
 
@@ -175,6 +177,8 @@ extern const Kernels kScalar{"scalar",
                              multiply_all<Scalar>,
                              multiply_all_floats<Scalar>,
                              append_token,
-                             attend_tokens<Scalar>};
+                             attend_tokens<Scalar>,
+                             read_all<Scalar>,
+                             multiply_only<Scalar>};
 
 }  // namespace specrt::kernels

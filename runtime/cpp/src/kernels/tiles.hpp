@@ -3,6 +3,7 @@
 // Included inside an anonymous namespace by one file for each instruction set, after the pragma
 // that turns it on. Nothing here may call an inline function of the standard library: the linker
 // would keep one copy of it, perhaps one with instructions that this processor lacks.
+#pragma once
 
 template <class V>
 typename V::Floats exponential(typename V::Floats x) {
@@ -75,6 +76,13 @@ typename V::Floats load_weights(const std::uint8_t* values) {
     return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
+// Bytes from where a tile is read to what is fetched ahead: in the same tile, and at its end T
+// tiles on, because those between are read beside it.
+template <class V, int T>
+std::size_t bytes_ahead(std::size_t at, std::size_t tile_bytes) {
+  return V::kAhead + (at + V::kAhead < tile_bytes ? 0 : (T - 1) * tile_bytes);
+}
+
 // R rows with T tiles of codes.
 template <class V, int Bits, int R, int T>
 void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t row,
@@ -97,10 +105,11 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
       const auto begin = V::fill(-V::template zero<Bits>() * row_sums[r * blocks + b]);
       for (int t = 0; t < T; t++) whole[t][r] = begin;
     }
+    const std::size_t ahead = bytes_ahead<V, T>(b * block / step * 64, tile_bytes);
     for (std::size_t k = 0; k < block; k += step) {
       for (int t = 0; t < T; t++) {
         const std::uint8_t* at = values + t * tile_bytes;
-        V::prefetch(at + V::kAhead);
+        V::prefetch(at + ahead);
         if constexpr (Bits == 8) {
           const auto part = V::codes(at);
           for (int r = 0; r < R; r++)
@@ -141,9 +150,10 @@ void multiply_floats(const Weights& weights, const float* x, std::size_t row, st
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
   for (std::size_t k = 0; k < inputs; k++) {
+    const std::size_t ahead = bytes_ahead<V, T>(k * kTile * bytes, tile_bytes);
     for (int t = 0; t < T; t++) {
       const std::uint8_t* at = values + t * tile_bytes;
-      V::prefetch(at + V::kAhead);
+      V::prefetch(at + ahead);
       const auto part = load_weights<V, F>(at);
       for (int r = 0; r < R; r++)
         sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
@@ -159,32 +169,35 @@ struct Constant {
 };
 
 // Call `body` with numbers of rows and tiles that are known when it is compiled.
-template <class V, int R, class Body>
+template <int R, int T, class Body>
+void with_tiles(std::size_t tiles, const Body& body) {
+  if constexpr (T > 1)
+    if (tiles < T) return with_tiles<R, T / 2>(tiles, body);
+  body(Constant<R>{}, Constant<T>{});
+}
+
+template <class V, bool Codes, int R, class Body>
 void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
-  if (rows < R) {
-    if constexpr (R > 1) with_shape<V, R - 1>(rows, tiles, body);
-    return;
-  }
-  if constexpr (R == 1)
-    if (tiles == 4) return body(Constant<R>{}, Constant<4>{});
-  if (tiles == 2) return body(Constant<R>{}, Constant<2>{});
-  body(Constant<R>{}, Constant<1>{});
+  if constexpr (R > 1)
+    if (rows < R) return with_shape<V, Codes, R - 1>(rows, tiles, body);
+  constexpr int most = V::tiles(Codes, R);
+  with_tiles<R, (most < 2 ? 2 : most)>(tiles, body);  // gate and up are two
 }
 
 // Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that
-// their weights come from memory once, and from the first cache afterwards.
-template <class V, class Body>
+// their weights come from memory once, and from the first caches afterwards.
+template <class V, bool Codes, class Body>
 void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
                const Body& body) {
-  const std::size_t least = paired ? 2 : 1, asked = rows == 1 ? V::kLoneTiles : V::kTiles;
+  const std::size_t most = V::rows(Codes, paired, rows), parts = (rows + most - 1) / most;
+  const std::size_t least = paired ? 2 : 1, asked = V::tiles(Codes, (rows + parts - 1) / parts);
   for (std::size_t tile = first; tile < last;) {
     std::size_t tiles = asked < least ? least : asked;
     while (tiles > last - tile) tiles /= 2;
-    for (std::size_t row = 0; row < rows;) {
-      const std::size_t most = tiles > V::kTiles ? V::kPairRows : V::kRows;
-      const std::size_t left = rows - row, parts = (left + most - 1) / most;
-      const std::size_t count = (left + parts - 1) / parts;  // 7 rows are 4 and 3, not 6 and 1
-      with_shape<V, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
+    for (std::size_t row = 0, part = 0; part < parts; part++) {
+      const std::size_t left = parts - part;
+      const std::size_t count = (rows - row + left - 1) / left;  // 7 rows are 4 and 3, not 6 and 1
+      with_shape<V, Codes, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
       row += count;
     }
     tile += tiles;
@@ -194,19 +207,19 @@ void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paire
 template <class V, int Bits>
 void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
-  for_tiles<V>(rows, first, last, output.activation != Activation::none,
-               [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                 multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
-               });
+  for_tiles<V, true>(rows, first, last, output.activation != Activation::none,
+                     [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                       multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
+                     });
 }
 
 template <class V, Format F>
 void multiply_format(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
                      std::size_t last, const Output& output) {
-  for_tiles<V>(rows, first, last, output.activation != Activation::none,
-               [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                 multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
-               });
+  for_tiles<V, false>(rows, first, last, output.activation != Activation::none,
+                      [&](auto r, auto t, std::size_t row, std::size_t tile) {
+                        multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
+                      });
 }
 
 template <class V>
