@@ -57,7 +57,8 @@ const std::string& supported() {
   static const std::string names = [] {
     std::string joined;
     for (const Kernels* const* entry = all_kernels(); *entry != nullptr; entry++)
-      if ((*entry)->supported()) joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
+      if ((*entry)->supported())
+        joined += (joined.empty() ? "" : " ") + std::string((*entry)->name);
     return joined;
   }();
   return names;
