@@ -25,6 +25,7 @@ from specrt_export.compile.ort_cuda_compiler import on_cpu
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
 from specrt_export.portable.graph import runs_here
 from specrt_export.recipe import COMPILERS, CompilerSpec, Recipe, read_recipe
+from support.kernels import without_kernels
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -135,12 +136,32 @@ def test_rows_of_a_batch_are_checked_measured_and_run(ask: Ask, out: Path) -> No
     engine = replace(recipe.engine, batch=3, max_length=2048)
     build(replace(recipe, engine=engine, draft=None), out)
     manifest = Bundle.open(out).manifest
-    assert (manifest.batch, manifest.target.fused["packed"]) == (3, "2/2")
+    assert (manifest.batch, manifest.target.fused["attention"]) == (3, "2/2")
     assert manifest.target.quality is not None
     assert 0 < manifest.target.quality.kl < 0.01
     with specrt.load(out) as generator:
         many = generator.generate_many([[1, 2, 3], [4] * 20], SamplingParams(max_tokens=9))
         assert [c.error for (c,) in many] == [None, None]
+
+
+def test_without_kernels_a_pair_is_lossless_and_stale_once_they_are_there(
+    ask: Ask, out: Path
+) -> None:
+    recipe = ask("int4", draft='precision = "int8"')
+    recipe = replace(recipe, engine=replace(recipe.engine, batch=2))
+    with without_kernels():
+        build(recipe, out)
+        assert is_fresh(recipe, out)
+        plain = complete(out, gamma=0)
+        assert complete(out, gamma=max(read_manifest(out).gammas)) == plain
+        with specrt.load(out, threads=1) as generator:
+            (notice,) = (one for one in generator.notices if "kernels" in one)
+            many = generator.generate_many(["def f(x):\n", "a"], SamplingParams(max_tokens=24))
+            assert many[0][0].token_ids == plain
+    assert "specrt build" in notice
+    assert not is_fresh(recipe, out)
+    assert complete(out, gamma=0)
+    assert "those of ONNX Runtime" in shown(out)
 
 
 def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
