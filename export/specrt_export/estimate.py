@@ -102,6 +102,8 @@ class ModelShape:
     tied: bool
     attention_bias: bool
     mlp_bias: bool
+    half: bool
+    """Whether the checkpoint is in fp16 or bf16."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
@@ -151,6 +153,7 @@ class ModelShape:
             tied=bool(config.get("tie_word_embeddings", known.tied)),
             attention_bias=bool(config.get("attention_bias")) or known.query_bias,
             mlp_bias=bool(config.get("mlp_bias")),
+            half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
         )
 
     @property
@@ -336,6 +339,11 @@ class _Weights:
         full = self._backend.on_cpu or self.recipe.precisions[self.role].layers == "fp32"
         return 4 if full else 2
 
+    @property
+    def _is_kept(self) -> bool:
+        """Tell whether halves stay so that nobody asked for: a CPU widens them in its registers."""
+        return self._backend.on_cpu and self.shape.half
+
     def engine(self) -> int:
         """Return the bytes of the file that holds the weights."""
         tables = [m for m in self.shape.matrices() if m.role != "layers"]
@@ -365,16 +373,17 @@ class _Weights:
         name = getattr(precision, matrix.role)
         items = matrix.rows * matrix.columns
         if name not in _SCALED:
-            yield _PLAIN[name] * items
+            yield (2 if self._is_kept else _PLAIN[name]) * items
             return
         block = precision.block_of(name, matrix.columns)
         if block != matrix.columns:
             block = next((b for b in _BLOCKS if b <= block and matrix.columns % b == 0), 0)
         if not block:  # no block divides it, and it stays as it was
-            yield self.float_bytes * items
+            yield (2 if self._is_kept else self.float_bytes) * items
             return
         yield int(_SCALED[name] * items)
-        yield self.float_bytes * (items // block)
+        # On a CPU in fp16, which holds them all but where weights are very small or large.
+        yield (2 if self._backend.on_cpu else self.float_bytes) * (items // block)
 
     def _growth(self) -> float:
         """Return how much larger than its graph an engine may be."""

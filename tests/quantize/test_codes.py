@@ -79,4 +79,5 @@ def test_blocks_of_nothing_and_of_one_value(precision: str) -> None:
     assert not codes[:2].any()
     # TensorRT refuses a scale of 0, whatever the codes are.
     assert (scales[:2] == 1).all()
-    assert np.abs(decode(codes, scales) - weights).max() < 1e-6
+    # One value is a scale and a code; scales are rounded to fp16.
+    assert (np.abs(decode(codes, scales) - weights) <= np.abs(weights) * 2.0**-11 + 1e-30).all()

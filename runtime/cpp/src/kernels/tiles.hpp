@@ -189,6 +189,7 @@ void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
 template <class V, bool Codes, class Body>
 void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
                const Body& body) {
+  if (rows == 0) return;
   const std::size_t most = V::rows(Codes, paired, rows), parts = (rows + most - 1) / most;
   const std::size_t least = paired ? 2 : 1, asked = V::tiles(Codes, (rows + parts - 1) / parts);
   for (std::size_t tile = first; tile < last;) {
