@@ -113,7 +113,9 @@ def session(
     """
     names = [*inputs]
     names[1:1] = [tensor.name for tensor in weights]
-    node = helper.make_node(operator, [n.strip() for n in names], [*outputs], domain="specrt", **attributes)
+    node = helper.make_node(
+        operator, [n.strip() for n in names], [*outputs], domain="specrt", **attributes
+    )
     graph = helper.make_graph(
         [node], "one",
         [helper.make_tensor_value_info(n, *v) for n, v in inputs.items() if n.strip()],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Bundle, Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.kernels import KERNELS, missing_kernels
 from specrt.engine.onnx_file import fields_of, mapped_weights
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
@@ -192,13 +193,8 @@ class _Library:
     """The measuring functions of the kernels' library."""
 
     def __init__(self) -> None:
-        from specrt.engine.ort import KERNELS
-
-        if not KERNELS.is_file():
-            raise EngineError(
-                "this installation of specrt has no CPU kernels; install a C++17 compiler, and "
-                "specrt again"
-            )
+        if lacks := missing_kernels():
+            raise EngineError(lacks)
         library = ctypes.CDLL(str(KERNELS))
         library.specrt_kernels.restype = ctypes.c_char_p
         name: bytes = library.specrt_kernels()
