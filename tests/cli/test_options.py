@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 import sys
 import threading
 import time
@@ -74,7 +75,7 @@ def test_a_long_verb_is_heard_of_in_a_pipe(
 ) -> None:  # fmt: skip
     def build(_: object, place: Path, show: Callable[[str, float], None]) -> None:
         show("lower", 0.5)
-        place.mkdir()
+        shutil.copytree(codelet, place)
 
     monkeypatch.setattr("specrt_export.builder.build", build)
     monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 0.001)

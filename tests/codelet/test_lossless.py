@@ -154,7 +154,7 @@ def test_a_row_with_a_nan_has_no_most_likely_token(codelet: Path) -> None:
     """The graph itself tells, so that greedy decoding reads no logits."""
     engine = open_target(codelet)
     engine.forward([[5, 6, 7]], 0)
-    engine._caches["key.0"][0, 0, 1, 5] = np.nan
+    engine._caches["value.0"][0, 0, 1, 5] = np.nan
     found = engine.forward([[8, 9]], 3)
     assert found.argmax.tolist() == [[-1, -1]]
     assert np.isnan(found.logits).any(axis=-1).all()

@@ -258,7 +258,7 @@ TUNING = {
     "draft_ns": [0, *range(100, 108)], "outside_ns": 10, "fixed_gamma": None, "drafter": "model",
     "settings": [{"drafter": "ngram", "fixed_gamma": 2, "emitted": 9, "decode_ns": 7, "rounds": 5,
                   "drafted": 4, "evaluated": 3, "accepted": 2}],
-    "pad_to_even": False, "cuda_graphs": {"captured": 2, "refusals": ["why"]},
+    "cuda_graphs": {"captured": 2, "refusals": ["why"]},
 }  # fmt: skip
 TOKENIZER = {
     "version": "1.0", "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"},
@@ -294,7 +294,6 @@ def full(manifest: Document) -> tuple[Document, Document]:
 def least(document: Document) -> Document:
     """Return a manifest or a tuning without what has a default."""
     made = copy.deepcopy(document)
-    made.pop("pad_to_even", None)
     for role in ("target", "draft"):
         for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend"):
             made.get(role, {}).pop(name, None)
@@ -396,8 +395,7 @@ def test_what_may_be_anything_is_read_or_refused(native_calls: NativeCalls, fold
     bundle = Bundle.open(folder)
     sound = (folder / "manifest.json").read_bytes()
     manifest, tuning = full(json.loads(sound))
-    for name in ("cuda_graphs", "pad_to_even"):  # of engines that native does not have
-        tuning.pop(name, None)
+    tuning.pop("cuda_graphs", None)  # of engines that native does not have
 
     def manifest_refused() -> bool:
         try:

@@ -19,7 +19,6 @@ from specrt.bench.batch import (
     measure_throughput,
     throughput_table,
 )
-from specrt.bench.kernels import measure_kernels
 from specrt.bench.lossless import Comparison, compare_outputs, plain_margin
 from specrt.bench.measure import Configuration, Samples, configurations, measure
 from specrt.bench.report import (
@@ -35,6 +34,7 @@ from specrt.bench.report import (
     table_rows,
     target_precision,
 )
+from specrt.bench.roofline import measure_kernels
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
 from specrt.cli.options import (
     InputFile,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specrt.bench.kernels import measure_kernels
+from specrt.bench.roofline import measure_kernels
 from specrt.bundle import Bundle
 from specrt.errors import EngineError, RequestError
+from support.kernels import without_kernels
 
 
 def test_every_width_has_times_and_limits(codelet: Path) -> None:
@@ -27,14 +28,12 @@ def test_every_width_has_times_and_limits(codelet: Path) -> None:
 
 
 def test_bundles_without_kernels_are_refused(
-    codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codelet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with without_kernels(), pytest.raises(EngineError, match="C\\+\\+17 compiler"):
+        measure_kernels(codelet, 1, laps=1)
     with monkeypatch.context() as patch:
-        patch.setattr("specrt.engine.ort.KERNELS", tmp_path / "none.so")
-        with pytest.raises(EngineError, match="C\\+\\+17 compiler"):
-            measure_kernels(codelet, 1, laps=1)
-    with monkeypatch.context() as patch:
-        patch.setattr("specrt.bench.kernels._DOMAIN", "com.microsoft")
+        patch.setattr("specrt.bench.roofline._DOMAIN", "com.microsoft")
         with pytest.raises(RequestError, match="without CPU kernels"):
             measure_kernels(codelet, 1, laps=1)
     opened = Bundle.open(codelet)
