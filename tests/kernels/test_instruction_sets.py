@@ -63,7 +63,11 @@ def printed(*command: str | Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("flags", [["-O3"], SANITIZED], ids=["optimized", "sanitized"])
+@pytest.mark.parametrize(
+    "flags",
+    [["-O3"], pytest.param(SANITIZED, marks=pytest.mark.nightly)],
+    ids=["optimized", "sanitized"],
+)
 def test_every_instruction_set_here_has_the_bits_of_the_reference(flags: list[str]) -> None:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++"))), None)
     if compiler is None:
