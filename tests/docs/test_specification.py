@@ -151,7 +151,7 @@ def test_an_engine_without_kernels_has_those_of_its_table(
         source = stored.graph, stored.folder
     with without_kernels():
         made = compile_ort_cpu(*source, tmp_path / "made", length, batch=3, confidence=True)
-    sizes = {**_sizes(made.geometry, length, 1), "M'": length + (precision != "fp32")}
+    sizes = {**_sizes(made.geometry, length, 1), "M'": length + 1}
     told = _named(_table(document, "`engine.onnx` without kernels"), sizes)
     assert _engine(tmp_path / "made" / "engine.onnx") == told
     assert f"`{CONTRIB}`" in document

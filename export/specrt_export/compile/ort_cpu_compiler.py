@@ -130,11 +130,12 @@ def compile_ort_cpu(
     portable = read_graph(graph)
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
-    # Only of a target are rows compared with those of other passes.
-    even = role == "target" and any(n.op_type == _QUANTIZED for n in portable.graph.node)
+    contrib = bool(missing_kernels())
+    even = contrib and role == "target"  # of a target alone rows are compared between passes
     target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, even)
-    write = lower if missing_kernels() else lower_cpu
-    lowered = write(portable, stored_weights(portable, checkpoint), target)
+    lowered = (lower if contrib else lower_cpu)(
+        portable, stored_weights(portable, checkpoint), target
+    )
     out.mkdir(parents=True, exist_ok=True)
     model = optimise(lowered.model, lowered.weights, out)
     size = weight_bytes(model, lowered.weights)
@@ -142,8 +143,6 @@ def compile_ort_cpu(
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
 
-
-_QUANTIZED = "DequantizeLinear"
 
 _OPTIMISED = "optimised.onnx"
 

@@ -11,14 +11,7 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
-from specrt_export.lower.attention import Layer, Rotary, fuse_attention, tabulate
-from specrt_export.lower.canonical import (
-    canonicalize,
-    drop_reshapes,
-    fix_reshapes,
-    fix_shapes,
-    fold_layouts,
-)
+from specrt_export.lower.attention import Layer, Rotary, tabulate
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     dequantized,
@@ -26,9 +19,13 @@ from specrt_export.lower.lazy_tensor import (
     smallest_format,
     stored_as,
 )
-from specrt_export.lower.logits import add_confidence, cheapen_argmax
-from specrt_export.lower.norm import fuse_skip_norm
-from specrt_export.lower.ort_lowering import OrtTarget
+from specrt_export.lower.ort_lowering import (
+    OrtTarget,
+    attend,
+    canonical_view,
+    finish,
+    fuse_the_rest,
+)
 from specrt_export.lower.projections import (
     MICROSOFT,
     PROJECTION,
@@ -38,7 +35,6 @@ from specrt_export.lower.projections import (
     find_matrix,
     find_projection,
     gated,
-    join_siblings,
     read_projection,
 )
 from specrt_export.lower.tiles import (
@@ -50,7 +46,7 @@ from specrt_export.lower.tiles import (
     tiled_scales,
     whole_tiles,
 )
-from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
+from specrt_export.lower.view import GraphView, Lowered
 
 SLOTS, POSITIONS = "slots", "positions"
 """Inputs [T]: the row of the KV buffers that each token belongs to, and where it stands there."""
@@ -60,37 +56,13 @@ def lower_cpu(
     portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
 ) -> Lowered:
     """Rewrite a portable graph; weights are read where the smallest format is looked for."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(portable)
-    fix_shapes(copy.graph, target.geometry, 1, target.max_length)
-    view = GraphView(copy, weights)
-    counts = Counts()
-    canonicalize(view, counts)
-    _fuse(view, target, counts)
-    _pack(view, target)
-    projections, embeddings = _emit_projections(view), _emit_embeddings(view)
-    counts["quantized"] = projections[0] + embeddings[0], projections[1] + embeddings[1]
-    fold_layouts(view)
-    model = view.tidy()
-    stamp_oldest_opset(model)
-    return Lowered(model, view.weights(), counts.ratios)
-
-
-def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
-    layers = len(view.nodes("Attention"))
-    turning = layers if view.nodes("Cos") else 0
-    fusion = fuse_attention(view, target.geometry, target.max_length, Attention(target.geometry))
-    counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
-    counts["qkv"] = fusion.joined, layers
+    view, counts = canonical_view(portable, weights, target)
+    attend(view, target, Attention(target.geometry), counts)
     _tabulate_angles(view, target.max_length)
     counts["gate_up"] = _fuse_gates(view)
-    join_siblings(view)
-    counts["skip_norm"] = fuse_skip_norm(view)
-    drop_reshapes(view)
-    fix_reshapes(view)
-    cheapen_argmax(view)
-    if target.confidence:
-        add_confidence(view)
+    fuse_the_rest(view, target, counts)
+    _pack(view, target)
+    return finish(view, _emit_projections(view), _emit_embeddings(view), counts)
 
 
 class Attention:

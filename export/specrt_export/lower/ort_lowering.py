@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from specrt.bundle import Geometry
-from specrt_export.lower.attention import GroupQueryAttention, fuse_attention
+from specrt_export.lower.attention import FusedKernel, GroupQueryAttention, fuse_attention
 from specrt_export.lower.canonical import (
     canonicalize,
     drop_reshapes,
@@ -36,8 +36,8 @@ def pad_to_even(view: GraphView) -> None:
     input_ids [1, S] ─ Pad ─ [1, S + S % 2]      rows [R] ─ Pad ─ [R + R % 2]
     logits [1, R + R % 2, V] ─ Slice ─ logits [1, R, V], and the same of argmax and confidence
     ```
-    MatMulNBits and GroupQueryAttention compute rows in pairs, and round a lone row otherwise. So a
-    row has the same bits at every width. The key of a pad lies behind the last token's, and is
+    Products and GroupQueryAttention compute rows in pairs, and round a lone row otherwise. So a row
+    has the same bits at every width. The key of a pad lies behind the last token's, and is
     overwritten before it is read.
     """
     _pad(view, "input_ids", axis=1)
@@ -83,28 +83,44 @@ def lower(
     portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
 ) -> Lowered:
     """Rewrite a portable graph, for one row; no weight is read."""
+    view, counts = canonical_view(portable, weights, target)
+    attend(view, target, GroupQueryAttention(view, target.geometry), counts)
+    pairs = gated(view)
+    fuse_the_rest(view, target, counts)
+    counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
+    projections = emit_projections(view, target.accuracy_level)
+    lowered = finish(view, projections, emit_embeddings(view), counts)
+    if target.even:
+        pad_to_even(view)
+        view.tidy()
+        stamp_oldest_opset(view.model)
+    return lowered
+
+
+def canonical_view(
+    portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
+) -> tuple[GraphView, Counts]:
+    """Return a copy of a portable graph in the form that the rewrites know, and their counts."""
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
     fix_shapes(copy.graph, target.geometry, 1, target.positions)
-    view = GraphView(copy, weights)
-    counts = Counts()
+    view, counts = GraphView(copy, weights), Counts()
     canonicalize(view, counts)
-    _fuse(view, target, counts)
-    _emit(view, target, counts)
-    if target.even:
-        view.tidy()
-        pad_to_even(view)
-    model = view.tidy()
-    stamp_oldest_opset(model)
-    return Lowered(model, view.weights(), counts.ratios)
+    return view, counts
 
 
-def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
-    """Replace groups of operators by the one that does it all."""
-    _attend(view, target, counts)
-    pairs = gated(view)
+def attend(view: GraphView, target: OrtTarget, kernel: FusedKernel, counts: Counts) -> None:
+    """Let a kernel take over attention."""
+    layers = len(view.nodes("Attention"))
+    turning = layers if view.nodes("Cos") else 0
+    fusion = fuse_attention(view, target.geometry, target.positions, kernel)
+    counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
+    counts["qkv"] = fusion.joined, layers
+
+
+def fuse_the_rest(view: GraphView, target: OrtTarget, counts: Counts) -> None:
+    """Replace what is left of groups of operators by the one that does it all."""
     join_siblings(view)
-    counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
     counts["skip_norm"] = fuse_skip_norm(view)
     drop_reshapes(view)
     fix_reshapes(view)
@@ -113,20 +129,13 @@ def _fuse(view: GraphView, target: OrtTarget, counts: Counts) -> None:
         add_confidence(view)
 
 
-def _attend(view: GraphView, target: OrtTarget, counts: Counts) -> None:
-    layers = len(view.nodes("Attention"))
-    turning = layers if view.nodes("Cos") else 0
-    fusion = fuse_attention(
-        view, target.geometry, target.positions, GroupQueryAttention(view, target.geometry)
-    )
-    counts["attention"], counts["rotary"] = (fusion.layers, layers), (fusion.rotated, turning)
-    counts["qkv"] = fusion.joined, layers
-
-
-def _emit(view: GraphView, target: OrtTarget, counts: Counts) -> None:
-    """Say it in ONNX Runtime's operators."""
-    projections = emit_projections(view, target.accuracy_level)
-    embeddings = emit_embeddings(view)
+def finish(
+    view: GraphView, projections: tuple[int, int], embeddings: tuple[int, int], counts: Counts
+) -> Lowered:
+    """Return the graph, given how many weights were emitted in codes, and of how many."""
     emitted, of = (a + b for a, b in zip(projections, embeddings, strict=True))
     counts["quantized"] = emitted, of
     fold_layouts(view)
+    model = view.tidy()
+    stamp_oldest_opset(model)
+    return Lowered(model, view.weights(), counts.ratios)

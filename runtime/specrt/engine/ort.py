@@ -33,9 +33,6 @@ from specrt.held_file import HeldFile
 TILE = 16
 """Positions of a group of keys, and lanes of a vector of values."""
 
-MOST_BINDINGS = 64
-"""Passes that stay bound."""
-
 
 @dataclass(frozen=True)
 class RowScores:
@@ -75,7 +72,9 @@ class OrtEngine:
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
         self._scores: dict[str, NDArray[Any]] = {}
-        self._bindings: dict[tuple[int, int], Any] = {}
+        self._binding: Any = None
+        self._bound = 0, 0
+        """Tokens and scored rows of the pass that is bound."""
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
@@ -116,44 +115,48 @@ class OrtEngine:
             self._positions[count:end] = range(feed.start, feed.start + len(feed.tokens))
             self._rows[scored:last] = range(end - feed.rows, end)
             count, scored = end, last
-        binding = self._bindings.get((count, scored)) or self._bind(count, scored)
-        run_bound(self._session, binding, count)
+        if self._bound != (count, scored):
+            self._bind(count, scored)
+        run_bound(self._session, self._binding, count)
         outputs, first = [], 0
         for feed in feeds:
             outputs.append(self._scored(first, 1, feed.rows))
             first += feed.rows
         return tuple(outputs)
 
-    def _bind(self, count: int, scored: int) -> Any:
-        """Bind a pass of so many tokens and scored rows; done once, then reused."""
+    def _bind(self, count: int, scored: int) -> None:
+        """Bind what has another size than in the pass before; KV buffers are bound once."""
         if self._session is None:
             raise EngineError(CLOSED)
+        if self._binding is None:
+            self._binding = self._session.io_binding()
+            for name, cache in self._caches.items():
+                bind_input(self._binding, name, cache)
+                bind_output(self._binding, f"present_{name}", cache)
+        tokens, rows = self._bound
+        self._bound = 0, 0  # an interruption leaves it half bound
         if not self._scores or len(self._scores["argmax"]) < scored:
             self._reserve_scores(scored)
-        elif len(self._bindings) >= MOST_BINDINGS:
-            self._bindings.clear()
-        binding = self._session.io_binding()
-        bind_input(binding, "input_ids", self._tokens[None, :count])
-        bind_input(binding, "slots", self._slots[:count])
-        bind_input(binding, "positions", self._positions[:count])
-        bind_input(binding, "rows", self._rows[:scored])
-        for name, cache in self._caches.items():
-            bind_input(binding, name, cache)
-            bind_output(binding, f"present_{name}", cache)
-        for name, memory in self._scores.items():
-            bind_output(binding, name, memory[None, :scored])
-        self._bindings[count, scored] = binding
-        return binding
+            rows = 0
+        if tokens != count:
+            bind_input(self._binding, "input_ids", self._tokens[None, :count])
+            bind_input(self._binding, "slots", self._slots[:count])
+            bind_input(self._binding, "positions", self._positions[:count])
+        if rows != scored:
+            bind_input(self._binding, "rows", self._rows[:scored])
+            for name, memory in self._scores.items():
+                bind_output(self._binding, name, memory[None, :scored])
+        self._bound = count, scored
 
     def _reserve_scores(self, rows: int) -> None:
-        """Allocate scores of so many rows; bindings of smaller memory end."""
+        """Allocate scores of so many rows, at least twice as many as before."""
+        most = max(rows, 2 * len(self._scores["argmax"])) if self._scores else rows
         self._scores = {
-            "argmax": np.zeros(rows, np.int64),
-            "logits": np.zeros((rows, self.geometry.vocab_size), np.float32),
+            "argmax": np.zeros(most, np.int64),
+            "logits": np.zeros((most, self.geometry.vocab_size), np.float32),
         }
         if any(o.name == "confidence" for o in self._session.get_outputs()):
-            self._scores["confidence"] = np.zeros(rows, np.float32)
-        self._bindings.clear()
+            self._scores["confidence"] = np.zeros(most, np.float32)
 
     def _scored(self, first: int, batch: int, rows: int) -> RowScores:
         """Return the scores of some rows that follow each other, as [batch, rows, ...]."""
@@ -173,10 +176,10 @@ class OrtEngine:
             cache[to, :, :count] = cache[source, :, :count]
 
     def close(self) -> None:
-        """Drop the session, the bindings and the KV buffers."""
-        self._bindings.clear()
+        """Drop the session, the binding and the KV buffers."""
         self._caches.clear()
-        self._session = None
+        self._session = self._binding = None
+        self._bound = 0, 0
         self._weights = ()
 
 

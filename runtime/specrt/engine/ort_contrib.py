@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import (
-    MOST_BINDINGS,
     RowScores,
     bind_input,
     bind_output,
@@ -21,12 +20,15 @@ from specrt.engine.ort import (
 from specrt.engine.protocol import CLOSED, Feed, pass_size
 from specrt.errors import EngineError
 
+MOST_BINDINGS = 64
+"""Passes that stay bound."""
+
 
 class ContribEngine:
     """A saved graph for one row, over the KV buffers of one or more.
 
     A row has the same bits beside any others, as it has a pass of its own, and at every width:
-    graphs of quantized weights pad their tokens to an even number, and have a position more for it.
+    graphs of targets pad their tokens to an even number, and have a position more for it.
 
     Shapes: the KV buffers of a row are [1, kv_heads, P, head_dim], P being `max_length` or one
         more.

@@ -23,7 +23,7 @@ Candidates = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class Output(Protocol):
-    """The result of a forward pass; views that the next pass of the same width overwrites."""
+    """The result of a forward pass; views that the next pass may overwrite."""
 
     @property
     def argmax(self) -> Tokens:

@@ -19,9 +19,8 @@ SPECRT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c,amx-tile,a
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/attention.hpp"
 #include "kernels/avx512.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 
 // Rows of a tile register. A pass has no fewer; its last rows lie in two panels where they must,
 // since to configure tiles for fewer takes longer than to multiply some rows twice.
@@ -217,15 +216,7 @@ bool supported() {
 
 }  // namespace
 
-extern const Kernels kAmx{"amx",
-                          supported,
-                          quantize_rows<Avx512>,
-                          multiply,
-                          multiply_all_floats<Avx512>,
-                          append_token,
-                          attend_tokens<Avx512>,
-                          read_all<Avx512>,
-                          multiply_only<Avx512>};
+extern const Kernels kAmx = kernels_of<Avx512>("amx", supported, multiply);
 
 }  // namespace specrt::kernels
 

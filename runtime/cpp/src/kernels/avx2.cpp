@@ -10,9 +10,8 @@ SPECRT_TARGET("avx2,fma,f16c")
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -23,15 +22,7 @@ using Vector = Avx2<false>;
 
 }  // namespace
 
-extern const Kernels kAvx2{"avx2",
-                           supported,
-                           quantize_rows<Vector>,
-                           multiply_all<Vector>,
-                           multiply_all_floats<Vector>,
-                           append_token,
-                           attend_tokens<Vector>,
-                           read_all<Vector>,
-                           multiply_only<Vector>};
+extern const Kernels kAvx2 = kernels_of<Vector>("avx2", supported);
 
 }  // namespace specrt::kernels
 

@@ -16,9 +16,8 @@ SPECRT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/attention.hpp"
 #include "kernels/avx512.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -28,15 +27,7 @@ bool supported() {
 
 }  // namespace
 
-extern const Kernels kAvx512Vnni{"avx512-vnni",
-                                 supported,
-                                 quantize_rows<Avx512>,
-                                 multiply_all<Avx512>,
-                                 multiply_all_floats<Avx512>,
-                                 append_token,
-                                 attend_tokens<Avx512>,
-                                 read_all<Avx512>,
-                                 multiply_only<Avx512>};
+extern const Kernels kAvx512Vnni = kernels_of<Avx512>("avx512-vnni", supported);
 
 }  // namespace specrt::kernels
 

@@ -12,9 +12,8 @@ namespace specrt::kernels {
 namespace {
 
 #define SPECRT_AVX_VNNI
-#include "kernels/attention.hpp"
 #include "kernels/avx2.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 
 bool supported() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -26,15 +25,7 @@ using Vector = Avx2<true>;
 
 }  // namespace
 
-extern const Kernels kAvxVnni{"avx-vnni",
-                              supported,
-                              quantize_rows<Vector>,
-                              multiply_all<Vector>,
-                              multiply_all_floats<Vector>,
-                              append_token,
-                              attend_tokens<Vector>,
-                              read_all<Vector>,
-                              multiply_only<Vector>};
+extern const Kernels kAvxVnni = kernels_of<Vector>("avx-vnni", supported);
 
 }  // namespace specrt::kernels
 

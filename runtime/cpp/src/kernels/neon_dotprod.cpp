@@ -11,8 +11,7 @@ SPECRT_TARGET("arch=armv8.2-a+dotprod")
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/attention.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 #include "kernels/neon.hpp"
 
 // HWCAP_ASIMDDP, which headers older than the instructions lack.
@@ -22,15 +21,7 @@ using Vector = Neon<false>;
 
 }  // namespace
 
-extern const Kernels kDotProd{"dotprod",
-                              supported,
-                              quantize_rows<Vector>,
-                              multiply_all<Vector>,
-                              multiply_all_floats<Vector>,
-                              append_token,
-                              attend_tokens<Vector>,
-                              read_all<Vector>,
-                              multiply_only<Vector>};
+extern const Kernels kDotProd = kernels_of<Vector>("dotprod", supported);
 
 }  // namespace specrt::kernels
 

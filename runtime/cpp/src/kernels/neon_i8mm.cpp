@@ -12,8 +12,7 @@ namespace specrt::kernels {
 namespace {
 
 #define SPECRT_I8MM
-#include "kernels/attention.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 #include "kernels/neon.hpp"
 
 // HWCAP2_I8MM, which headers older than the instructions lack.
@@ -23,15 +22,7 @@ using Vector = Neon<true>;
 
 }  // namespace
 
-extern const Kernels kI8mm{"i8mm",
-                           supported,
-                           quantize_rows<Vector>,
-                           multiply_all<Vector>,
-                           multiply_all_floats<Vector>,
-                           append_token,
-                           attend_tokens<Vector>,
-                           read_all<Vector>,
-                           multiply_only<Vector>};
+extern const Kernels kI8mm = kernels_of<Vector>("i8mm", supported);
 
 }  // namespace specrt::kernels
 

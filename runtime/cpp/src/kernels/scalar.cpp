@@ -6,8 +6,7 @@
 namespace specrt::kernels {
 namespace {
 
-#include "kernels/attention.hpp"
-#include "kernels/limits.hpp"
+#include "kernels/entry.hpp"
 
 struct Scalar {
   struct Floats {
@@ -171,14 +170,6 @@ bool supported() { return true; }
 
 }  // namespace
 
-extern const Kernels kScalar{"scalar",
-                             supported,
-                             quantize_rows<Scalar>,
-                             multiply_all<Scalar>,
-                             multiply_all_floats<Scalar>,
-                             append_token,
-                             attend_tokens<Scalar>,
-                             read_all<Scalar>,
-                             multiply_only<Scalar>};
+extern const Kernels kScalar = kernels_of<Scalar>("scalar", supported);
 
 }  // namespace specrt::kernels
