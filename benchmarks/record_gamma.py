@@ -29,7 +29,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt.tuning import measure_costs
 
 GAMMA = 4

@@ -14,7 +14,7 @@ from portable import zoo
 from portable.zoo import Exported
 from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.recipe import read_recipe
 from support.toy import byte_level

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from specrt.errors import SpecrtError
-from specrt.text import Tokenizer, read_prompts
+from specrt.text.prompt_file import read_prompts
+from specrt.text.tokenizer import Tokenizer
 
 from peerbench.catalog import HERE, PEERS, MissingError, Models, label
 from peerbench.conversion import PRECISIONS

@@ -25,7 +25,7 @@ from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Qual
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line, shortage
 from specrt.params import AUTO
 from specrt.system import available_bytes, how_to_install
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.check.equivalence import (
     Reference,
     check_engine,

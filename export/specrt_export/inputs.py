@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system import size
-from specrt.text import Tokenizer, read_prompts, read_text
+from specrt.text.prompt_file import read_prompts, read_text
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.graph import (
     Tokens,

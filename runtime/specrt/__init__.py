@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from specrt.aio import AsyncStream
-    from specrt.chat_template import ChatTemplate, read_template
     from specrt.completion import Chunk, Completion, Stream
     from specrt.errors import (
         BundleError,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from specrt.params import SamplingParams
     from specrt.sampling.distribution import Logprob
     from specrt.session import Session
+    from specrt.text.chat_template import ChatTemplate, read_template
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ _HOMES = {
     "AsyncStream": "aio",
     "BundleError": "errors",
     "CapacityError": "errors",
-    "ChatTemplate": "chat_template",
+    "ChatTemplate": "text.chat_template",
     "Chunk": "completion",
     "Completion": "completion",
     "EngineError": "errors",
@@ -69,7 +69,7 @@ _HOMES = {
     "Stream": "completion",
     "load": "loading",
     "open": "loading",
-    "read_template": "chat_template",
+    "read_template": "text.chat_template",
 }
 
 _ALIASES = {"open": "load"}

@@ -25,7 +25,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.target import check_verifier
 from specrt.system import trim_heap
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,7 +21,7 @@ from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.system import available_bytes, size
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import Tuning, read_tuning
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
-from specrt.chat_template import ChatTemplate, Message
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
+from specrt.text.chat_template import ChatTemplate, Message
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.support import rows, toys
 from specrt.generator import Generator
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import generator
 

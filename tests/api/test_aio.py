@@ -17,7 +17,7 @@ from scheduler.support import LONG, Gate, alone, rows, target_of
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 

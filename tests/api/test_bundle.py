@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import specrt
 from specrt.bundle import FORMAT, Bundle, Manifest, hash_file, read_manifest
-from specrt.chat_template import read_template
 from specrt.errors import BundleError
+from specrt.text.chat_template import read_template
 from support.bundles import listed, record
 
 

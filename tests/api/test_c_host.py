@@ -13,7 +13,7 @@ import pytest
 
 from specrt import c_host
 from specrt.generator import Generator
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from specrt.completion import Timings
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, byte_level, generator, near
 
 PARAMS = SamplingParams(max_tokens=30)

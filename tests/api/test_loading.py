@@ -16,7 +16,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.loading import LLM
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 

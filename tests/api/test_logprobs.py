@@ -23,7 +23,7 @@ from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, ranked
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
 from support.toy import TableEngine, generator, near, sentencepiece
 

@@ -16,7 +16,7 @@ from specrt.sampling.processors import PROCESSORS, ProcessorContext
 from specrt.speculation.drafters import DRAFTERS, DrafterSpec, NoDrafter
 from specrt.speculation.round import NOTHING, Passes, Proposal, Verdict
 from specrt.speculation.target import VERIFIERS, Verifier
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near
 
 PROMPT = [1, 2, 3, 4]

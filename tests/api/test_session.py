@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 
 from scheduler.support import target_of
-from specrt.chat_template import ChatTemplate
 from specrt.completion import Stream
 from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text.chat_template import ChatTemplate
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import (
     BOS,

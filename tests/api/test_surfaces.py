@@ -18,7 +18,7 @@ from specrt.generator import Generator
 from specrt.loading import LLM
 from specrt.params import SamplingParams
 from specrt.session import Session
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.toy import EOS
 
 PROMPT = "the thing"

@@ -19,7 +19,7 @@ from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
 
 CLOSED = "this generator was closed; open the bundle again"

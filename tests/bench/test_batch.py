@@ -12,7 +12,7 @@ from specrt.bench.batch import BatchLoad, measure_throughput, throughput_table
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 PROMPTS = [[i, 2, 3] for i in range(6)]

@@ -23,7 +23,7 @@ from specrt.bench.measure import (
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import COMMAND, Run
-from specrt.chat_template import ChatTemplate
 from specrt.cli.chat import Painter, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
-from specrt.text import Tokenizer
+from specrt.text.chat_template import ChatTemplate
+from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("opened")

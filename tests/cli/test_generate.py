@@ -11,10 +11,10 @@ import pytest
 
 from cli.conftest import Run
 from scheduler.support import rows
-from specrt.chat_template import ChatTemplate
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.chat_template import ChatTemplate
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 PROMPT = "def fibonacci(n):\n"
@@ -182,7 +182,7 @@ def test_control_tokens_of_a_prompt(
 ) -> None:
     """Parsed where the prompt is plain text and nothing forbids it; never in a message."""
     template = ChatTemplate("{{ messages[0].content }}</s>", {})
-    monkeypatch.setattr("specrt.chat_template.read_template", lambda _: template)
+    monkeypatch.setattr("specrt.text.chat_template.read_template", lambda _: template)
     path = written(tmp_path, ["a</s>"])
     for options, tokens in (([], 2), (["--no-parse-special"], 5), (["--chat"], 6)):
         for source in (("--prompt", "a</s>"), ("--prompts", path)):
@@ -195,7 +195,7 @@ def test_a_file_gives_a_line_for_each_prompt_in_order(
     cli: Run, toy: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
     template = ChatTemplate("<{{ messages[0].content }}>", {})
-    monkeypatch.setattr("specrt.chat_template.read_template", lambda _: template)
+    monkeypatch.setattr("specrt.text.chat_template.read_template", lambda _: template)
     asked = ("--prompts", written(tmp_path, TEXTS), "--max-tokens", 9, "--seed", 3)
     ran = cli("generate", tmp_path, *asked, *(["--chat"] if chat else []))
     assert (ran.status, ran.err) == (0, "")

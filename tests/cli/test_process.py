@@ -19,7 +19,7 @@ import pytest
 from cli.conftest import COMMAND
 from shared import REPOSITORY
 from specrt.errors import RequestError
-from specrt.text import read_text
+from specrt.text.prompt_file import read_text
 from specrt_export.recipe import COMPILERS
 
 

@@ -24,7 +24,7 @@ from specrt.errors import CapacityError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 

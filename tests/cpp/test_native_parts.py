@@ -20,11 +20,11 @@ from cpp import drafting, sampling
 from cpp.conftest import NativeCalls, onnxruntime_library
 from cpp.native_calls import Case, Document
 from specrt.bundle import Bundle
-from specrt.detokenizer import StopStrings
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
-from specrt.text import Tokenizer
+from specrt.text.detokenizer import StopStrings
+from specrt.text.tokenizer import Tokenizer
 from support.toy import STYLES, Style
 from support.toy import sentencepiece as written
 

@@ -22,7 +22,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Callback, Row
 from specrt.speculation.drafters import DRAFTERS
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import WordLevel
 
 from specrt.errors import BuildError, CheckpointError
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import (
     FEWEST,

@@ -21,7 +21,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.grammar import GrammarProcessor, Grammars
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.schemas import NESTED, STRUCTURES, Asked
 from support.toy import TableEngine, generator, near, sentencepiece
 

@@ -31,7 +31,7 @@ from specrt.sampling.processors import (
     RepetitionPenalty,
 )
 from specrt.speculation.drafters import DRAFTERS
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.toy import STYLES, Style, TableEngine, generator, near, sentencepiece
 
 SIZE = 12

@@ -12,7 +12,7 @@ from specrt.params import SamplingParams
 from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import padded
 from support.toy import TableEngine, near
 

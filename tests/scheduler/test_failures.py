@@ -26,13 +26,13 @@ from scheduler.support import (
     rows,
     shared_prompt,
 )
-from specrt.detokenizer import ByteDetokenizer
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.target import VERIFIERS, Verifier
-from specrt.text import Tokenizer
+from specrt.text.detokenizer import ByteDetokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
 from support.toy import TableEngine
 

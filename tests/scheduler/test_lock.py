@@ -17,7 +17,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import EngineLock
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 pytestmark = pytest.mark.skipif(

@@ -30,7 +30,7 @@ from specrt.scheduler.slots import READ_AGAIN
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
 
 BUILDS = [padded, packed, few_rows]

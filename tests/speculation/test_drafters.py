@@ -19,7 +19,7 @@ from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round, run_alone
 from specrt.speculation.target import VERIFIERS
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from speculation.support import PROMPT, Script, Whim, drafter_named, loop
 from support.rows import packed
 from support.toy import TableEngine, generator, near, plain

@@ -10,7 +10,7 @@ import pytest
 from specrt.params import SamplingParams
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import run_alone
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from speculation.support import PROMPT
 from support.toy import Call, TableEngine, generator, near, plain, run
 

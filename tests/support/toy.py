@@ -30,7 +30,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
-from specrt.text import Tokenizer as BundleTokenizer
+from specrt.text.tokenizer import Tokenizer as BundleTokenizer
 
 _ROWS = 1021
 _POWERS = np.array([pow(6364136223846793005, i + 1, 1 << 64) for i in range(1 << 14)], np.uint64)

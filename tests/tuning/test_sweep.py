@@ -14,7 +14,7 @@ from specrt.params import AUTO
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt.tuning import (
     PLAIN,
     Candidate,

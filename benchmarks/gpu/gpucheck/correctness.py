@@ -20,7 +20,7 @@ from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt_export.portable.graph import GraphRun
 
 Ids = NDArray[np.int64]

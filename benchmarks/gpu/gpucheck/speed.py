@@ -19,7 +19,7 @@ from specrt.bench.report import report
 from specrt.engine.protocol import Engine
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt.tuning import turned
 
 Clock = Callable[[], int]

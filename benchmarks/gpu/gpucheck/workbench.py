@@ -41,7 +41,7 @@ from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.speculation.pool import Models
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.network import CURRENT, profiles

@@ -54,7 +54,7 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.system import measure_bandwidth
-from specrt.text import PromptRecord, first_of_each, of_categories, read_prompts
+from specrt.text.prompt_file import PromptRecord, first_of_each, of_categories, read_prompts
 
 DEFAULT_PROMPTS = 24
 """Prompts measured without --limit, over all classes: about a minute for codelet."""

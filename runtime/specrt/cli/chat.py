@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE
-from specrt.chat_template import ChatTemplate, Message, NoTemplateError, read_template
 from specrt.cli.options import completion_options, print_notices, read_params
 from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
@@ -28,7 +27,9 @@ from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.session import Session
 from specrt.speculation.drafters import DRAFTERS
-from specrt.text import Tokenizer, decode_utf8
+from specrt.text.chat_template import ChatTemplate, Message, NoTemplateError, read_template
+from specrt.text.prompt_file import decode_utf8
+from specrt.text.tokenizer import Tokenizer
 
 
 class Interruption:

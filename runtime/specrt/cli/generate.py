@@ -28,7 +28,8 @@ from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
-from specrt.text import PromptRecord, Tokenizer, decode_utf8, read_prompts, read_text
+from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
+from specrt.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _encoded(source: Source, encode: Encode) -> Source:
 
 def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
     """Return what encodes a user's message, rendered by the bundle's chat template."""
-    from specrt.chat_template import read_template
+    from specrt.text.chat_template import read_template
 
     template = read_template(bundle)
     return lambda text: tokenizer.encode(template.render([{"role": "user", "content": text}]))

@@ -20,7 +20,7 @@ from specrt.errors import RequestError
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
-from specrt.text import read_text
+from specrt.text.prompt_file import read_text
 
 
 class InputFile(click.ParamType):  # type: ignore[type-arg]

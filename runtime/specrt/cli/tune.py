@@ -21,7 +21,7 @@ from specrt.loading import load
 from specrt.params import AUTO
 from specrt.records import LONGEST_TEXT
 from specrt.system import this_machine
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 from specrt.tuning import (
     FEWEST_PROMPTS,
     QUICK_SWEEP_S,

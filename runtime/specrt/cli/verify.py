@@ -16,7 +16,7 @@ from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.speculation.drafters import available_drafters
-from specrt.text import read_prompts
+from specrt.text.prompt_file import read_prompts
 
 
 @click.command("verify")

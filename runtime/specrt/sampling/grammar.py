@@ -14,7 +14,7 @@ import numpy as np
 from specrt.constraints import Constraint, with_real_dates
 from specrt.errors import RequestError, one_line
 from specrt.params import Row
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

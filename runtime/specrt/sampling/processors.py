@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import Callback, Row, SamplingParams
 from specrt.sampling.grammar import Grammars
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 
 
 class TokenCounts:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from specrt.completion import Chunk, Completion
-from specrt.detokenizer import StopStrings
 from specrt.errors import RequestError, one_line
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry, Ranked
@@ -18,7 +17,8 @@ from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import GammaPolicies
 from specrt.speculation.round import Round, Rounds
-from specrt.text import Tokenizer
+from specrt.text.detokenizer import StopStrings
+from specrt.text.tokenizer import Tokenizer
 
 
 class OutputProcessor:

@@ -28,7 +28,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Drafter, Passes, Proposal, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import TunedSetting
 
 CONTEXT = 200

@@ -10,7 +10,7 @@
 namespace specrt::native {
 
 // Byte-level decoders, and those of SentencePiece vocabularies: a mark for the space, and bytes as
-// tokens `<0x00>` to `<0xFF>`. See specrt.detokenizer.Spelling.
+// tokens `<0x00>` to `<0xFF>`. See specrt.text.detokenizer.Spelling.
 class Decoder {
  public:
   // Nothing for a decoder that looks at its neighbours. Throws std::runtime_error for what is no

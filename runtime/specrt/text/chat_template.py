@@ -19,7 +19,7 @@ from specrt.bundle import (
     read_manifest,
 )
 from specrt.errors import RequestError, SpecrtError
-from specrt.text import ChatPrompt
+from specrt.text.tokenizer import ChatPrompt
 
 Message = dict[str, str]
 
@@ -53,7 +53,7 @@ class ChatTemplate:
     """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        from specrt.template_sandbox import Sandbox
+        from specrt.text.template_sandbox import Sandbox
 
         if len(source) > MOST_SOURCE:
             raise RequestError(
@@ -88,7 +88,7 @@ class ChatTemplate:
         return ChatPrompt(render(messages), messages, render)
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        from specrt.template_sandbox import weight
+        from specrt.text.template_sandbox import weight
 
         given = weight(messages)
         self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)

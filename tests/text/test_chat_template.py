@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models
 
-from specrt.chat_template import ChatTemplate, read_template
 from specrt.errors import RequestError
+from specrt.text.chat_template import ChatTemplate, read_template
 from support.bundles import listed
 from support.chat_templates import KNOWN
 
@@ -82,7 +82,7 @@ def test_known_templates_render_as_in_transformers(name: str) -> None:
 
 ATTACK = """
 import json, resource, sys
-from specrt.chat_template import ChatTemplate
+from specrt.text.chat_template import ChatTemplate
 from specrt.errors import RequestError
 from support.chat_templates import HOSTILE
 ChatTemplate("{{ 1 }}", {}).render([])
