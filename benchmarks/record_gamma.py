@@ -30,7 +30,7 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
 from specrt.text.prompt_file import read_prompts
-from specrt.tuning import measure_costs
+from specrt.tuning.pass_timer import measure_costs
 
 GAMMA = 4
 """Of the rounds whose times are recorded."""

@@ -22,9 +22,16 @@ from pathlib import Path
 
 import specrt
 from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
-from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line, shortage
+from specrt.errors import (
+    BuildError,
+    CheckpointError,
+    SpecrtError,
+    how_to_install,
+    one_line,
+    shortage,
+)
 from specrt.params import AUTO
-from specrt.system import available_bytes, how_to_install
+from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.check.equivalence import (
     Reference,
@@ -34,7 +41,7 @@ from specrt_export.check.equivalence import (
 )
 from specrt_export.check.quality import QualityGate
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile import (
+from specrt_export.compile.compiler import (
     KV_BYTES,
     CompiledModel,
     Compiler,
@@ -54,7 +61,7 @@ from specrt_export.inputs import (
 )
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, read_graph, runs_here
-from specrt_export.quantize import Quantized, quantize
+from specrt_export.quantize.quantizer import Quantized, quantize
 from specrt_export.recipe import Recipe
 
 TOKENIZER_FILES = (

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from specrt.errors import CheckpointError
-from specrt.system import how_to_install
+from specrt.errors import CheckpointError, how_to_install
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:

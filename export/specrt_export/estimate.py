@@ -20,7 +20,7 @@ import click
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
-from specrt.system import size
+from specrt.system.memory import size
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe
 
 SHAPES = "shape.json"

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import BuildError, CheckpointError, RequestError
-from specrt.system import size
+from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint

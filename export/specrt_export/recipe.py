@@ -30,7 +30,7 @@ class CompilerSpec:
     """What a recipe may ask of one backend, and the class that compiles for it."""
 
     compiler: str
-    """A `specrt_export.compile.Compiler`, as `module:class`; imported when a build begins."""
+    """A `specrt_export.compile.compiler.Compiler`, as `module:class`; a build imports it."""
     precisions: tuple[str, ...] = PRECISIONS
     most_rows: int = MOST_ROWS
     """Rows of text that an engine may hold."""

@@ -6,6 +6,7 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class SpecrtError(Exception):
@@ -100,3 +101,15 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = str(error)
     return f"{type(error).__name__}: {one_line(text)}" if text.strip() else type(error).__name__
+
+
+_CLONE = Path(__file__).parents[2]
+
+_TARGETS = {"build": "make setup", "export": "make setup-export"}
+
+
+def how_to_install(extra: str, clone: Path = _CLONE) -> str:
+    """Return the command that installs an extra; in a clone a target of its Makefile."""
+    if extra in _TARGETS and (clone / "Makefile").is_file() and (clone / "engines").is_dir():
+        return _TARGETS[extra]
+    return f'pip install "specrt[{extra}]"'

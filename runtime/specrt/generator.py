@@ -24,7 +24,7 @@ from specrt.scheduler.scheduler import RequestSource, Scheduler
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.target import check_verifier
-from specrt.system import trim_heap
+from specrt.system.memory import trim_heap
 from specrt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

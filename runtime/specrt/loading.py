@@ -20,7 +20,7 @@ from specrt.records import shown
 from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
-from specrt.system import available_bytes, size
+from specrt.system.memory import available_bytes, size
 from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import Tuning, read_tuning
 

@@ -28,7 +28,8 @@ from specrt.bench.report import (
     verdict,
 )
 from specrt.params import SamplingParams
-from specrt.system import Bandwidth, Machine, last_cache_bytes, measure_bandwidth
+from specrt.system.machine import Machine
+from specrt.system.memory import Bandwidth, last_cache_bytes, measure_bandwidth
 
 AUTO = Configuration("auto", "model")
 LOSING = Configuration(4, "model")
@@ -137,7 +138,7 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_bandwidth_is_of_the_fastest_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0, 500, 1000, 1250, 2000, 3000])
-    monkeypatch.setattr("specrt.system.perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr("specrt.system.memory.perf_counter_ns", lambda: next(times))
     assert measure_bandwidth(2, MIB, reads=3) == Bandwidth(MIB / 250e-9, MIB, 2, 3)
 
 

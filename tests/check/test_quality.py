@@ -17,7 +17,7 @@ from specrt.bundle import Geometry
 from specrt_export.check.quality import GraphScorer, divergences, measure, sensitivities
 from specrt_export.portable.graph import GraphRun, Logits, Tokens, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

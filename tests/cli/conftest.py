@@ -17,7 +17,7 @@ import pytest
 from specrt.cli import run
 from specrt.generator import Generator
 from specrt.speculation.round import Verdict
-from specrt.system import measure_bandwidth
+from specrt.system.memory import measure_bandwidth
 
 COMMAND = [
     sys.executable,

@@ -18,7 +18,7 @@ from specrt.bundle import Bundle
 from specrt.cli.build import tune_quickly
 from specrt.cli.options import ProgressLine
 from specrt.params import AUTO, SamplingParams
-from specrt.tuning import PLAIN, Candidate, SweepPlan
+from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan
 from specrt.tuning.tuning_record import FILE_NAME, read_tuning
 
 

@@ -13,7 +13,7 @@ import pytest
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import read_graph
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 MIB = 1 << 20
 VOCABULARY, GATES = 600_000, 200_000
@@ -22,7 +22,7 @@ MEASURED = r"""
 import os, re, sys
 from pathlib import Path
 import numpy as np
-import specrt_export.quantize as quantization
+import specrt_export.quantize.quantizer as quantization
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import lazy_tensor, tiles
 from specrt_export.precision import Precision

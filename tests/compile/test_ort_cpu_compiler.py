@@ -23,7 +23,7 @@ from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 from support.kernels import without_kernels
 
 

@@ -24,7 +24,7 @@ from cpp.native_calls import Document
 from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
-from specrt.system import this_machine
+from specrt.system.machine import this_machine
 from specrt.tuning.tuning_record import TunedSetting, Tuning, read_tuning
 
 READ = [

@@ -25,12 +25,12 @@ from specrt.engine.tensorrt.passes import KV_TYPES, expected
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose
-from specrt.system import Machine
+from specrt.system.machine import Machine
 from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
 from specrt.tuning.tuning_record import TunedSetting, Tuning
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 from support.kernels import without_kernels
 
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"

@@ -21,7 +21,7 @@ from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import geometry_of, read_graph
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 from support.kernels import without_kernels
 
 BATCH, MAX_LENGTH, MAX_WIDTH, CAPTURES = 3, 96, 24, 9

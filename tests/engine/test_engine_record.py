@@ -26,7 +26,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import SpecrtError
-from specrt.system import Gpu, Survey
+from specrt.system.gpu import Gpu, Survey
 from support.tensorrt_double import (
     PREFILL,
     draft_profiles,

@@ -17,7 +17,7 @@ from specrt.bundle import Geometry
 from specrt.engine import ort_cuda
 from specrt.engine.ort_cuda import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
-from specrt.system import Devices
+from specrt.system.gpu import Devices
 
 
 def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(opener: Opener) -> None:

@@ -22,7 +22,7 @@ from specrt.engine.tensorrt.library import (
 )
 from specrt.engine.tensorrt.plan import WHOLE, TrtPlan, Wants, check_header, open_plan, supply
 from specrt.errors import EngineError
-from specrt.system import Gpu, Survey
+from specrt.system.gpu import Gpu, Survey
 from support.cuda_double import MACHINE, DoubleDevice
 from support.tensorrt_double import (
     CacheDouble,

@@ -19,7 +19,7 @@ from specrt.engine.backends import host_bytes
 from specrt.errors import BuildError, BundleError, EngineError, RecipeError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
-from specrt_export.compile import CompiledModel, LoweredModel, Progress
+from specrt_export.compile.compiler import CompiledModel, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
 from specrt_export.compile.ort_cuda_compiler import on_cpu
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS

@@ -15,7 +15,7 @@ import pytest
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
-from specrt.system import Bandwidth
+from specrt.system.memory import Bandwidth
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
 
@@ -116,7 +116,7 @@ def test_several_recipes_are_held_to_the_bandwidth_that_bench_measures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = Bandwidth(40e9, 1 << 28, 2, 12)
-    monkeypatch.setattr("specrt.system.measure_bandwidth", lambda threads: measured)
+    monkeypatch.setattr("specrt.system.memory.measure_bandwidth", lambda threads: measured)
     recipes = [str(ENGINES / name / "recipe.toml") for name in ("codelet", "qwen3-8b")]
     assert run(["build", "--dry-run", *recipes]) == 0
     lines = capsys.readouterr().out.splitlines()

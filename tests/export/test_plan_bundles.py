@@ -22,10 +22,10 @@ from specrt.engine.backends import host_bytes
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import is_installed, open_library
 from specrt.errors import BuildError, EngineError
-from specrt.system import survey
+from specrt.system.gpu import survey
 from specrt_export.builder import build, is_fresh
-from specrt_export.compile import LoweredModel
 from specrt_export.compile import tensorrt_compiler as plan
+from specrt_export.compile.compiler import LoweredModel
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.recipe import Recipe, read_recipe
 

@@ -22,7 +22,7 @@ from gpucheck.workbench import Built, Workbench
 
 from specrt.engine.protocol import CudaGraphs
 from specrt.generator import Generator
-from specrt.system import Gpu, Survey
+from specrt.system.gpu import Gpu, Survey
 from support.cuda_double import DoubleDevice
 from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near

@@ -16,7 +16,7 @@ from specrt.engine.ort_cuda import OrtCudaEngine, missing, unloadable
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import GraphRun
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 _LACKS = missing() or unloadable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_LACKS), reason=_LACKS or "runs here")]

@@ -11,10 +11,10 @@ from typing import Any
 import onnx
 
 from specrt_export.check.equivalence import TOLERANCES, check_engine, max_width
-from specrt_export.compile import Compiler, GraphSource, LoweredModel
+from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import GraphRun
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 from specrt_export.recipe import (
     COMPILERS,
     EngineOptions,

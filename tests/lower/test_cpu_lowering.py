@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from lower.lowering import Case, Lowering, lowered
 from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures
 from specrt.engine.ort import silent_options
-from specrt_export.compile import GraphSource
+from specrt_export.compile.compiler import GraphSource
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 Array = NDArray[Any]
 

@@ -16,13 +16,14 @@ from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.ort_cuda import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import TOLERANCES
-from specrt_export.compile import GraphSource, ort_cuda_compiler
+from specrt_export.compile import ort_cuda_compiler
+from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
 

@@ -12,13 +12,13 @@ import pytest
 
 from lower.lowering import NEW, OLD, Lowering, lowered
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
-from specrt_export.compile import GraphSource
+from specrt_export.compile.compiler import GraphSource
 from specrt_export.lint import lint
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.lower.tensorrt_lowering import form_of, mark_decomposable
 from specrt_export.portable.graph import read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

@@ -9,7 +9,7 @@ import pytest
 
 from specrt_export.portable.graph import GraphRun, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 
 pytestmark = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

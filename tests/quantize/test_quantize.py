@@ -19,8 +19,8 @@ from specrt.errors import BuildError, CheckpointError
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize import GRAPH, WEIGHTS, Quantized, quantize
 from specrt_export.quantize.codes import decode, encode, unpack
+from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, Quantized, quantize
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -149,7 +149,7 @@ def test_slices_do_not_show(
     draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = quantize(*draft, tmp_path / "whole", Precision.of("int4"))
-    monkeypatch.setattr("specrt_export.quantize.SLICE", 1000)
+    monkeypatch.setattr("specrt_export.quantize.quantizer.SLICE", 1000)
     sliced = quantize(*draft, tmp_path / "sliced", Precision.of("int4"))
     for name in (GRAPH, WEIGHTS):
         assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.engine.tensorrt.device import ALIGNMENT, CudaDevice
-from specrt.system import Gpu, Survey
+from specrt.system.gpu import Gpu, Survey
 
 MACHINE = Survey((Gpu(0, "A GPU", "8.9", 8 << 30), Gpu(1, "B GPU", "8.9", 8 << 30)), "", (13, 0))
 POISON, ALWAYS = 0xA5, 0

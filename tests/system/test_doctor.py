@@ -13,8 +13,11 @@ import pytest
 
 from specrt.engine import ort_cuda
 from specrt.engine.tensorrt import library
-from specrt.system import Devices, Gpu, Survey, doctor, how_to_install, read_jetson
+from specrt.errors import how_to_install
+from specrt.system import doctor
 from specrt.system.doctor import Check, fits
+from specrt.system.gpu import Devices, Gpu, Survey
+from specrt.system.machine import read_jetson
 
 NO_DRIVER = "no NVIDIA driver: libcuda.so.1 is not there"
 TEGRA = "# R{} (release), REVISION: {}, GCID: 38968081, BOARD: generic, EABI: x\n"

@@ -9,17 +9,9 @@ from typing import Any
 
 import pytest
 
-from specrt.system import (
-    Devices,
-    Gpu,
-    Machine,
-    Survey,
-    available_bytes,
-    find_devices,
-    survey,
-    this_machine,
-    vector_units,
-)
+from specrt.system.gpu import Devices, Gpu, Survey, find_devices, survey
+from specrt.system.machine import Machine, this_machine, vector_units
+from specrt.system.memory import available_bytes
 
 X86 = """processor\t: 0
 cpu family\t: 6

@@ -18,7 +18,7 @@ from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import shared_widths
 from specrt.speculation.pool import Models
 from specrt.text.tokenizer import Tokenizer
-from specrt.tuning import CONTEXT, measure_costs, rising
+from specrt.tuning.pass_timer import CONTEXT, measure_costs, rising
 from support.rows import PackedTable
 from support.toy import TableEngine, TableOutput
 from tuning.conftest import Clock

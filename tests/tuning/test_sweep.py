@@ -15,14 +15,7 @@ from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text.tokenizer import Tokenizer
-from specrt.tuning import (
-    PLAIN,
-    Candidate,
-    SweepPlan,
-    SweepResult,
-    plan_effort,
-    sweep,
-)
+from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan, SweepResult, plan_effort, sweep
 from support.toy import TableEngine, near
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))

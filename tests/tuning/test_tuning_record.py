@@ -18,7 +18,7 @@ from specrt.engine.backends import backend_named
 from specrt.errors import BundleError
 from specrt.params import AUTO
 from specrt.speculation.costs import Costs
-from specrt.system import this_machine
+from specrt.system.machine import this_machine
 from specrt.tuning.tuning_record import (
     FILE_NAME,
     FORMAT,

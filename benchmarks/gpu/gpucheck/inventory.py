@@ -13,7 +13,8 @@ from gpucheck.evidence import Evidence, Facts
 from gpucheck.settings import ROOT
 from specrt.engine.tensorrt.library import FLAVOURS, lacks_to_build, lacks_to_run, open_library
 from specrt.errors import SpecrtError
-from specrt.system import Survey, read_jetson, survey
+from specrt.system.gpu import Survey, survey
+from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
     "specrt", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "transformers",

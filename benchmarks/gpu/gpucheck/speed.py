@@ -20,7 +20,7 @@ from specrt.engine.protocol import Engine
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
 from specrt.text.prompt_file import read_prompts
-from specrt.tuning import turned
+from specrt.tuning.pass_timer import turned
 
 Clock = Callable[[], int]
 Key = TypeVar("Key")

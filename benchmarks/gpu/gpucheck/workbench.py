@@ -51,7 +51,7 @@ from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, wri
 from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.precision import SCALED, Precision
-from specrt_export.quantize import quantize
+from specrt_export.quantize.quantizer import quantize
 from specrt_export.recipe import PlanOptions, read_recipe
 
 RTX = "tensorrt-rtx"

@@ -15,7 +15,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.compile import KV_BYTES
+from specrt_export.compile.compiler import KV_BYTES
 from specrt_export.compile.tensorrt_compiler import LoweredEngine
 from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens
 

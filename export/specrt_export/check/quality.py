@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry, Quality
 from specrt.engine.protocol import Engine, Feed, PackedEngine
 from specrt.errors import BuildError
-from specrt_export.compile import GraphSource
+from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.external_data import external_tensors, location
 from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens, read_graph, runs_here
-from specrt_export.quantize import WEIGHTS, Quantized, Stored, graft
+from specrt_export.quantize.quantizer import WEIGHTS, Quantized, Stored, graft
 from specrt_export.recipe import EngineOptions, QualityOptions
 
 _ROWS = 16

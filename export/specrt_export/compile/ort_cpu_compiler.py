@@ -19,7 +19,7 @@ from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
-from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,

@@ -15,7 +15,7 @@ from specrt.bundle import Geometry
 from specrt.engine.ort_cuda import CAPTURED, OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
-from specrt_export.compile import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import move_engine
 from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folder
 from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes, write_engine

@@ -49,7 +49,8 @@ import onnx
 from specrt.engine.tensorrt.engine_record import FORMAT, BuildSetting, EngineRecord, Profile
 from specrt.engine.tensorrt.library import FLAVOURS, Library, Log, Message
 from specrt.errors import BuildError
-from specrt.system import available_bytes, survey
+from specrt.system.gpu import survey
+from specrt.system.memory import available_bytes
 from specrt_export.compile.monitor import (
     Progress,
     Watch,

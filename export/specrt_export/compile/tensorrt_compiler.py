@@ -21,8 +21,15 @@ from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Token
 from specrt.engine.tensorrt.engine_record import FILE_NAME, KV_LENGTH, PLAN, least_length
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError, first_line
-from specrt.system import available_bytes, survey
-from specrt_export.compile import KV_BYTES, CompiledModel, GraphSource, LoweredModel, Progress
+from specrt.system.gpu import survey
+from specrt.system.memory import available_bytes
+from specrt_export.compile.compiler import (
+    KV_BYTES,
+    CompiledModel,
+    GraphSource,
+    LoweredModel,
+    Progress,
+)
 from specrt_export.compile.network import CURRENT, check_options, profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
 from specrt_export.lint import lint

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import BuildError, CheckpointError
-from specrt.system import size
+from specrt.system.memory import size
 
 STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),

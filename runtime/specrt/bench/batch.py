@@ -14,7 +14,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.drafters import ForcedDrafter
-from specrt.tuning import turned
+from specrt.tuning.pass_timer import turned
 
 _WARM_UP_TOKENS = 8
 

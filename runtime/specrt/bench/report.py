@@ -18,7 +18,8 @@ from specrt.bundle import Manifest, ModelRecord
 from specrt.completion import SpeculationStats
 from specrt.engine.backends import backend_named
 from specrt.params import AUTO, SamplingParams
-from specrt.system import Bandwidth, Machine, size, this_machine
+from specrt.system.machine import Machine, this_machine
+from specrt.system.memory import Bandwidth, size
 
 ALL = "all"
 """The class of every prompt, where there is more than one."""

@@ -19,7 +19,7 @@ from specrt.engine.kernels import KERNELS, missing_kernels
 from specrt.engine.onnx_file import fields_of, mapped_weights
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
-from specrt.tuning import turned
+from specrt.tuning.pass_timer import turned
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 128)
 """Rows of the passes that are timed, as far as the bundle takes them."""

@@ -53,7 +53,7 @@ from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
-from specrt.system import measure_bandwidth
+from specrt.system.memory import measure_bandwidth
 from specrt.text.prompt_file import PromptRecord, first_of_each, of_categories, read_prompts
 
 DEFAULT_PROMPTS = 24

@@ -16,8 +16,8 @@ import click
 from specrt.bundle import BUILD_ROOT, read_manifest
 from specrt.cli.options import print_notices, progress
 from specrt.engine.backends import backend_named, notices
-from specrt.errors import BuildError, shortage
-from specrt.system import how_to_install, size
+from specrt.errors import BuildError, how_to_install, shortage
+from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _one(
 
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
-    from specrt.system import available_bytes, measure_bandwidth
+    from specrt.system.memory import available_bytes, measure_bandwidth
     from specrt_export.estimate import estimate
     from specrt_export.recipe import COMPILERS
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.cli.options import progress
-from specrt.errors import ExportError
-from specrt.system import how_to_install, size
+from specrt.errors import ExportError, how_to_install
 from specrt.system.doctor import EXPORTERS
+from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport

@@ -14,8 +14,8 @@ from specrt.cli.options import graphs_text, table
 from specrt.engine.backends import backend_of
 from specrt.engine.kernels import CONTRIB
 from specrt.params import AUTO
-from specrt.system import size
 from specrt.system.doctor import abilities, libraries, machine
+from specrt.system.memory import size
 from specrt.tuning.tuning_record import read_tuning
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrt.errors import BuildError
-from specrt.system import how_to_install, size
+from specrt.errors import BuildError, how_to_install
+from specrt.system.memory import size
 
 if TYPE_CHECKING:
     import onnx

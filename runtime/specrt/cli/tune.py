@@ -20,14 +20,14 @@ from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO
 from specrt.records import LONGEST_TEXT
-from specrt.system import this_machine
+from specrt.system.machine import this_machine
 from specrt.text.prompt_file import read_prompts
-from specrt.tuning import (
+from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning.sweep import (
     FEWEST_PROMPTS,
     QUICK_SWEEP_S,
     SWEEP_S,
     check_prompts,
-    measure_costs,
     plan_effort,
     spread,
     sweep,

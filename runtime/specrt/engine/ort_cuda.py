@@ -30,7 +30,7 @@ from specrt.engine.protocol import (
 )
 from specrt.errors import EngineError, first_line
 from specrt.held_file import HeldFile, hold_folder
-from specrt.system import find_devices
+from specrt.system.gpu import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
 

@@ -13,7 +13,10 @@ from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
 from specrt.engine.kernels import SWITCH, install_kernels, instruction_sets, missing_kernels
 from specrt.engine.tensorrt.library import form_of
-from specrt.system import Jetson, Survey, how_to_install, read_jetson, size, survey, vector_units
+from specrt.errors import how_to_install
+from specrt.system.gpu import Survey, survey
+from specrt.system.machine import Jetson, read_jetson, vector_units
+from specrt.system.memory import size
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from specrt.params import AUTO, Gamma
 from specrt.records import Count, Interval, read
 from specrt.speculation.costs import Costs, shared_widths
 from specrt.speculation.drafters import DRAFTERS
-from specrt.system import Machine, this_machine
+from specrt.system.machine import Machine, this_machine
 
 FORMAT = 2
 

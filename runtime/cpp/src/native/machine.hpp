@@ -7,7 +7,7 @@
 
 namespace specrt::native {
 
-// Where something was measured; see specrt.system.Machine.
+// Where something was measured; see specrt.system.machine.Machine.
 struct Machine {
   std::string cpu;
   std::string vector_units;

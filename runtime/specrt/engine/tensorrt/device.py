@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from specrt.errors import EngineError
-from specrt.system import Survey, survey
+from specrt.system.gpu import Survey, survey
 
 ALIGNMENT = 256
 """Of every address that is bound to a tensor of a plan."""

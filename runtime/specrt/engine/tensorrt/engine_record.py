@@ -14,7 +14,8 @@ from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library,
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import BundleError, EngineError
 from specrt.records import Count, Interval, read
-from specrt.system import Survey, size, survey
+from specrt.system.gpu import Survey, survey
+from specrt.system.memory import size
 
 FORMAT = 1
 

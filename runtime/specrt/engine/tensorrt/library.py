@@ -16,7 +16,7 @@ from typing import Any
 
 from specrt.engine.tensorrt.device import cuda_bindings
 from specrt.errors import EngineError, did_you_mean
-from specrt.system import Survey, survey
+from specrt.system.gpu import Survey, survey
 
 SEVERITIES = ("internal error", "error", "warning", "info", "verbose")
 """Of TensorRT's messages, the worst first, numbered as TensorRT numbers them."""

@@ -1,0 +1,97 @@
+"""Compilers: one module a backend, each from a portable graph to a saved engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specrt.bundle import Geometry
+from specrt.engine.protocol import Engine
+
+KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of one number of the KV buffers, by what an engine computes in."""
+
+Progress = Callable[[str, float], None]
+"""Called with the stage that begins and the fraction of the work that is done."""
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A portable graph, and the folder of its weights."""
+
+    graph: Path
+    weights: Path
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """A graph in the operators of a backend, its weights beside it: what an engine is made of."""
+
+    role: str
+    folder: Path
+    geometry: Geometry
+    compute: str
+    """`fp32`, `fp16` or `bf16`."""
+    model_type: str
+    fused: dict[str, str]
+    """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
+    weight_bytes: int = 0
+    """What its weights take once an engine is opened."""
+    warning: str = ""
+    """What may keep this machine from checking or compiling it, and the remedy."""
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A saved engine, and what is known about it."""
+
+    file: str
+    """Name of the engine within its folder."""
+    weight_bytes: int
+
+
+class Compiler(Protocol):
+    """Compiles the models of one recipe for one backend: check, lower, score, compile.
+
+    A class takes the recipe and the name of the backend; `specrt_export.recipe.COMPILERS` lists it.
+    """
+
+    def check(self, role: str, *, measured: bool) -> None:
+        """Refuse, before any work, what the backend's library would refuse after it.
+
+        `measured` is whether the model will be scored on a calibration text.
+        Raises: SpecrtError.
+        """
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of whatever decides the bytes of an engine.
+
+        Raises: EngineError where a library is missing.
+        """
+
+    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+        """Write the lowered graph of a model, and its weights, into a new folder.
+
+        Raises: BuildError, CheckpointError, ExportError.
+        """
+
+    def score(
+        self, lowered: LoweredModel, max_width: int, *, exact: bool = False
+    ) -> AbstractContextManager[Engine]:
+        """Open a lowered graph as an engine on this machine's CPU, for passes up to a width.
+
+        `exact` is for comparing with the portable graph: activations are not rounded then.
+        Raises: SpecrtError.
+        """
+
+    def compile(
+        self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
+    ) -> CompiledModel:
+        """Write the engine of a lowered graph into a folder.
+
+        `previous` is where an older engine of the model may be.
+        Raises: BuildError; KeyboardInterrupt.
+        """

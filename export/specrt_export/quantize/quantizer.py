@@ -1,0 +1,440 @@
+"""Weight-only quantization: a portable graph whose weights are stored in another precision."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specrt.errors import BuildError
+from specrt_export.portable.external_data import (
+    DataFile,
+    Floats,
+    Region,
+    StoredTensor,
+    external_tensors,
+    location,
+    narrow,
+    widen,
+)
+from specrt_export.portable.graph import PRECISION, read_graph
+from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, Precision
+from specrt_export.quantize.codes import FP8, decode, encode, pack
+
+GRAPH, WEIGHTS = "graph.onnx", "weights.data"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized portable graph on disk."""
+
+    folder: Path
+    precision: Precision
+    stored: tuple[Stored, ...]
+
+    @property
+    def graph(self) -> Path:
+        """The graph; its weights are in the same folder."""
+        return self.folder / GRAPH
+
+
+def quantize(
+    graph: Path,
+    checkpoint: Path,
+    folder: Path,
+    precision: Precision,
+    progress: Callable[[float], None] = lambda done: None,
+) -> Quantized:
+    """Write `graph.onnx` and `weights.data` into a new folder.
+
+    What a precision is not about, such as norms and biases, is copied as fp32: a type that a
+    quantized graph stores is the one that was asked for. No tensor is ever whole in memory, unless
+    it has to be turned.
+    Raises: ExportError, CheckpointError, BuildError.
+    """
+    model = read_graph(graph)
+    folder.mkdir(parents=True)
+    with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
+        stored = _write_chosen(model, checkpoint, precision, store, progress)
+        graft(model, stored)
+        _keep_rest(model, checkpoint, store)
+    model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
+    data = model.SerializeToString(deterministic=True)
+    (folder / GRAPH).write_bytes(data)
+    return Quantized(folder, precision, tuple(stored))
+
+
+def _write_chosen(
+    model: onnx.ModelProto,
+    checkpoint: Path,
+    precision: Precision,
+    store: Store,
+    progress: Callable[[float], None],
+) -> list[Stored]:
+    tensors = {tensor.name: tensor for tensor in external_tensors(model)}
+    choices = choose(model, precision)
+    stored = []
+    for number, choice in enumerate(choices):
+        progress(number / len(choices))
+        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint)))
+    return stored
+
+
+def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
+    """Copy the weights still in the checkpoint as fp32, without the casts that followed them."""
+    left = {t.name: t for t in external_tensors(model) if location(t) != WEIGHTS}
+    for tensor in left.values():
+        tensor.CopyFrom(store.keep(StoredTensor(tensor, checkpoint)))
+    cast = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Cast"}
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if cast.get(name) in left:
+                node.input[index] = cast[name]
+    prune(model)
+
+
+def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
+    """Let each use of a chosen weight read its stored form; drop what nothing reads any more.
+
+        codes, scales ── DequantizeLinear ─┐
+        fp16 or bf16 ─── Cast ─────────────┴─ (Transpose) ── Transpose, Gemm or Gather
+
+    The transposition in brackets is there for a weight that was turned to be stored.
+    """
+    nodes = {node.name: node for node in model.graph.node}
+    added: list[onnx.NodeProto] = []
+    for one in stored:
+        model.graph.initializer.extend(one.tensors)
+        nodes_of_weight = _restore(one)
+        added.extend(nodes_of_weight)
+        for use in one.choice.uses:
+            nodes[use.node].input[use.input] = nodes_of_weight[-1].output[0]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*added, *rest])
+    prune(model)
+
+
+def _restore(one: Stored) -> list[onnx.NodeProto]:
+    """Return the nodes that make fp32 weights of stored ones."""
+    choice, names = one.choice, [tensor.name for tensor in one.tensors]
+    if choice.precision in SCALED:
+        nodes = [_node("DequantizeLinear", choice.name, names, axis=1, block_size=choice.block)]
+    else:
+        nodes = [_node("Cast", choice.name, names, to=TensorProto.FLOAT)]
+    if choice.turned:
+        nodes.append(_node("Transpose", choice.name, nodes[0].output, perm=[1, 0]))
+    return nodes
+
+
+def _node(op_type: str, name: str, inputs: Iterable[str], **attributes: Any) -> onnx.NodeProto:
+    full = f"{name}/{op_type}"
+    return helper.make_node(op_type, list(inputs), [full], full, **attributes)
+
+
+def prune(model: onnx.ModelProto) -> None:
+    """Drop nodes and initializers that no output is made from."""
+    graph = model.graph
+    maker = {output: node for node in graph.node for output in node.output}
+    needed, wanted = set[str](), [output.name for output in graph.output]
+    while wanted:
+        name = wanted.pop()
+        if name not in needed:
+            needed.add(name)
+            node = maker.get(name)
+            wanted.extend(node.input if node is not None else ())
+    nodes = [node for node in graph.node if needed.intersection(node.output)]
+    used = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(used)
+
+
+_BLOCKS = (*reversed(BLOCKS), SMALLEST_BLOCK)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a graph reads a weight."""
+
+    node: str
+    """Name of the node; nodes of a portable graph have one each."""
+    input: int
+    role: str
+    """`layers`, `embedding` or `head`."""
+    turned: bool
+    """Whether the weight is [K, N] here, rather than [N, K] followed by a transposition."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A weight [N, K], what it is stored as, and who reads it in that form."""
+
+    weight: str
+    precision: str
+    block: int
+    """0 for fp32, fp16 and bf16."""
+    uses: tuple[Use, ...]
+    turned: bool
+    positive: bool = False
+    """Whether its scales must be positive."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor that is stored."""
+        return f"{self.weight}.{self.precision}"
+
+    @property
+    def group(self) -> str:
+        """The part of the model it belongs to: `layer 3`, `embedding`, `head`."""
+        number = re.search(r"\.(\d+)\.", self.weight)
+        roles = sorted({use.role for use in self.uses})
+        if roles == ["layers"] and number:
+            return f"layer {number[1]}"
+        return self.weight if roles == ["layers"] else " and ".join(roles)
+
+
+def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
+    """Return every weight that is stored as its precision says, in the graph's order.
+
+    A weight whose inner size no block divides stays as it is. One that is read in two roles of
+    different precisions is stored once for each.
+    """
+    readers = _readers(model.graph)
+    head = _head(model.graph)
+    choices = []
+    for tensor in external_tensors(model):
+        if len(tensor.dims) != 2:
+            continue
+        uses = list(_uses(tensor.name, readers, head))
+        by_precision: dict[str, list[Use]] = defaultdict(list)
+        for use in uses:
+            by_precision[getattr(precision, use.role)].append(use)
+        for name, readers_of_one in by_precision.items():
+            choice = _choice(tensor, name, precision, tuple(readers_of_one))
+            if choice is not None:
+                choices.append(choice)
+    return choices
+
+
+def _choice(
+    tensor: onnx.TensorProto, name: str, precision: Precision, uses: tuple[Use, ...]
+) -> Choice | None:
+    turned = uses[0].turned
+    if name == "fp32" or any(use.turned != turned for use in uses):
+        return None
+    if name in SCALED:
+        inner = tensor.dims[0 if turned else 1]
+        block = fitting_block(inner, precision.block_of(name, inner))
+        positive = precision.positive
+        return Choice(tensor.name, name, block, uses, turned, positive) if block else None
+    return Choice(tensor.name, name, 0, uses, turned)
+
+
+def fitting_block(inner: int, largest: int) -> int:
+    """Return the largest block up to the asked one that divides an inner size; 0 if none does.
+
+    A whole row is one that fits.
+    """
+    if largest == inner:
+        return inner
+    return next((b for b in _BLOCKS if b <= largest and inner % b == 0), 0)
+
+
+Readers = dict[str, list[tuple[onnx.NodeProto, int]]]
+
+
+def _readers(graph: onnx.GraphProto) -> Readers:
+    readers: Readers = defaultdict(list)
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            readers[name].append((node, index))
+    return readers
+
+
+def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
+    """Yield where a weight, cast to fp32 or not, is multiplied with or looked up in.
+
+    weight ─ (Cast) ─┬─ Transpose ── MatMul
+                     ├─ Gemm, MatMul
+                     └─ Gather, by input_ids
+    """
+    for node, index in readers[weight]:
+        if node.op_type == "Cast":
+            yield from _uses(node.output[0], readers, head)
+        elif node.op_type == "Transpose":
+            products = [
+                product.name
+                for product, place in readers[node.output[0]]
+                if product.op_type in ("MatMul", "Gemm") and place == 1
+            ]
+            if products:
+                role = "head" if head in products else "layers"
+                yield Use(node.name, index, role, turned=False)
+        elif node.op_type in ("MatMul", "Gemm") and index == 1:
+            turned = not any(a.name == "transB" and a.i for a in node.attribute)
+            yield Use(node.name, index, "head" if node.name == head else "layers", turned)
+        elif node.op_type == "Gather" and index == 0 and _by_token(node, readers):
+            yield Use(node.name, index, "embedding", turned=False)
+
+
+def _by_token(gather: onnx.NodeProto, readers: Readers) -> bool:
+    """Tell whether the indices of a Gather are the input tokens, whatever their shape."""
+    names = ["input_ids"]
+    while names:
+        name = names.pop()
+        if name == gather.input[1]:
+            return True
+        names += [
+            node.output[0]
+            for node, index in readers[name]
+            if index == 0 and node.op_type in ("Cast", "Reshape", "Identity")
+        ]
+    return False
+
+
+def _head(graph: onnx.GraphProto) -> str:
+    """Return the name of the last projection: the product that the logits are made from."""
+    maker = {output: node for node in graph.node for output in node.output}
+    node = maker.get("logits")
+    while node is not None and node.op_type not in ("MatMul", "Gemm"):
+        node = next((maker[name] for name in node.input if name in maker), None)
+    return node.name if node is not None else ""
+
+
+SLICE = 1 << 22
+"""Weights that one thread holds at a time, in three or four forms."""
+
+
+MOST_THREADS = 8
+
+
+_TYPES = {
+    "fp32": onnx.TensorProto.FLOAT,
+    "fp16": onnx.TensorProto.FLOAT16,
+    "bf16": onnx.TensorProto.BFLOAT16,
+    "int8": onnx.TensorProto.INT8,
+    "int4": onnx.TensorProto.INT4,
+    "fp8": onnx.TensorProto.FLOAT8E4M3FN,
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A weight that was written, and what it lost."""
+
+    choice: Choice
+    tensors: tuple[onnx.TensorProto, ...]
+    """The weight; of whole numbers also its scales."""
+    error: float
+    """Squared error over squared weights."""
+
+
+class Store:
+    """Writes weights into a data file, with a thread for each core."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        self._pool = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
+
+    def close(self) -> None:
+        """End the threads; nothing that was not begun is written any more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def keep(self, source: StoredTensor) -> onnx.TensorProto:
+        """Copy a tensor as fp32, whatever its shape."""
+        region = self._file.reserve(
+            source.name, _TYPES["fp32"], source.shape, source.rows, 4 * source.row_items
+        )
+        self._by_slices(
+            lambda begin, end: region.write(begin, source.read(begin, end)),
+            source.rows,
+            source.row_items,
+        )
+        return region.tensor
+
+    def write(self, choice: Choice, source: StoredTensor) -> Stored:
+        """Write a weight [N, K] as chosen; one that is stored [K, N] is turned first."""
+        shape, read = source.shape, source.read
+        if choice.turned:
+            whole = _turned(source)
+            shape, read = whole.shape, lambda begin, end: whole[begin:end]
+        regions = _reserve(self._file, choice, shape)
+
+        def work(begin: int, end: int) -> tuple[float, float]:
+            weights = read(begin, end)
+            arrays, restored = _form(choice, weights)
+            for region, array in zip(regions, arrays, strict=True):
+                region.write(begin, array)
+            restored -= weights
+            return _squares(restored), _squares(weights)
+
+        sums = self._by_slices(work, *shape)
+        lost, there = sum(part[0] for part in sums), sum(part[1] for part in sums)
+        tensors = tuple(region.tensor for region in regions)
+        return Stored(choice, tensors, lost / there if there else 0.0)
+
+    def _by_slices(self, work: Callable[[int, int], Any], rows: int, items: int) -> list[Any]:
+        """Do some work for all rows; as many slices are in memory as there are threads."""
+        step = max(1, SLICE // max(items, 1))
+        begins = range(0, rows, step)
+        return list(self._pool.map(lambda b: work(b, min(b + step, rows)), begins))
+
+
+def _turned(source: StoredTensor) -> Floats:
+    """Return a tensor [K, N] as [N, K]."""
+    rows, items = source.shape
+    whole = np.empty((items, rows), np.float32)
+    step = max(1, SLICE // items)
+    for begin in range(0, rows, step):
+        end = min(begin + step, rows)
+        whole[:, begin:end] = source.read(begin, end).T
+    return whole
+
+
+def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Region]:
+    """Take the places of a weight [N, K], and of its scales [N, K / block] if it has any."""
+    rows, items = shape
+    name, kind = choice.name, _TYPES[choice.precision]
+    if choice.precision not in SCALED:
+        return [file.reserve(name, kind, shape, rows, 2 * items)]
+    row_bytes = items // 2 if choice.precision == "int4" else items
+    scales = items // choice.block
+    return [
+        file.reserve(name, kind, shape, rows, row_bytes),
+        file.reserve(f"{name}.scale", _TYPES["fp32"], (rows, scales), rows, 4 * scales),
+    ]
+
+
+def _form(choice: Choice, weights: Floats) -> tuple[Sequence[NDArray[Any]], Floats]:
+    """Return what is written of some rows, and the fp32 weights that it stands for."""
+    if choice.precision in SCALED:
+        codes, scales = encode(weights, choice.precision, choice.block, positive=choice.positive)
+        packed = pack(codes) if choice.precision == "int4" else codes
+        values = codes.view(FP8) if choice.precision == "fp8" else codes
+        return (packed, scales), decode(values, scales)
+    bits = narrow(weights, choice.precision)
+    restored = widen(bits, _TYPES[choice.precision])
+    if not np.isfinite(restored).all():
+        raise BuildError(
+            f"{choice.weight} holds {np.abs(weights).max():.3g}, too large for "
+            f"{choice.precision}; store it as bf16, int8 or fp32"
+        )
+    return (bits,), restored
+
+
+def _squares(values: Floats) -> float:
+    flat = values.reshape(-1)
+    return float(np.dot(flat, flat))
