@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -142,3 +143,13 @@ def test_kernels_are_measured_without_prompts(cli: Run, codelet: Path) -> None:
     assert [w["width"] for w in found["widths"]][:4] == [1, 2, 3, 5]
     assert "--limit" in cli("bench", codelet, "--kernels", "--limit", 2).refusal
     assert "--kernels" in cli("bench", codelet).refusal
+
+
+def test_kernels_without_onnx_are_refused_with_the_remedy(
+    cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "specrt_export.check.roofline", raising=False)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    refusal = cli("bench", codelet, "--kernels").refusal
+    assert "onnx;" in refusal
+    assert "`make setup`" in refusal

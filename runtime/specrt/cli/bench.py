@@ -34,7 +34,6 @@ from specrt.bench.report import (
     table_rows,
     target_precision,
 )
-from specrt.bench.roofline import measure_kernels
 from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
 from specrt.cli.options import (
     InputFile,
@@ -47,7 +46,7 @@ from specrt.cli.options import (
 )
 from specrt.constraints import KINDS
 from specrt.engine.backends import backend_named, backend_of
-from specrt.errors import RequestError, did_you_mean
+from specrt.errors import BuildError, RequestError, did_you_mean, how_to_install
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -378,6 +377,12 @@ def bench_kernels(
     bundle: Path, threads: int, laps: int, owns_process: bool, markdown: bool, as_json: bool
 ) -> None:
     """Measure the CPU kernels, and print table and JSON."""
+    try:
+        from specrt_export.check.roofline import measure_kernels
+    except ImportError as error:
+        raise BuildError(
+            f"measuring the kernels needs {error.name}; install it with `{how_to_install('build')}`"
+        ) from None
     if owns_process:  # or the sessions' threads, which spin, stand in each other's way
         backend_named("ort-cpu").share_threads(threads)
     with progress("bench") as line:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specrt.bench.roofline import measure_kernels
 from specrt.bundle import Bundle
 from specrt.errors import EngineError, RequestError
+from specrt_export.check.roofline import measure_kernels
 from support.kernels import without_kernels
 
 
@@ -33,7 +33,7 @@ def test_bundles_without_kernels_are_refused(
     with without_kernels(), pytest.raises(EngineError, match="C\\+\\+17 compiler"):
         measure_kernels(codelet, 1, laps=1)
     with monkeypatch.context() as patch:
-        patch.setattr("specrt.bench.roofline._DOMAIN", "com.microsoft")
+        patch.setattr("specrt_export.check.roofline._DOMAIN", "com.microsoft")
         with pytest.raises(RequestError, match="without CPU kernels"):
             measure_kernels(codelet, 1, laps=1)
     opened = Bundle.open(codelet)

@@ -6,17 +6,22 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
-from specrt.bundle import Bundle, Geometry
+from specrt.bundle import Bundle, Geometry, Manifest
 from specrt.engine.backends import open_engine
-from specrt.engine.kernels import KERNELS, missing_kernels
-from specrt.engine.onnx_file import fields_of, mapped_weights
+from specrt.engine.kernels import KERNELS, SWITCH, missing_kernels
+from specrt.engine.onnx_file import mapped_weights
+from specrt.engine.ort import bind_input, bind_output, shared_pool, silent_options
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
 from specrt.tuning.pass_timer import turned
@@ -33,7 +38,6 @@ _MOST_INLINE_BYTES = 2_000_000_000
 """Of weights in one message: protocol buffers end at 2 GiB."""
 
 Array = NDArray[Any]
-Field = tuple[int, Any]
 
 
 @dataclass(frozen=True)
@@ -135,25 +139,6 @@ def _cell(times: Times | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """A node of a graph, its attributes as they are written."""
-
-    kind: str
-    domain: str
-    inputs: list[str]
-    outputs: list[str]
-    attributes: list[bytes]
-
-    def attribute(self, name: str, otherwise: Any = None) -> Any:
-        for data in self.attributes:
-            found = dict(fields_of(data))
-            if found[1] == name.encode():
-                value = found.get(3, found.get(4))
-                return value.decode() if isinstance(value, bytes) else value
-        return otherwise
-
-
-@dataclass(frozen=True)
 class _Weights:
     """The weights of one product, as tiles; see `docs/kernels.md`."""
 
@@ -163,10 +148,21 @@ class _Weights:
     values: Array
     scales: Array | None
 
+    @classmethod
+    def of(cls, node: onnx.NodeProto, mapped: Mapping[str, Array]) -> _Weights:
+        facts = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        block = facts.get("block_size", 0)
+        values, scales = mapped[node.input[1]], mapped[node.input[2]] if block else None
+        return cls(facts["format"].decode(), block, facts["K"], values, scales)
+
     @property
     def outputs(self) -> int:
         """Those of whole tiles."""
         return len(self.values) * _TILE
+
+    @property
+    def weights(self) -> int:
+        return self.outputs * self.inputs
 
     @property
     def nbytes(self) -> int:
@@ -218,7 +214,7 @@ class _Library:
 
 
 def measure_kernels(
-    path: Any, threads: int, *, laps: int, widths: Sequence[int] = WIDTHS,
+    path: Path, threads: int, *, laps: int, widths: Sequence[int] = WIDTHS,
     progress: Callable[[float], None] = lambda share: None,
 ) -> KernelReport:  # fmt: skip
     """Time the products, the attention and whole passes of a bundle's target, in turns.
@@ -229,63 +225,53 @@ def measure_kernels(
     """
     bundle = Bundle.open(path)
     manifest, target = bundle.manifest, bundle.manifest.target
-    if manifest.backend_of(target) != _CPU:
-        raise RequestError(
-            f"{path} runs on {manifest.backend_of(target)}, and the kernels are those of a CPU; "
-            f"give a bundle that was built with `--backend {_CPU}`"
-        )
+    _check_backend(path, manifest)
     library = _Library()
-    files = bundle.beside(target.engine)
-    engine_file = bundle.file(target.engine)
-    weights = {w.name: w.array for w in mapped_weights(engine_file, files)}
-    memory = np.frombuffer(max((f.data for f in files.values()), key=len), np.uint8)
-    nodes, tensors = _read_graph(bytes(files[engine_file.name].data))
-    products = [n for n in nodes if (n.domain, n.kind) == (_DOMAIN, "MatMul")]
-    if not products:
+    files, engine_file = bundle.beside(target.engine), bundle.file(target.engine)
+    mapped = {w.name: w.array for w in mapped_weights(engine_file, files)}
+    largest = np.frombuffer(max((f.data for f in files.values()), key=len), np.uint8)
+    graph = onnx.ModelProto.FromString(bytes(files[engine_file.name].data)).graph
+    nodes = [n for n in graph.node if (n.domain, n.op_type) == (_DOMAIN, "MatMul")]
+    if not nodes:
         raise RequestError(
             f"{path} was built without CPU kernels; build it again with `specrt build RECIPE`"
         )
-    stored = [_weights_of(node, weights) for node in products]
+    stored = [_Weights.of(node, mapped) for node in nodes]
+    formats = dict.fromkeys(w.format for w in stored)
+    multiply_adds = {f: sum(w.weights for w in stored if w.format == f) for f in formats}
     engine = first_row(
         open_engine(
             _CPU, engine_file, target.geometry, batch=manifest.batch,
             max_length=manifest.max_length, max_width=manifest.max_width, threads=threads,
         )
     )  # fmt: skip
-    ours = _products(products, stored, threads)
-    theirs = (
-        _rivals(stored, threads) if sum(w.nbytes for w in stored) < _MOST_INLINE_BYTES else None
-    )
-    attend = _Attention(nodes, tensors, weights, target.geometry, manifest.max_length, threads)
+    products, beside = _products(nodes, stored, threads), _library_products(stored, threads)
+    attention = _Attention(graph, mapped, target.geometry, manifest.max_length, threads)
     fitting = [w for w in widths if w <= manifest.max_width]
     most = manifest.max_length - max(fitting)
     lengths = [n for n in LENGTHS if n <= most] or [most]
-    formats = {f: sum(w.outputs * w.inputs for w in stored if w.format == f) for f in
-               dict.fromkeys(w.format for w in stored)}  # fmt: skip
     reads: list[float] = []
     rates: dict[str, list[float]] = {name: [] for name in formats}
     taken: dict[int, dict[str, list[int]]] = {}
     for done, width in enumerate(fitting):
-        inputs = np.full((1, width), 1, np.int64)
-        start = np.array([lengths[0]])
+        tokens, start = np.full((1, width), 1, np.int64), np.array([lengths[0]])
         cases: dict[str, Callable[[], object]] = {
-            "products": ours(width),
-            "whole": lambda: engine.forward(inputs, start, inputs.shape[1]),  # noqa: B023
-            **{f"attention {n}": attend(width, n) for n in lengths},
+            "products": products(width),
+            "whole": lambda: engine.forward(tokens, start, tokens.shape[1]),  # noqa: B023
+            **{f"attention {n}": attention(width, n) for n in lengths},
         }
-        if theirs:
-            cases["library"] = theirs(width)
-        times: dict[str, list[int]] = {name: [] for name in cases}
+        if beside:
+            cases["library"] = beside(width)
+        taken[width] = {name: [] for name in cases}
         for lap in range(laps + 1):
             for name in turned(list(cases), lap):
                 began = perf_counter_ns()
                 cases[name]()
                 if lap:  # the first one warms up
-                    times[name].append(perf_counter_ns() - began)
-            reads.append(library.read(memory, threads))
+                    taken[width][name].append(perf_counter_ns() - began)
+            reads.append(library.read(largest, threads))
             for name in rates:
                 rates[name].append(library.multiply(name, threads))
-        taken[width] = times
         progress((done + 1) / len(fitting))
     engine.close()
     size, read = sum(w.nbytes for w in stored), max(reads)
@@ -293,136 +279,64 @@ def measure_kernels(
     rows = []
     for width, times in taken.items():
         least = min(times["products"]) / 1e9
-        arithmetic = sum(width * count / multiply[name] for name, count in formats.items())
+        arithmetic = sum(width * count / multiply[f] for f, count in multiply_adds.items())
         rows.append(
             WidthTimes(
                 width,
                 Times.of(times["products"]),
-                Times.of(times["library"]) if theirs else None,
+                Times.of(times["library"]) if beside else None,
                 {n: Times.of(times[f"attention {n}"]) for n in lengths},
                 Times.of(times["whole"]),
                 round(size / least),
-                round(width * sum(formats.values()) / least),
+                round(width * sum(multiply_adds.values()) / least),
                 round(max(size / read, arithmetic) * 1e3, 4),
             )
         )
-    beside = "MatMulNBits" if any(w.block for w in stored) else "MatMul of fp32"
+    operator = "MatMulNBits" if any(w.block for w in stored) else "MatMul of fp32"
     return KernelReport(
-        library.name, bool(os.environ.get("SPECRT_KERNELS")), threads, laps, size, formats,
-        round(read), {name: round(rate) for name, rate in multiply.items()}, beside, rows,
+        library.name, bool(os.environ.get(SWITCH)), threads, laps, size, multiply_adds,
+        round(read), {name: round(rate) for name, rate in multiply.items()}, operator, rows,
     )  # fmt: skip
 
 
-def _read_graph(model: bytes) -> tuple[list[_Node], dict[str, bytes]]:
-    """Return the nodes of a graph, and what it holds of tensors by name."""
-    graph = next(v for number, v in fields_of(model) if number == 7 and isinstance(v, bytes))
-    nodes, tensors = [], {}
-    for number, value in fields_of(graph):
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            found: dict[int, list[bytes]] = {}
-            for place, part in fields_of(value):
-                if isinstance(part, bytes):
-                    found.setdefault(place, []).append(part)
-            kind, domain = (found.get(n, [b""])[-1].decode() for n in (4, 7))
-            inputs, outputs = ([p.decode() for p in found.get(n, [])] for n in (1, 2))
-            nodes.append(_Node(kind, domain, inputs, outputs, found.get(5, [])))
-        elif number == 5:
-            name = dict(fields_of(value)).get(8, b"")
-            tensors[name.decode() if isinstance(name, bytes) else ""] = value
-    return nodes, tensors
+def _check_backend(path: Path, manifest: Manifest) -> None:
+    backend = manifest.backend_of(manifest.target)
+    if backend != _CPU:
+        raise RequestError(
+            f"{path} runs on {backend}, and the kernels are those of a CPU; "
+            f"give a bundle that was built with `--backend {_CPU}`"
+        )
 
 
-def _weights_of(node: _Node, weights: Mapping[str, Array]) -> _Weights:
-    block = node.attribute("block_size", 0)
-    return _Weights(
-        node.attribute("format"),
-        block,
-        node.attribute("K"),
-        weights[node.inputs[1]],
-        weights[node.inputs[2]] if block else None,
-    )
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def _message(*fields: Field) -> bytes:
-    """Write a message of protocol buffers: numbers, texts, and messages within."""
-    parts = []
-    for number, value in fields:
-        if isinstance(value, int):
-            parts += [_varint(number << 3), _varint(value)]
-        else:
-            data = value.encode() if isinstance(value, str) else value
-            parts += [_varint(number << 3 | 2), _varint(len(data)), data]
-    return b"".join(parts)
-
-
-_ONNX_TYPES = {"float32": 1, "uint8": 2, "int64": 7, "float16": 10}
-
-
-def _value(name: str, array: Array, dynamic: bool = False) -> bytes:
-    sizes = [(2, "T") if dynamic and i == array.ndim - 2 else (1, size)
-             for i, size in enumerate(array.shape)]  # fmt: skip
-    shape = _message(*((1, _message(size)) for size in sizes))
-    tensor = _message((1, _ONNX_TYPES[array.dtype.name]), (2, shape))
-    return _message((1, name), (2, _message((1, tensor))))
-
-
-def _tensor(name: str, array: Array) -> bytes:
-    dims = [(1, size) for size in array.shape]
-    kind = (2, _ONNX_TYPES[array.dtype.name])
-    return _message(*dims, kind, (8, name), (9, np.ascontiguousarray(array).tobytes()))
-
-
-def _integer(name: str, value: int) -> bytes:
-    return _message((1, name), (3, value), (20, 2))
-
-
-def _node(
-    kind: str, domain: str, inputs: Sequence[str], outputs: Sequence[str],
-    attributes: Sequence[bytes],
-) -> bytes:  # fmt: skip
-    return _message(
-        *((1, name) for name in inputs), *((2, name) for name in outputs), (4, kind),
-        *((5, data) for data in attributes), (7, domain),
-    )  # fmt: skip
+def _value(name: str, array: Array, *, any_rows: bool = False) -> onnx.ValueInfoProto:
+    """Declare an array as it is, or with `any_rows` in its last dimension but one."""
+    shape: list[int | str] = [*array.shape]
+    if any_rows:
+        shape[-2] = "T"
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, kind, shape)
 
 
 def _session(
-    nodes: Sequence[bytes], inputs: Sequence[bytes], outputs: Sequence[bytes],
-    tensors: Sequence[bytes], threads: int,
-) -> Any:  # fmt: skip
-    import onnxruntime as ort
-
-    from specrt.engine.ort import shared_pool, silent_options
-
-    graph = _message(
-        *((1, node) for node in nodes), (2, "kernels"), *((5, tensor) for tensor in tensors),
-        *((11, value) for value in inputs), *((12, value) for value in outputs),
-    )  # fmt: skip
-    versions = (("", 21), (_DOMAIN, 1), ("com.microsoft", 1))
-    opsets = [(8, _message((1, domain), (2, version))) for domain, version in versions]
+    nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto], tensors: Sequence[onnx.TensorProto], threads: int,
+) -> ort.InferenceSession:  # fmt: skip
+    graph = helper.make_graph(nodes, "kernels", inputs, outputs, tensors)
+    versions = {"": 21, _DOMAIN: 1, "com.microsoft": 1}
+    opsets = [helper.make_opsetid(*version) for version in versions.items()]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = silent_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if shared_pool:
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = threads
-    model = _message((1, 10), (7, graph), *opsets)
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
-def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
-    from specrt.engine.ort import bind_input, bind_output
-
+def _bound(
+    session: ort.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> Any:
     binding = session.io_binding()
     for name, array in inputs.items():
         bind_input(binding, name, array)
@@ -432,65 +346,69 @@ def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Arra
 
 
 Passes = Callable[[int], Callable[[], object]]
+"""Makes a pass of so many rows."""
 
 
-def _rows_of(stored: Sequence[_Weights], width: int) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    sizes = sorted({w.inputs for w in stored})
-    return {f"x{k}": rng.standard_normal((1, width, k)).astype(np.float32) for k in sizes}
-
-
-def _products(nodes: Sequence[_Node], stored: Sequence[_Weights], threads: int) -> Passes:
+def _products(nodes: Sequence[onnx.NodeProto], stored: Sequence[_Weights], threads: int) -> Passes:
     """Return what makes passes of the kernels' products, over weights where they are."""
     given: dict[str, Array] = {}
     written = []
     for place, (node, own) in enumerate(zip(nodes, stored, strict=True)):
-        names = [f"values{place}"]
-        given[names[0]] = own.values
+        arrays = {f"values{place}": own.values}
         if own.scales is not None:
-            names.append(f"scales{place}")
-            given[names[1]] = own.scales
-        inputs = [f"x{own.inputs}", *names]
-        written.append(_node("MatMul", _DOMAIN, inputs, [f"y{place}"], node.attributes))
+            arrays[f"scales{place}"] = own.scales
+        given |= arrays
+        product = helper.make_node(
+            "MatMul", [f"x{own.inputs}", *arrays], [f"y{place}"], domain=_DOMAIN
+        )
+        product.attribute.extend(node.attribute)
+        written.append(product)
     return _passes(written, given, [], stored, threads)
 
 
-def _rivals(stored: Sequence[_Weights], threads: int) -> Passes:
-    """Return what makes passes of ONNX Runtime's own products, over the same weights."""
+def _library_products(stored: Sequence[_Weights], threads: int) -> Passes | None:
+    """Return what makes passes of ONNX Runtime's own products, over the same weights.
+
+    None where they are too many for one message.
+    """
+    sizes = {"int4": 0.5, "int8": 1}
+    if sum(w.weights * sizes.get(w.format, 4) for w in stored) > _MOST_INLINE_BYTES:
+        return None
     written, tensors = [], []
     for place, own in enumerate(stored):
-        x, y, rows = f"x{own.inputs}", f"y{place}", own.rows()
+        x, w, s, y = f"x{own.inputs}", f"w{place}", f"s{place}", f"y{place}"
+        rows = own.rows()
         if own.scales is None:
-            tensors.append(_tensor(f"w{place}", rows))
-            written.append(_node("MatMul", "", [x, f"w{place}"], [y], []))
+            tensors.append(numpy_helper.from_array(rows, w))
+            written.append(helper.make_node("MatMul", [x, w], [y]))
             continue
         small = own.format == "int4"
         codes = rows[:, ::2] | rows[:, 1::2] << 4 if small else rows
-        scales = own.scales.transpose(0, 2, 1).astype(np.float32)
-        tensors.append(
-            _tensor(f"w{place}", codes.reshape(own.outputs, own.inputs // own.block, -1))
-        )
-        tensors.append(_tensor(f"s{place}", scales.reshape(-1)))
-        facts = {"K": own.inputs, "N": own.outputs, "bits": 4 if small else 8,
-                 "block_size": own.block, "accuracy_level": 4}  # fmt: skip
-        attributes = [_integer(*fact) for fact in facts.items()]
-        inputs = [x, f"w{place}", f"s{place}"]
-        written.append(_node("MatMulNBits", "com.microsoft", inputs, [y], attributes))
+        codes = codes.reshape(own.outputs, own.inputs // own.block, -1)
+        scales = own.scales.transpose(0, 2, 1).astype(np.float32).reshape(-1)
+        tensors += [numpy_helper.from_array(codes, w), numpy_helper.from_array(scales, s)]
+        written.append(
+            helper.make_node(
+                "MatMulNBits", [x, w, s], [y], domain="com.microsoft", K=own.inputs,
+                N=own.outputs, bits=4 if small else 8, block_size=own.block, accuracy_level=4,
+            )
+        )  # fmt: skip
     return _passes(written, {}, tensors, stored, threads)
 
 
 def _passes(
-    nodes: Sequence[bytes], given: Mapping[str, Array], tensors: Sequence[bytes],
-    stored: Sequence[_Weights], threads: int,
+    nodes: Sequence[onnx.NodeProto], given: Mapping[str, Array],
+    tensors: Sequence[onnx.TensorProto], stored: Sequence[_Weights], threads: int,
 ) -> Passes:  # fmt: skip
-    inputs = [_value(name, array, dynamic=True) for name, array in _rows_of(stored, 1).items()]
+    sizes = {f"x{w.inputs}": w.inputs for w in stored}
+    inputs = [_value(name, array, any_rows=True) for name, array in _rows(sizes, 1).items()]
     inputs += [_value(name, array) for name, array in given.items()]
     last = f"y{len(nodes) - 1}"
-    float_value = _message((1, last), (2, _message((1, _message((1, 1))))))
-    session = _session(nodes, inputs, [float_value], tensors, threads)
+    output = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
+    session = _session(nodes, inputs, [output], tensors, threads)
 
     def at(width: int) -> Callable[[], object]:
-        x = _rows_of(stored, width)
+        x = _rows(sizes, width)
         binding = _bound(session, {**x, **given}, {})
         binding.bind_output(last, "cpu")
         return lambda: (session.run_with_iobinding(binding), x)
@@ -498,60 +416,62 @@ def _passes(
     return at
 
 
+def _rows(sizes: Mapping[str, int], width: int) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    shapes = {name: (1, width, size) for name, size in sizes.items()}
+    return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+
+
 class _Attention:
     """Passes of the attention of all layers, over KV buffers that are full."""
 
     def __init__(
-        self, nodes: Sequence[_Node], tensors: Mapping[str, bytes], weights: Mapping[str, Array],
-        geometry: Geometry, max_length: int, threads: int,
+        self, graph: onnx.GraphProto, mapped: Mapping[str, Array], geometry: Geometry,
+        max_length: int, threads: int,
     ) -> None:  # fmt: skip
-        own = [n for n in nodes if (n.domain, n.kind) == (_DOMAIN, "Attention")]
         g, groups = geometry, -(-max_length // _TILE)
         key = (1, g.kv_heads, groups, g.head_dim, _TILE)
         value = (1, g.kv_heads, groups * _TILE, -(-g.head_dim // _TILE) * _TILE)
         self._buffers: dict[str, Array] = {}
         self._sizes: dict[str, int] = {}
-        written, tables, given = [], {}, {}
-        for place, node in enumerate(own):
-            joined = not node.inputs[1]
+        written, tables = [], set[str]()
+        nodes = (n for n in graph.node if (n.domain, n.op_type) == (_DOMAIN, "Attention"))
+        for place, node in enumerate(nodes):
+            joined = not node.input[1]
             sizes = [(g.heads + 2 * g.kv_heads if joined else g.heads) * g.head_dim]
             sizes += [] if joined else [g.kv_heads * g.head_dim] * 2
             names = [f"x{size}" for size in sizes]
             self._sizes |= dict(zip(names, sizes, strict=True))
             buffers = {f"key{place}": key, f"value{place}": value}
             self._buffers |= {n: np.full(s, 0.01, np.float32) for n, s in buffers.items()}
-            for name in filter(None, node.inputs[7:]):
-                if name in weights:
-                    given[name] = weights[name]
-                else:
-                    tables[name] = tensors[name]
-            inputs = [*names, *[""] * (3 - len(names)), *buffers, "slots", "positions"]
-            outputs = [f"y{place}", *(f"new_{name}" for name in buffers)]
-            inputs += node.inputs[7:]
-            written.append(_node("Attention", _DOMAIN, inputs, outputs, node.attributes))
-        self._given = given
-        values = [_value(n, np.zeros((1, 1, s), np.float32), dynamic=True)
-                  for n, s in self._sizes.items()]  # fmt: skip
-        values += [_value(n, a) for n, a in (self._buffers | given).items()]
-        places_type = _message((1, 7), (2, _message((1, _message((2, "T"))))))
-        values += [
-            _message((1, n), (2, _message((1, places_type)))) for n in ("slots", "positions")
+            later = node.input[7:]
+            tables.update(later)
+            attend = helper.make_node(
+                "Attention",
+                [*names, *[""] * (3 - len(names)), *buffers, "slots", "positions", *later],
+                [f"y{place}", *(f"new_{name}" for name in buffers)],
+                domain=_DOMAIN,
+            )
+            attend.attribute.extend(node.attribute)
+            written.append(attend)
+        self._given = {name: array for name, array in mapped.items() if name in tables}
+        inputs = [_value(n, a, any_rows=True) for n, a in _rows(self._sizes, 1).items()]
+        inputs += [_value(n, a) for n, a in (self._buffers | self._given).items()]
+        inputs += [
+            helper.make_tensor_value_info(n, TensorProto.INT64, ["T"])
+            for n in ("slots", "positions")
         ]
-        results = [_value(f"new_{n}", a) for n, a in self._buffers.items()]
-        self._session = _session(written, values, results, list(tables.values()), threads)
+        outputs = [_value(f"new_{n}", a) for n, a in self._buffers.items()]
+        inline = [t for t in graph.initializer if t.name in tables - {*self._given}]
+        self._session = _session(written, inputs, outputs, inline, threads)
 
     def __call__(self, width: int, length: int) -> Callable[[], object]:
         """Return a pass of so many tokens behind so many positions."""
-        rng = np.random.default_rng(0)
-        x = {
-            name: rng.standard_normal((1, width, size)).astype(np.float32)
-            for name, size in self._sizes.items()
-        }
         places: dict[str, Array] = {
             "slots": np.zeros(width, np.int64),
             "positions": np.arange(length, length + width),
         }
-        inputs = {**x, **places, **self._given, **self._buffers}
+        inputs = {**_rows(self._sizes, width), **places, **self._given, **self._buffers}
         outputs = {f"new_{name}": array for name, array in self._buffers.items()}
         binding = _bound(self._session, inputs, outputs)
         return lambda: (self._session.run_with_iobinding(binding), inputs)
