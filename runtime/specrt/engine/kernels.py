@@ -14,7 +14,7 @@ KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
 SWITCH = "SPECRT_KERNELS"
 """The environment variable that names an instruction set to use instead of the best one."""
 
-LAYOUT = "tiles of 16"
+LAYOUT = "strips of 4 tiles of 16"
 """Changes when graphs or weights are made otherwise: bundles built before are refused then."""
 
 CONTRIB = "onnxruntime"
@@ -55,6 +55,16 @@ def instruction_sets() -> tuple[str, list[str]]:
         function.restype = ctypes.c_char_p
         texts.append((function() or b"").decode())
     return texts[0], texts[1].split()
+
+
+def kernels_layout() -> str:
+    """Return the layout that the library reads: `LAYOUT`, where it was compiled with this version.
+
+    Raises: OSError where the library cannot be loaded.
+    """
+    function = ctypes.CDLL(str(KERNELS)).specrt_kernels_layout
+    function.restype = ctypes.c_char_p
+    return bytes(function()).decode()
 
 
 def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:

@@ -76,23 +76,15 @@ typename V::Floats load_weights(const std::uint8_t* values) {
     return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
-// Bytes from where a tile is read to what is fetched ahead: in the same tile, and at its end T
-// tiles on, because those between are read beside it.
-template <class V, int T>
-std::size_t bytes_ahead(std::size_t at, std::size_t tile_bytes) {
-  return V::kAhead + (at + V::kAhead < tile_bytes ? 0 : (T - 1) * tile_bytes);
-}
-
 // R rows with T tiles of codes.
 template <class V, int Bits, int R, int T>
 void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t row,
                     std::size_t tile, const Output& output) {
   constexpr std::size_t step = Bits == 8 ? kGroup : 2 * kGroup;  // inputs of 64 bytes
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
-  const std::size_t tile_bytes = inputs / step * 64;
-  const std::uint8_t* values = weights.values + tile * tile_bytes;
-  const std::size_t scale_bytes = weights.scale_bytes;
-  const std::uint8_t* scales = weights.scales + tile * blocks * kTile * scale_bytes;
+  const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile);
+  const std::size_t scale_bytes = weights.scale_bytes, step_bytes = strip * 64;
+  const std::uint8_t* values = weights.values + weights.strip(tile);
   const std::int8_t* codes = x.codes + row * inputs;
   const float* row_scales = x.scales + row * blocks;
   const std::int32_t* row_sums = x.sums + row * blocks;
@@ -105,11 +97,10 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
       const auto begin = V::fill(-V::template zero<Bits>() * row_sums[r * blocks + b]);
       for (int t = 0; t < T; t++) whole[t][r] = begin;
     }
-    const std::size_t ahead = bytes_ahead<V, T>(b * block / step * 64, tile_bytes);
     for (std::size_t k = 0; k < block; k += step) {
       for (int t = 0; t < T; t++) {
-        const std::uint8_t* at = values + t * tile_bytes;
-        V::prefetch(at + ahead);
+        const std::uint8_t* at = values + (side + t) * 64;
+        V::prefetch(at + V::kAhead);
         if constexpr (Bits == 8) {
           const auto part = V::codes(at);
           for (int r = 0; r < R; r++)
@@ -122,11 +113,11 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
           }
         }
       }
-      values += 64;
+      values += step_bytes;
     }
     codes += block;
     for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
+      const std::uint8_t* at = values + (side + t) * kTile * scale_bytes;
       const auto scale =
           scale_bytes == 2 ? load_weights<V, Format::fp16>(at) : load_weights<V, Format::fp32>(at);
       for (int r = 0; r < R; r++) {
@@ -134,6 +125,7 @@ void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t 
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
       }
     }
+    values += strip * kTile * scale_bytes;
   }
   finish<V, R, T>(weights, output, row, tile, sums);
 }
@@ -143,22 +135,22 @@ template <class V, Format F, int R, int T>
 void multiply_floats(const Weights& weights, const float* x, std::size_t row, std::size_t tile,
                      const Output& output) {
   constexpr std::size_t bytes = F == Format::fp32 ? 4 : 2;
-  const std::size_t inputs = weights.inputs, tile_bytes = inputs * kTile * bytes;
-  const std::uint8_t* values = weights.values + tile * tile_bytes;
+  const std::size_t inputs = weights.inputs, side = tile % kStrip;
+  const std::size_t step_bytes = weights.strip_tiles(tile) * kTile * bytes;
+  const std::uint8_t* values = weights.values + weights.strip(tile) + side * kTile * bytes;
   x += row * inputs;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
   for (std::size_t k = 0; k < inputs; k++) {
-    const std::size_t ahead = bytes_ahead<V, T>(k * kTile * bytes, tile_bytes);
     for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = values + t * tile_bytes;
-      V::prefetch(at + ahead);
+      const std::uint8_t* at = values + t * kTile * bytes;
+      V::prefetch(at + V::kAhead);
       const auto part = load_weights<V, F>(at);
       for (int r = 0; r < R; r++)
         sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
     }
-    values += kTile * bytes;
+    values += step_bytes;
   }
   finish<V, R, T>(weights, output, row, tile, sums);
 }
@@ -194,7 +186,7 @@ void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paire
   const std::size_t least = paired ? 2 : 1, asked = V::tiles(Codes, (rows + parts - 1) / parts);
   for (std::size_t tile = first; tile < last;) {
     std::size_t tiles = asked < least ? least : asked;
-    while (tiles > last - tile) tiles /= 2;
+    while (tiles > last - tile || tiles > kStrip - tile % kStrip) tiles /= 2;
     for (std::size_t row = 0, part = 0; part < parts; part++) {
       const std::size_t left = parts - part;
       const std::size_t count = (rows - row + left - 1) / left;  // 7 rows are 4 and 3, not 6 and 1
