@@ -38,9 +38,13 @@ def missing_kernels() -> str:
 
 def install_kernels() -> str:
     """Return how the library is compiled again; pip may have kept a wheel without it."""
+    return f"install {_COMPILER}, then {_compile_again()}"
+
+
+def _compile_again() -> str:
     clone = (Path(__file__).parents[3] / "Makefile").is_file()
     pip = "pip install --force-reinstall --no-deps --no-cache-dir specrt"
-    return f"install {_COMPILER}, then run `{'make -B setup' if clone else pip}`"
+    return f"run `{'make -B setup' if clone else pip}`"
 
 
 def instruction_sets() -> tuple[str, list[str]]:
@@ -58,11 +62,13 @@ def instruction_sets() -> tuple[str, list[str]]:
 
 
 def kernels_layout() -> str:
-    """Return the layout that the library reads: `LAYOUT`, where it was compiled with this version.
+    """Return the layout that the library reads: `LAYOUT`, where this version was compiled.
 
-    Raises: OSError where the library cannot be loaded.
+    Empty where it is so old that it does not say. Raises: OSError where it cannot be loaded.
     """
-    function = ctypes.CDLL(str(KERNELS)).specrt_kernels_layout
+    function = getattr(ctypes.CDLL(str(KERNELS)), "specrt_kernels_layout", None)
+    if function is None:
+        return ""
     function.restype = ctypes.c_char_p
     return bytes(function()).decode()
 
@@ -78,6 +84,11 @@ def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:
         raise BundleError(
             f"{bundle} was built {was}, and this specrt reads {LAYOUT!r} and {CONTRIB!r}; build it "
             "again with `specrt build RECIPE`"
+        )
+    if built == LAYOUT and not lacks and kernels_layout() != LAYOUT:
+        raise BundleError(
+            f"specrt's CPU kernels were compiled for {kernels_layout()!r}, and this version of "
+            f"specrt has {LAYOUT!r}; {_compile_again()}"
         )
     if built == LAYOUT and lacks:
         raise BundleError(

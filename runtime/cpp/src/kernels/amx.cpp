@@ -72,13 +72,10 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
   const std::size_t step = inputs_at_a_time(block), scale_bytes = weights.scale_bytes;
   const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile), rows[] = {row, second};
-  const std::uint8_t* values = weights.values + weights.strip(tile);
+  const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
   alignas(64) std::uint8_t bytes[2][kMostInputs * kTile];
   alignas(64) std::int32_t whole[P][T][kPanel][kTile];
-  __m512 sums[P][T][kPanel];
-  for (auto& of_panel : sums)
-    for (auto& of_tile : of_panel)
-      for (auto& sum : of_tile) sum = _mm512_setzero_ps();
+  alignas(64) float sums[P][kPanel][kStrip][kTile] = {};
   for (std::size_t b = 0; b < blocks; b++) {
     _tile_zero(0);
     if constexpr (T > 1) _tile_zero(1);
@@ -123,12 +120,14 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
           const auto begin = Avx512::fill(-Avx512::zero<Bits>() * x.sums[place]);
           const auto sum = Avx512::add_ints(_mm512_load_si512(whole[p][t][r]), begin);
           const auto both = Avx512::mul(scale, Avx512::spread(x.scales[place]));
-          sums[p][t][r] = Avx512::fma(Avx512::to_floats(sum), both, sums[p][t][r]);
+          float* to = sums[p][r][t];
+          Avx512::store(to, Avx512::fma(Avx512::to_floats(sum), both, Avx512::load(to)));
         }
     }
     values += strip * kTile * scale_bytes;
   }
-  for (int p = 0; p < P; p++) finish<Avx512, kPanel, T>(weights, output, rows[p], tile, sums[p]);
+  for (int p = 0; p < P; p++)
+    finish<Avx512>(weights, output, rows[p], kPanel, tile, tile + T, sums[p][0][0]);
 }
 
 template <int Bits, int T>

@@ -11,7 +11,7 @@ struct Avx2 {
   // 16 registers, two to a vector: 3 rows of a tile have 6 sums of codes and 6 of floats, and 2 are
   // of weights. One row reads four tiles at once, a strip.
   static constexpr int kRows = 3;
-  static constexpr std::size_t rows(bool, bool, std::size_t) { return kRows; }
+  static constexpr std::size_t rows(bool, std::size_t) { return kRows; }
   static constexpr std::size_t tiles(bool, std::size_t rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
   }

@@ -9,7 +9,7 @@ struct Avx512 {
   // weights once, with 2 tiles: 12 sums of codes and 12 of floats. Floats have one sum: 6 rows of 4
   // tiles are 24.
   static constexpr int kRows = 6;
-  static constexpr std::size_t rows(bool codes, bool, std::size_t all) {
+  static constexpr std::size_t rows(bool codes, std::size_t all) {
     return codes && all > kRows ? 4 : kRows;
   }
   static constexpr std::size_t tiles(bool codes, std::size_t rows) {

@@ -34,7 +34,7 @@ Number read(const std::uint8_t* from, std::size_t index) {
 
 // The weight of an output of a tile and an input.
 float weight_of(const Weights& weights, std::size_t tile, std::size_t output, std::size_t input) {
-  const std::uint8_t* values = weights.values + weights.strip(tile);
+  const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
   const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile);
   const std::size_t place = (input * strip + side) * kTile + output;
   if (weights.format == Format::fp32) return read<float>(values, place);
@@ -91,11 +91,17 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
 const Kernels* const* all_kernels() {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
-      &kAmx,    &kAvx512Vnni, &kAvxVnni, &kAvx2,
+    &kAmx,
+    &kAvx512Vnni,
+    &kAvxVnni,
+    &kAvx2,
 #elif defined(__aarch64__)
-      &kI8mm, &kDotProd,
+    &kI8mm,
+    &kDotProd,
 #endif
-      &kScalar, nullptr};
+    &kScalar,
+    nullptr
+  };
   return all;
 }
 

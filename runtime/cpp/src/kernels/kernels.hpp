@@ -62,15 +62,20 @@ struct Weights {
     const std::size_t blocks = block > 0 ? inputs / block : 0;
     return value_bytes(inputs) + blocks * kTile * scale_bytes;
   }
-  // Tiles of the strip that a tile is in, where the strip begins, and where the scales of a block.
+  // Tiles of the strip that a tile is in.
   std::size_t strip_tiles(std::size_t tile) const {
     const std::size_t left = tiles - tile / kStrip * kStrip;
     return left < kStrip ? left : kStrip;
   }
-  std::size_t strip(std::size_t tile) const { return tile / kStrip * kStrip * tile_bytes(); }
+  // Where the values of an input begin in a strip, the first one of a block.
+  std::size_t strip_values(std::size_t tile, std::size_t input) const {
+    const std::size_t before = block > 0 ? input / block * kTile * scale_bytes : 0;
+    return tile / kStrip * kStrip * tile_bytes() +
+           strip_tiles(tile) * (value_bytes(input) + before);
+  }
+  // Where the scales of a block begin.
   std::size_t strip_scales(std::size_t tile, std::size_t index) const {
-    const std::size_t of_block = value_bytes(block), all = of_block + kTile * scale_bytes;
-    return strip(tile) + strip_tiles(tile) * (index * all + of_block);
+    return strip_values(tile, index * block) + strip_tiles(tile) * value_bytes(block);
   }
 };
 
