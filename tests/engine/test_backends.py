@@ -116,3 +116,13 @@ def test_a_bundle_is_for_the_kernels_that_are_here(
     check_versions(folder, replace(manifest, backend="ort-cuda", **{
         role: replace(getattr(manifest, role), backend="ort-cuda") for role in ("target", "draft")
     }))  # fmt: skip
+
+
+def test_a_library_that_was_compiled_for_another_layout_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrt.engine.kernels.LAYOUT", "tiles of 7")
+    folder = site.bundle(*pair(), backends=("ort-cpu", "ort-cpu"))
+    manifest = replace(Bundle.open(folder).manifest, versions={"kernels": "tiles of 7"})
+    with pytest.raises(BundleError, match=f"compiled for '{LAYOUT}'.*'tiles of 7'; run `"):
+        check_versions(folder, manifest)

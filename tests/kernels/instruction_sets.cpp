@@ -143,23 +143,24 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
   Random random;
   const size_t pairs = activation == Activation::none ? 1 : 2;
   const size_t tiles = (product.outputs + kTile - 1) / kTile * pairs;
-  Weights weights{product.format, product.outputs * pairs, product.inputs, product.block, nullptr,
-                  nullptr,        product.scale_bytes};
-  const Buffer<std::uint8_t> values(tiles * weights.value_bytes());
+  Weights weights{product.format, product.outputs * pairs, product.inputs, product.block,
+                  tiles,          product.scale_bytes,     nullptr};
+  const Buffer<std::uint8_t> values(tiles * weights.tile_bytes());
   fill_weights(random, weights, values.data(), values.size());
   const size_t blocks = product.block > 0 ? product.inputs / product.block : 0;
-  const Buffer<std::uint8_t> scales(tiles * blocks * kTile * product.scale_bytes);
   for (size_t i = 0; i < tiles * blocks * kTile; i++) {
+    const size_t tile = i / kTile % tiles;
+    std::uint8_t* scales = values.data() + weights.strip_scales(tile, i / kTile / tiles);
+    const size_t place = tile % kStrip * kTile + i % kTile;
     const float wide = random.between(-0.1F, 0.1F);
     // fp16 from 2^-24 to 1 of both signs: the upper two bits of the exponent are not both ones.
     const auto half = static_cast<std::uint16_t>(random.bits() & 0xbbff);
     if (product.scale_bytes == 4)
-      std::memcpy(scales.data() + 4 * i, &wide, 4);
+      std::memcpy(scales + 4 * place, &wide, 4);
     else
-      std::memcpy(scales.data() + 2 * i, &half, 2);
+      std::memcpy(scales + 2 * place, &half, 2);
   }
   weights.values = values.data();
-  weights.scales = scales.data();
   const Buffer<float> x(kWidest * product.inputs), bias(tiles * kTile);
   fill_rows(random, x, product.inputs);
   for (size_t i = 0; i < bias.size(); i++) bias[i] = random.between(-1, 1);

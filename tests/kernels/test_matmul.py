@@ -149,7 +149,7 @@ def test_blocks_that_no_kernel_sums_are_refused(inputs: int, block: int) -> None
     attributes = {**weights.attributes, "K": inputs, "block_size": block}
     with pytest.raises(Exception, match=f"in blocks of {block}"):
         session(
-            "MatMul", {"x": (1, [1, "T", inputs])}, {"y": 1}, weights.tensors, activation="none",
+            "MatMul", {"x": (1, [1, "T", inputs])}, {"y": 1}, (weights.tiles,), activation="none",
             exact=0, **attributes,
         )  # fmt: skip
 
@@ -158,7 +158,7 @@ def test_weights_of_another_size_are_refused() -> None:
     weights = stored("int8", 32, 64, 32)
     short = stored("int8", 16, 64, 32)
     opened = session(
-        "MatMul", {"x": (1, [1, "T", 64])}, {"y": 1}, short.tensors, activation="none", exact=0,
+        "MatMul", {"x": (1, [1, "T", 64])}, {"y": 1}, (short.tiles,), activation="none", exact=0,
         **weights.attributes,
     )  # fmt: skip
     with pytest.raises(Exception, match="another size"):

@@ -21,7 +21,6 @@ from specrt_export.lower.tiles import (
     alternating,
     tiled_codes,
     tiled_floats,
-    tiled_scales,
     whole_tiles,
 )
 from specrt_export.portable.external_data import narrow, widen
@@ -54,7 +53,7 @@ class Stored:
     dense: Array
     codes: Array | None
     scales: Array | None
-    tensors: tuple[LazyTensor, ...]
+    tiles: LazyTensor
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -81,17 +80,15 @@ def stored(
                 "codes", TensorProto.INT4, codes.shape, lambda begin, end: packed[begin:end]
             )
         parts = [values, in_memory("scales", scales)]
-        make: list[Any] = [tiled_codes, tiled_scales]
     else:
         weights = rng.standard_normal((outputs, inputs)).astype(np.float32)
         bits = weights if format_ == "fp32" else narrow(weights, format_)
         dense, codes, scales = widen(bits, _TYPES[format_]), None, None
         parts = [LazyTensor("w", _TYPES[format_], weights.shape, lambda b, e: bits[b:e])]
-        make = [tiled_floats]
     if gates:
         parts = [alternating(_taken(p, 0), _taken(p, 1)) for p in parts]
-    tensors = tuple(tile(part) for tile, part in zip(make, parts, strict=True))
-    return Stored(format_, block, dense, codes, scales, tensors)
+    tiles = tiled_codes(*parts) if block else tiled_floats(*parts)
+    return Stored(format_, block, dense, codes, scales, tiles)
 
 
 def _taken(tensor: LazyTensor, half: int) -> LazyTensor:
@@ -138,7 +135,6 @@ def matmul(
 ) -> Any:  # fmt: skip
     """Return a function of x [T, K]."""
     floats = TensorProto.FLOAT
-    tensors = weights.tensors
     inputs: dict[str, tuple[int, list[Any]]] = {"x": (floats, [1, "T", weights.dense.shape[1]])}
     feeds = {}
     if bias is not None:
@@ -146,10 +142,9 @@ def matmul(
         if activation != "none":
             parts = [alternating(_taken(parts[0], 0), _taken(parts[0], 1))]
         feeds["bias"] = whole_tiles(parts[0]).load()
-        inputs |= {"": (floats, [])} if len(tensors) < 2 else {}
         inputs["bias"] = (floats, [len(feeds["bias"])])
     opened = session(
-        "MatMul", inputs, {"y": floats}, tensors, threads=threads, activation=activation,
+        "MatMul", inputs, {"y": floats}, (weights.tiles,), threads=threads, activation=activation,
         exact=int(exact), **weights.attributes,
     )  # fmt: skip
     return lambda x: opened.run(None, {"x": x[None], **feeds})[0][0]

@@ -32,7 +32,7 @@ WIDTHS = (1, 2, 3, 5, 9, 17, 33, 128)
 LENGTHS = (128, 512, 1024, 2048, 4096)
 """Positions that attention is timed at, as far as the bundle takes them."""
 
-_CPU, _DOMAIN, _TILE = "ort-cpu", "specrt", 16
+_CPU, _DOMAIN, _TILE, _STRIP = "ort-cpu", "specrt", 16, 4
 _STEPS = 200_000
 _MOST_INLINE_BYTES = 2_000_000_000
 """Of weights in one message: protocol buffers end at 2 GiB."""
@@ -146,14 +146,12 @@ class _Weights:
     block: int
     inputs: int
     values: Array
-    scales: Array | None
 
     @classmethod
     def of(cls, node: onnx.NodeProto, mapped: Mapping[str, Array]) -> _Weights:
         facts = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        block = facts.get("block_size", 0)
-        values, scales = mapped[node.input[1]], mapped[node.input[2]] if block else None
-        return cls(facts["format"].decode(), block, facts["K"], values, scales)
+        format_: bytes = facts["format"]
+        return cls(format_.decode(), facts.get("block_size", 0), facts["K"], mapped[node.input[1]])
 
     @property
     def outputs(self) -> int:
@@ -166,23 +164,44 @@ class _Weights:
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+        return self.values.nbytes
 
-    def rows(self) -> Array:
-        """Return codes [N, K] raised by half their range, or floats [K, N]."""
-        tiles, small = len(self.values), self.format == "int4"
-        if self.format in ("int4", "int8"):
-            groups = self.values.reshape(tiles, -1, _TILE, 4).transpose(0, 2, 1, 3)
+    def strips(self) -> list[Array]:
+        """Return the strips of four tiles [strips, 4, bytes of a tile], and that of those left."""
+        whole = len(self.values) // _STRIP * _STRIP
+        ends = self.values[:whole], self.values[whole:]
+        sides = _STRIP, len(self.values) - whole
+        return [e.reshape(-1, n, e.shape[1]) for e, n in zip(ends, sides, strict=True) if len(e)]
+
+    def codes(self) -> tuple[Array, Array]:
+        """Return codes [N, K], raised by half their range, and scales [N, blocks]."""
+        blocks, small = self.inputs // self.block, self.format == "int4"
+        step, codes, scales = 8 if small else 4, [], []
+        for strip in self.strips():
+            count, side = strip.shape[:2]
+            split = self.block // step * side * 64
+            parts = strip.reshape(count, blocks, -1)
+            groups = parts[..., :split].reshape(count, blocks, -1, 1, side, _TILE, 4)
             if small:
-                groups = np.stack((groups & 15, groups >> 4), 3)
-            return groups.reshape(self.outputs, self.inputs)
+                groups = np.concatenate((groups & 15, groups >> 4), 3)
+            codes.append(groups.transpose(0, 4, 5, 1, 2, 3, 6).reshape(-1, self.inputs))
+            half = parts.shape[-1] - split == side * _TILE * 2
+            beside = np.ascontiguousarray(parts[..., split:])
+            beside = beside.view(np.float16 if half else np.float32).astype(np.float32)
+            beside = beside.reshape(count, blocks, side, _TILE).transpose(0, 2, 3, 1)
+            scales.append(beside.reshape(-1, blocks))
+        return np.concatenate(codes), np.concatenate(scales)
+
+    def floats(self) -> Array:
+        """Return floats [K, N]."""
         kinds: dict[str, Any] = {"bf16": np.uint16, "fp16": np.float16, "fp32": np.float32}
-        whole = self.values.view(kinds[self.format]).reshape(tiles, self.inputs, _TILE)
-        if self.format == "bf16":
-            whole = (whole.astype(np.uint32) << 16).view(np.float32)
-        return np.ascontiguousarray(
-            whole.astype(np.float32).transpose(1, 0, 2).reshape(self.inputs, -1)
-        )
+        parts = []
+        for strip in self.strips():
+            whole = strip.reshape(len(strip), self.inputs, -1).view(kinds[self.format])
+            if self.format == "bf16":
+                whole = (whole.astype(np.uint32) << 16).view(np.float32)
+            parts.append(whole.astype(np.float32).transpose(1, 0, 2).reshape(self.inputs, -1))
+        return np.concatenate(parts, axis=1)
 
 
 class _Library:
@@ -354,12 +373,10 @@ def _products(nodes: Sequence[onnx.NodeProto], stored: Sequence[_Weights], threa
     given: dict[str, Array] = {}
     written = []
     for place, (node, own) in enumerate(zip(nodes, stored, strict=True)):
-        arrays = {f"values{place}": own.values}
-        if own.scales is not None:
-            arrays[f"scales{place}"] = own.scales
-        given |= arrays
+        name = f"values{place}"
+        given[name] = own.values
         product = helper.make_node(
-            "MatMul", [f"x{own.inputs}", *arrays], [f"y{place}"], domain=_DOMAIN
+            "MatMul", [f"x{own.inputs}", name], [f"y{place}"], domain=_DOMAIN
         )
         product.attribute.extend(node.attribute)
         written.append(product)
@@ -377,16 +394,18 @@ def _library_products(stored: Sequence[_Weights], threads: int) -> Passes | None
     written, tensors = [], []
     for place, own in enumerate(stored):
         x, w, s, y = f"x{own.inputs}", f"w{place}", f"s{place}", f"y{place}"
-        rows = own.rows()
-        if own.scales is None:
-            tensors.append(numpy_helper.from_array(rows, w))
+        if not own.block:
+            tensors.append(numpy_helper.from_array(own.floats(), w))
             written.append(helper.make_node("MatMul", [x, w], [y]))
             continue
         small = own.format == "int4"
-        codes = rows[:, ::2] | rows[:, 1::2] << 4 if small else rows
+        codes, scales = own.codes()
+        codes = codes[:, ::2] | codes[:, 1::2] << 4 if small else codes
         codes = codes.reshape(own.outputs, own.inputs // own.block, -1)
-        scales = own.scales.transpose(0, 2, 1).astype(np.float32).reshape(-1)
-        tensors += [numpy_helper.from_array(codes, w), numpy_helper.from_array(scales, s)]
+        tensors += [
+            numpy_helper.from_array(codes, w),
+            numpy_helper.from_array(scales.reshape(-1), s),
+        ]
         written.append(
             helper.make_node(
                 "MatMulNBits", [x, w, s], [y], domain="com.microsoft", K=own.inputs,

@@ -43,7 +43,6 @@ from specrt_export.lower.tiles import (
     tile_count,
     tiled_codes,
     tiled_floats,
-    tiled_scales,
     whole_tiles,
 )
 from specrt_export.lower.view import GraphView, Lowered
@@ -236,7 +235,7 @@ def _emit_projections(view: GraphView) -> tuple[int, int]:
     """Replace projections by the kernels' product; return how many in codes, and of how many.
 
     ```
-    x, W (, bias) ─ Projection ─ y      =>      x, tiles, scales (, bias) ─ MatMul ─ y
+    x, W (, bias) ─ Projection ─ y      =>      x, tiles (, bias) ─ MatMul ─ y
     ```
     """
     view.require_domain(SPECRT, 1)
@@ -245,14 +244,15 @@ def _emit_projections(view: GraphView) -> tuple[int, int]:
         projection = read_projection(view, node)
         quantized += projection.matrix.scales is not None
         emitted += _has_codes(projection.matrix)
-        inputs, attributes = _tiled(view, projection.matrix)
+        values, attributes = _tiled(view, projection.matrix)
+        inputs = [projection.x, values]
         if projection.bias is not None:
-            inputs += [""] * (2 - len(inputs)) + [view.add_stored(whole_tiles(projection.bias))]
+            inputs.append(view.add_stored(whole_tiles(projection.bias)))
         stated = view.attributes(node)
         if "gates" in stated:  # what a row of the product is, without the tiles' padding
             attributes["N"] = 2 * stated["gates"]
         view.add(
-            "MatMul", [projection.x, *inputs], outputs=[projection.output], domain=SPECRT,
+            "MatMul", inputs, outputs=[projection.output], domain=SPECRT,
             activation=stated.get("activation", b"none").decode(), exact=0, **attributes,
         )  # fmt: skip
     view.tidy()
@@ -263,7 +263,7 @@ def _emit_embeddings(view: GraphView) -> tuple[int, int]:
     """Look rows up in tiles; return how many tables in codes, and of how many quantized ones.
 
     ```
-    W [N, K], tokens ─ Gather ─ y      =>      tokens, tiles, scales ─ Embedding ─ y
+    W [N, K], tokens ─ Gather ─ y      =>      tokens, tiles ─ Embedding ─ y
     ```
     A tied table is stored once: its tiles are those that the last projection reads.
     """
@@ -276,9 +276,9 @@ def _emit_embeddings(view: GraphView) -> tuple[int, int]:
             continue
         total += matrix.scales is not None
         emitted += _has_codes(matrix)
-        inputs, attributes = _tiled(view, matrix)
+        values, attributes = _tiled(view, matrix)
         view.add(
-            "Embedding", [node.input[1], *inputs], outputs=[node.output[0]], domain=SPECRT,
+            "Embedding", [node.input[1], values], outputs=[node.output[0]], domain=SPECRT,
             **attributes,
         )  # fmt: skip
     view.tidy()
@@ -291,20 +291,20 @@ def _has_codes(matrix: WeightMatrix) -> bool:
     return whole and matrix.scales is not None and matrix.block % TILE == 0
 
 
-def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[list[str], dict[str, Any]]:
-    """Add a matrix to a graph in tiles; return what reads it as inputs, and as attributes.
+def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[str, dict[str, Any]]:
+    """Add a matrix to a graph in tiles; return its name, and what reads it as attributes.
 
     fp32 weights that bf16 or fp16 hold bit for bit are stored in it.
     """
     attributes: dict[str, Any] = {"N": matrix.outputs, "K": matrix.inputs}
     if _has_codes(matrix):
         assert matrix.scales is not None
-        tiles = [tiled_codes(matrix.values), tiled_scales(matrix.scales)]
+        tiles = tiled_codes(matrix.values, matrix.scales)
         attributes |= {"format": f"int{matrix.bits}", "block_size": matrix.block}
     else:
         dense = matrix.values
         if matrix.scales is not None:
             dense = dequantized(dense, matrix.scales, matrix.block)
         attributes |= {"format": smallest_format(dense), "block_size": 0}
-        tiles = [tiled_floats(stored_as(dense, attributes["format"]))]
-    return [view.add_stored(tile) for tile in tiles], attributes
+        tiles = tiled_floats(stored_as(dense, attributes["format"]))
+    return view.add_stored(tiles), attributes

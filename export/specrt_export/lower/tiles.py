@@ -1,4 +1,4 @@
-"""Weights in the layout of the CPU kernels: tiles of 16 outputs, which a pass reads in one go.
+"""Weights in the layout of the CPU kernels: strips of tiles of 16 outputs, read in one go.
 
 `runtime/cpp/src/kernels/kernels.hpp` describes the layout. All instruction sets read the same one.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt_export.lower.lazy_tensor import LazyTensor
-from specrt_export.portable.external_data import STORAGE
 from specrt_export.quantize.codes import unpack
 
 TILE = 16
@@ -24,46 +23,52 @@ GROUP = 4
 """Inputs whose products an instruction sums."""
 
 
-def tiled_codes(codes: LazyTensor) -> LazyTensor:
-    """Return int8 or int4 codes [N, K] as bytes [tiles, 16 · K · bits / 8].
+STRIP = 4
+"""Tiles side by side, which a core reads as one stream."""
 
-    Raised by half their range, so that they are not negative; missing outputs have codes of 0.
-    K is a multiple of 8 for int4: two groups share bytes.
+
+def tiled_codes(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
+    """Return int8 or int4 codes [N, K] and scales [N, blocks] as bytes [tiles, bytes of a tile].
+
+    Codes are raised by half their range, so that they are not negative; missing outputs have codes
+    and scales of 0. Scales are fp16 where that holds them all. K is a multiple of 8 for int4: two
+    groups share bytes.
     """
     small = codes.onnx_type == onnx.TensorProto.INT4
-    inputs = codes.shape[1]
+    inputs, blocks = codes.shape[1], scales.shape[1]
     step = 2 * GROUP if small else GROUP
     zero = 8 if small else 128
-    assert inputs % step == 0, "a block of codes is a multiple of 16"
+    assert inputs // blocks % step == 0, "a block of codes is a multiple of 16"
+    kind = np.dtype(np.float16 if _fits_half(scales) else np.float32)
 
-    def turned(part: NDArray[Any], tiles: int) -> NDArray[Any]:
+    def turned(first: int, last: int, side: int) -> NDArray[Any]:
+        part = _outputs(codes, first, last)
         whole = unpack(part) if small else part.view(np.int8)
         raised = (whole.astype(np.int16) + zero).astype(np.uint8)
-        groups = raised.reshape(tiles, TILE, inputs // step, step // GROUP, GROUP)
-        groups = groups.transpose(0, 2, 3, 1, 4)  # [tiles, steps, groups of a step, 16, 4]
-        return groups[:, :, :1] | (groups[:, :, 1:] << 4) if small else groups
+        groups = raised.reshape(
+            -1, side, TILE, blocks, inputs // blocks // step, step // GROUP, GROUP
+        )
+        groups = groups.transpose(
+            0, 3, 4, 5, 1, 2, 6
+        )  # [strips, blocks, steps, groups, side, 16, 4]
+        if small:
+            groups = groups[:, :, :, :1] | (groups[:, :, :, 1:] << 4)
+        beside = _outputs(scales, first, last).astype(kind).reshape(-1, side, TILE, blocks)
+        beside = np.ascontiguousarray(beside.transpose(0, 3, 1, 2)).view(np.uint8)
+        shape = (*groups.shape[:2], -1)
+        return np.concatenate((groups.reshape(shape), beside.reshape(shape)), -1)
 
-    return _tiled(codes, onnx.TensorProto.UINT8, (TILE * codes.row_bytes,), turned)
-
-
-def tiled_scales(scales: LazyTensor) -> LazyTensor:
-    """Return scales [N, blocks] as [tiles, blocks, 16]: fp16 where that holds them all."""
-    kind = onnx.TensorProto.FLOAT16 if _fits_half(scales) else onnx.TensorProto.FLOAT
-
-    def turned(part: NDArray[Any], tiles: int) -> NDArray[Any]:
-        return part.astype(STORAGE[kind]).reshape(tiles, TILE, -1).transpose(0, 2, 1)
-
-    return _tiled(scales, kind, (scales.shape[1], TILE), turned)
+    return _tiled(codes, codes.row_bytes + blocks * kind.itemsize, turned)
 
 
 def tiled_floats(weights: LazyTensor) -> LazyTensor:
     """Return weights [N, K] in fp32, fp16 or bf16 as bytes [tiles, K · 16 · bytes each]."""
 
-    def turned(part: NDArray[Any], tiles: int) -> NDArray[Any]:
-        outputs = part.reshape(tiles, TILE, -1).transpose(0, 2, 1)
-        return np.ascontiguousarray(outputs).view(np.uint8)
+    def turned(first: int, last: int, side: int) -> NDArray[Any]:
+        part = _outputs(weights, first, last).reshape(-1, side * TILE, weights.shape[1])
+        return np.ascontiguousarray(part.transpose(0, 2, 1)).view(np.uint8)
 
-    return _tiled(weights, onnx.TensorProto.UINT8, (TILE * weights.row_bytes,), turned)
+    return _tiled(weights, weights.row_bytes, turned)
 
 
 PIECE_BYTES = 4 << 20
@@ -71,21 +76,25 @@ PIECE_BYTES = 4 << 20
 
 
 def _tiled(
-    source: LazyTensor, kind: int, shape: tuple[int, ...],
-    turned: Callable[[NDArray[Any], int], NDArray[Any]],
-) -> LazyTensor:  # fmt: skip
-    """Return a tensor of tiles [tiles, *shape], which `turned` makes of the rows of so many."""
+    source: LazyTensor, output_bytes: int, turned: Callable[[int, int, int], NDArray[Any]]
+) -> LazyTensor:
+    """Return tiles [tiles, bytes of a tile], as many bytes in all: those of a strip are mixed.
+
+    `turned` makes the tiles from a first to a last, in strips of so many.
+    """
+    count, size = tile_count(source.shape[0]), TILE * output_bytes
 
     def tiles(begin: int, end: int) -> NDArray[Any]:
-        made = np.empty((end - begin, *shape), STORAGE[kind])
-        step = max(1, PIECE_BYTES // max(1, prod(shape) * made.itemsize))
-        for first in range(begin, end, step):
-            last = min(first + step, end)
-            part = turned(_outputs(source, first, last), last - first)
-            made[first - begin : last - begin] = part.reshape(last - first, *shape)
-        return made
+        low, high = begin // STRIP * STRIP, min(-(-end // STRIP) * STRIP, count)
+        made = np.empty((high - low, size), np.uint8)
+        step = max(STRIP, PIECE_BYTES // max(1, size) // STRIP * STRIP)
+        edges = sorted({*range(low, high, step), high // STRIP * STRIP, high})
+        for first, last in pairwise(edges):
+            part = turned(first, last, min(STRIP, last - first))
+            made[first - low : last - low] = part.reshape(last - first, size)
+        return made[begin - low : end - low]
 
-    return LazyTensor(f"{source.name}/tiles", kind, (tile_count(source.shape[0]), *shape), tiles)
+    return LazyTensor(f"{source.name}/tiles", onnx.TensorProto.UINT8, (count, size), tiles)
 
 
 def whole_tiles(bias: LazyTensor) -> LazyTensor:

@@ -14,7 +14,7 @@ KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
 SWITCH = "SPECRT_KERNELS"
 """The environment variable that names an instruction set to use instead of the best one."""
 
-LAYOUT = "tiles of 16"
+LAYOUT = "strips of 4 tiles of 16"
 """Changes when graphs or weights are made otherwise: bundles built before are refused then."""
 
 CONTRIB = "onnxruntime"
@@ -38,9 +38,13 @@ def missing_kernels() -> str:
 
 def install_kernels() -> str:
     """Return how the library is compiled again; pip may have kept a wheel without it."""
+    return f"install {_COMPILER}, then {_compile_again()}"
+
+
+def _compile_again() -> str:
     clone = (Path(__file__).parents[3] / "Makefile").is_file()
     pip = "pip install --force-reinstall --no-deps --no-cache-dir specrt"
-    return f"install {_COMPILER}, then run `{'make -B setup' if clone else pip}`"
+    return f"run `{'make -B setup' if clone else pip}`"
 
 
 def instruction_sets() -> tuple[str, list[str]]:
@@ -57,6 +61,18 @@ def instruction_sets() -> tuple[str, list[str]]:
     return texts[0], texts[1].split()
 
 
+def kernels_layout() -> str:
+    """Return the layout that the library reads: `LAYOUT`, where this version was compiled.
+
+    Empty where it is so old that it does not say. Raises: OSError where it cannot be loaded.
+    """
+    function = getattr(ctypes.CDLL(str(KERNELS)), "specrt_kernels_layout", None)
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return bytes(function()).decode()
+
+
 def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:
     """Refuse a bundle whose engines are of another layout, or need the library where it is missing.
 
@@ -68,6 +84,11 @@ def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:
         raise BundleError(
             f"{bundle} was built {was}, and this specrt reads {LAYOUT!r} and {CONTRIB!r}; build it "
             "again with `specrt build RECIPE`"
+        )
+    if built == LAYOUT and not lacks and kernels_layout() != LAYOUT:
+        raise BundleError(
+            f"specrt's CPU kernels were compiled for {kernels_layout()!r}, and this version of "
+            f"specrt has {LAYOUT!r}; {_compile_again()}"
         )
     if built == LAYOUT and lacks:
         raise BundleError(

@@ -57,10 +57,11 @@ std::size_t inputs_at_a_time(std::size_t block) {
 }
 
 // Codes of 4 bits as bytes, those of 4 inputs after those of the 4 before.
-void expand(const std::uint8_t* values, std::size_t inputs, std::uint8_t* bytes) {
-  for (std::size_t i = 0; i < inputs; i += 2 * kGroup) {
-    _mm512_store_si512(bytes + i * kTile, Avx512::low_codes(values + i * kTile / 2));
-    _mm512_store_si512(bytes + (i + kGroup) * kTile, Avx512::high_codes(values + i * kTile / 2));
+void expand(const std::uint8_t* values, std::size_t stride, std::size_t inputs,
+            std::uint8_t* bytes) {
+  for (std::size_t i = 0; i < inputs; i += 2 * kGroup, values += stride) {
+    _mm512_store_si512(bytes + i * kTile, Avx512::low_codes(values));
+    _mm512_store_si512(bytes + (i + kGroup) * kTile, Avx512::high_codes(values));
   }
 }
 
@@ -69,37 +70,34 @@ template <int Bits, int P, int T>
 void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t row,
                      std::size_t second, std::size_t tile, const Output& output) {
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
-  const std::size_t step = inputs_at_a_time(block), tile_bytes = kTile * inputs * Bits / 8;
-  const std::size_t scale_bytes = weights.scale_bytes, rows[] = {row, second};
-  const std::uint8_t* values = weights.values + tile * tile_bytes;
-  const std::uint8_t* scales = weights.scales + tile * blocks * kTile * scale_bytes;
+  const std::size_t step = inputs_at_a_time(block), scale_bytes = weights.scale_bytes;
+  const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile), rows[] = {row, second};
+  const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
   alignas(64) std::uint8_t bytes[2][kMostInputs * kTile];
   alignas(64) std::int32_t whole[P][T][kPanel][kTile];
-  __m512 sums[P][T][kPanel];
-  for (auto& of_panel : sums)
-    for (auto& of_tile : of_panel)
-      for (auto& sum : of_tile) sum = _mm512_setzero_ps();
+  alignas(64) float sums[P][kPanel][kStrip][kTile] = {};
   for (std::size_t b = 0; b < blocks; b++) {
     _tile_zero(0);
     if constexpr (T > 1) _tile_zero(1);
     if constexpr (P > 1) _tile_zero(2);
     if constexpr (P > 1 && T > 1) _tile_zero(3);
     for (std::size_t k = b * block; k < (b + 1) * block; k += step) {
-      const std::uint8_t* at[2] = {values + k * kTile * Bits / 8, nullptr};
-      at[1] = at[0] + (T > 1 ? tile_bytes : 0);
+      const std::uint8_t* at[2] = {values + side * 64, values + (side + T - 1) * 64};
+      values += step * strip * kTile * Bits / 8;
       if constexpr (Bits == 4) {
         for (int t = 0; t < T; t++) {
-          expand(at[t], step, bytes[t]);
+          expand(at[t], strip * 64, step, bytes[t]);
           at[t] = bytes[t];
         }
         finish_stores();
       }
       const auto stride = static_cast<long>(inputs);
-      _tile_loadd(6, at[0], 64);
+      const auto apart = static_cast<long>(Bits == 4 ? 64 : strip * 64);  // inputs of a tile
+      _tile_loadd(6, at[0], apart);
       _tile_loadd(4, x.codes + rows[0] * inputs + k, stride);
       _tile_dpbsud(0, 4, 6);
       if constexpr (T > 1) {
-        _tile_loadd(7, at[1], 64);
+        _tile_loadd(7, at[1], apart);
         _tile_dpbsud(1, 4, 7);
       }
       if constexpr (P > 1) {
@@ -113,7 +111,7 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
     if constexpr (P > 1) _tile_stored(2, whole[1][0], 64);
     if constexpr (P > 1 && T > 1) _tile_stored(3, whole[1][1], 64);
     for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
+      const std::uint8_t* at = values + (side + t) * kTile * scale_bytes;
       const auto scale = scale_bytes == 2 ? load_weights<Avx512, Format::fp16>(at)
                                           : load_weights<Avx512, Format::fp32>(at);
       for (int p = 0; p < P; p++)
@@ -122,11 +120,14 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
           const auto begin = Avx512::fill(-Avx512::zero<Bits>() * x.sums[place]);
           const auto sum = Avx512::add_ints(_mm512_load_si512(whole[p][t][r]), begin);
           const auto both = Avx512::mul(scale, Avx512::spread(x.scales[place]));
-          sums[p][t][r] = Avx512::fma(Avx512::to_floats(sum), both, sums[p][t][r]);
+          float* to = sums[p][r][t];
+          Avx512::store(to, Avx512::fma(Avx512::to_floats(sum), both, Avx512::load(to)));
         }
     }
+    values += strip * kTile * scale_bytes;
   }
-  for (int p = 0; p < P; p++) finish<Avx512, kPanel, T>(weights, output, rows[p], tile, sums[p]);
+  for (int p = 0; p < P; p++)
+    finish<Avx512>(weights, output, rows[p], kPanel, tile, tile + T, sums[p][0][0]);
 }
 
 template <int Bits, int T>
@@ -146,11 +147,14 @@ template <int Bits>
 void multiply_wide(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
   configure(inputs_at_a_time(weights.block));
-  for (std::size_t tile = first; tile < last; tile += 2) {
-    if (last - tile > 1)
+  for (std::size_t tile = first; tile < last;) {
+    if (last - tile > 1 && tile % kStrip + 1 < kStrip) {
       multiply_tiles<Bits, 2>(weights, x, rows, tile, output);
-    else
+      tile += 2;
+    } else {
       multiply_tiles<Bits, 1>(weights, x, rows, tile, output);
+      tile++;
+    }
   }
   _tile_release();
 }
@@ -171,23 +175,27 @@ void multiply(const Weights& weights, const QuantizedRows& x, std::size_t rows, 
 // kernels hold these ones, too, where a machine has them, and elsewhere over tiles that are
 // emulated.
 bool agrees(Format format) {
-  constexpr std::size_t rows = 40, outputs = 48, inputs = 128, block = 64, blocks = inputs / block;
-  alignas(64) std::uint8_t values[outputs * inputs];
-  alignas(64) float scales[outputs * blocks], row_scales[rows * blocks];
+  constexpr std::size_t rows = 40, outputs = 80, inputs = 128, block = 64, blocks = inputs / block;
+  alignas(64) std::uint8_t values[outputs * (inputs + blocks * sizeof(float))];
+  alignas(64) float row_scales[rows * blocks];
   alignas(64) std::int8_t codes[rows * inputs];
   std::int32_t sums[rows * blocks] = {};
   float found[rows * outputs], expected[rows * outputs];
   std::uint32_t state = 1;
   const auto next = [&] { return (state = state * 1664525U + 1013904223U) >> 16; };
   for (auto& value : values) value = static_cast<std::uint8_t>(next());
-  for (auto& scale : scales) scale = static_cast<float>(next()) * 0x1p-20F;
   for (auto& scale : row_scales) scale = static_cast<float>(next()) * 0x1p-16F;
   for (std::size_t i = 0; i < rows * inputs; i++) {
     codes[i] = static_cast<std::int8_t>(static_cast<int>(next() % 255) - 127);
     sums[i / block] += codes[i];
   }
-  const Weights weights{
-      format, outputs, inputs, block, values, reinterpret_cast<const std::uint8_t*>(scales), 4};
+  const Weights weights{format, outputs, inputs, block, outputs / kTile, sizeof(float), values};
+  for (std::size_t i = 0; i < outputs * blocks; i++) {
+    const std::size_t output = i / blocks, tile = output / kTile;
+    const float scale = static_cast<float>(next()) * 0x1p-20F;
+    std::uint8_t* scales = values + weights.strip_scales(tile, i % blocks);
+    __builtin_memcpy(scales + output % (kStrip * kTile) * sizeof scale, &scale, sizeof scale);
+  }
   const QuantizedRows x{codes, row_scales, sums};
   multiply(weights, x, rows, 0, outputs / kTile, {found, outputs, nullptr, Activation::none});
   kScalar.multiply(weights, x, rows, 0, outputs / kTile,

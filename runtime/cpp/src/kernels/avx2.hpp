@@ -9,14 +9,14 @@ struct Avx2 {
     __m256i low, high;
   };
   // 16 registers, two to a vector: 3 rows of a tile have 6 sums of codes and 6 of floats, and 2 are
-  // of weights. One row reads four tiles, which are four streams from memory.
+  // of weights. One row reads four tiles at once, a strip.
   static constexpr int kRows = 3;
-  static constexpr std::size_t rows(bool, bool, std::size_t) { return kRows; }
+  static constexpr std::size_t rows(bool, std::size_t) { return kRows; }
   static constexpr std::size_t tiles(bool, std::size_t rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
   }
   static constexpr int kQueries = 4, kSumQueries = 3, kSumVectors = 2;
-  static constexpr std::size_t kAhead = 2048;
+  static constexpr std::size_t kAhead = 4096;
 
   static Floats spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
   static Floats load(const float* from) {

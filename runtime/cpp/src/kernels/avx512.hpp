@@ -3,13 +3,13 @@
 struct Avx512 {
   using Floats = __m512;
   using Ints = __m512i;
-  // Four tiles are four streams from memory, which one core follows at once: 44 GB/s of two cores
-  // where two tiles had 32. Codes have two sums, one of them of floats, touched once a block: 4
-  // rows of 4 tiles keep 16 sums of codes in the 32 registers, and an operand of 4 codes of a row
-  // is read once for 4 multiply-adds. Passes of 5 and 6 rows read weights once, with 2 tiles: 12
-  // sums of codes and 12 of floats. Floats have one sum: 6 rows of 4 tiles are 24.
+  // Four tiles are a strip, which a core reads as one stream. Codes have two sums, one of them of
+  // floats, touched once a block: 4 rows of 4 tiles keep 16 sums of codes in the 32 registers, and
+  // an operand of 4 codes of a row is read once for 4 multiply-adds. Passes of 5 and 6 rows read
+  // weights once, with 2 tiles: 12 sums of codes and 12 of floats. Floats have one sum: 6 rows of 4
+  // tiles are 24.
   static constexpr int kRows = 6;
-  static constexpr std::size_t rows(bool codes, bool, std::size_t all) {
+  static constexpr std::size_t rows(bool codes, std::size_t all) {
     return codes && all > kRows ? 4 : kRows;
   }
   static constexpr std::size_t tiles(bool codes, std::size_t rows) {
@@ -17,8 +17,8 @@ struct Avx512 {
   }
   // 8 queries hide the latency of a multiply-add; 6 with 4 vectors of values have 24 sums.
   static constexpr int kQueries = 8, kSumQueries = 6, kSumVectors = 4;
-  // Of each stream: 512 bytes are fetched too late, 1 KiB takes up to 1.1 times as long.
-  static constexpr std::size_t kAhead = 2048;
+  // 1 KiB of the stream takes up to 1.2 times as long, 2 KiB 1.05 times, 8 KiB as long.
+  static constexpr std::size_t kAhead = 4096;
 
   static Floats spread(float value) { return _mm512_set1_ps(value); }
   static Floats load(const float* from) { return _mm512_loadu_ps(from); }

@@ -34,8 +34,9 @@ Number read(const std::uint8_t* from, std::size_t index) {
 
 // The weight of an output of a tile and an input.
 float weight_of(const Weights& weights, std::size_t tile, std::size_t output, std::size_t input) {
-  const std::uint8_t* values = weights.values + tile * weights.value_bytes();
-  const std::size_t place = input * kTile + output;
+  const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
+  const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile);
+  const std::size_t place = (input * strip + side) * kTile + output;
   if (weights.format == Format::fp32) return read<float>(values, place);
   if (weights.format == Format::fp16) return widen_fp16(read<std::uint16_t>(values, place));
   if (weights.format == Format::bf16) {
@@ -46,29 +47,18 @@ float weight_of(const Weights& weights, std::size_t tile, std::size_t output, st
   }
   const bool small = weights.format == Format::int4;
   const std::size_t step = small ? 2 * kGroup : kGroup;
-  const std::uint8_t byte = values[(input / step * kTile + output) * kGroup + input % kGroup];
+  const std::uint8_t* scales = weights.values + weights.strip_scales(tile, input / weights.block);
+  const std::uint8_t* codes = scales - strip * weights.value_bytes(weights.block);
+  const std::size_t group = (input % weights.block / step * strip + side) * kTile + output;
+  const std::uint8_t byte = codes[group * kGroup + input % kGroup];
   const int code = !small ? byte - 128 : (input % step < kGroup ? byte & 15 : byte >> 4) - 8;
-  const std::size_t blocks = weights.inputs / weights.block;
-  const std::size_t at = (tile * blocks + input / weights.block) * kTile + output;
-  const float scale = weights.scale_bytes == 2 ? widen_fp16(read<std::uint16_t>(weights.scales, at))
-                                               : read<float>(weights.scales, at);
+  const float scale = weights.scale_bytes == 2
+                          ? widen_fp16(read<std::uint16_t>(scales, side * kTile + output))
+                          : read<float>(scales, side * kTile + output);
   return static_cast<float>(code) * scale;
 }
 
 }  // namespace
-
-std::size_t Weights::value_bytes() const {
-  switch (format) {
-    case Format::int4:
-      return kTile * inputs / 2;
-    case Format::int8:
-      return kTile * inputs;
-    case Format::fp32:
-      return kTile * inputs * 4;
-    default:
-      return kTile * inputs * 2;
-  }
-}
 
 void look_up(const Weights& weights, std::size_t row, float* y) {
   for (std::size_t i = 0; i < weights.inputs; i++)
@@ -83,11 +73,11 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
   for (std::size_t tile = first; tile < last; tile += step) {
     for (std::size_t i = 0; i < weights.inputs; i++)
       for (std::size_t j = 0; j < step * kTile; j++)
-        floats[(j / kTile * weights.inputs + i) * kTile + j % kTile] =
-            weight_of(weights, tile + j / kTile, j % kTile, i);
+        floats[i * step * kTile + j] = weight_of(weights, tile + j / kTile, j % kTile, i);
     Weights part = weights;
     part.format = Format::fp32;
-    part.block = 0;
+    part.block = part.scale_bytes = 0;
+    part.tiles = step;
     const std::size_t before = tile / step * kTile * (step == 2 ? 2 : 1);
     part.outputs = weights.outputs - before;
     part.values = reinterpret_cast<const std::uint8_t*>(floats.data());
@@ -101,11 +91,17 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
 const Kernels* const* all_kernels() {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
-      &kAmx,    &kAvx512Vnni, &kAvxVnni, &kAvx2,
+    &kAmx,
+    &kAvx512Vnni,
+    &kAvxVnni,
+    &kAvx2,
 #elif defined(__aarch64__)
-      &kI8mm, &kDotProd,
+    &kI8mm,
+    &kDotProd,
 #endif
-      &kScalar, nullptr};
+    &kScalar,
+    nullptr
+  };
   return all;
 }
 

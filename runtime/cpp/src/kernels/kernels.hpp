@@ -15,9 +15,11 @@ namespace specrt::kernels {
 constexpr std::size_t kTile = 16;
 // Inputs of a group: what one multiply-add instruction of bytes sums in each lane.
 constexpr std::size_t kGroup = 4;
+// Tiles that lie side by side: what one row multiplies with at a time.
+constexpr std::size_t kStrip = 4;
 
 // How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
-constexpr char kLayout[] = "tiles of 16";
+constexpr char kLayout[] = "strips of 4 tiles of 16";
 
 // Inputs of the largest block: sums of 65,536 products of a byte and a code, and what they start
 // at, stay below 2^31. Each is rounded to a float once, where it takes more than 24 bits: on all
@@ -28,25 +30,53 @@ enum class Format { int4, int8, bf16, fp16, fp32 };
 
 enum class Activation { none, silu, gelu };
 
-// Weights [outputs, inputs] in tiles of 16 outputs; those beyond the last output are zeros.
+// Weights [outputs, inputs] in tiles of 16 outputs, four side by side in a strip; the last strip
+// has the tiles that are left. Outputs beyond the last one are zeros. A strip is read from its
+// begin to its end:
 //
-//   int8    [tiles][inputs / 4][16 outputs][4 inputs], 128 more than the code
-//   int4    [tiles][inputs / 8][16 outputs][4 inputs], two to a byte and 8 more than the code: the
-//           low half is input 8 g + i, the high half input 8 g + 4 + i
-//   floats  [tiles][inputs][16 outputs]
-//   scales  [tiles][inputs / block][16 outputs], fp16 or fp32; none for floats
+//   codes   [inputs / block] times
+//             [block / step][tiles of the strip][16 outputs][4 inputs], a step of 4 inputs of int8
+//               or 8 of int4
+//             [tiles of the strip][16 outputs], the scales of these, fp16 or fp32
+//   floats  [inputs][tiles of the strip][16 outputs]
+//
+// int8 is 128 more than the code. int4 are two to a byte and 8 more than the code: the low half is
+// input 8 g + i, the high half input 8 g + 4 + i.
 struct Weights {
   Format format;
   std::size_t outputs;
   std::size_t inputs;
   // Inputs that share a scale, a multiple of 16 and at most kMostBlock; 0 for floats.
   std::size_t block;
+  std::size_t tiles;        // of all outputs
+  std::size_t scale_bytes;  // of each scale: 2 or 4; 0 for floats
   const std::uint8_t* values;
-  const std::uint8_t* scales;
-  std::size_t scale_bytes;  // 2 or 4, of each scale
 
+  // Bytes of a tile without scales, for some inputs.
+  std::size_t value_bytes(std::size_t some) const {
+    if (format == Format::int4) return kTile * some / 2;
+    return kTile * some * (format == Format::int8 ? 1 : format == Format::fp32 ? 4 : 2);
+  }
   // Bytes of a tile.
-  std::size_t value_bytes() const;
+  std::size_t tile_bytes() const {
+    const std::size_t blocks = block > 0 ? inputs / block : 0;
+    return value_bytes(inputs) + blocks * kTile * scale_bytes;
+  }
+  // Tiles of the strip that a tile is in.
+  std::size_t strip_tiles(std::size_t tile) const {
+    const std::size_t left = tiles - tile / kStrip * kStrip;
+    return left < kStrip ? left : kStrip;
+  }
+  // Where the values of an input begin in a strip, the first one of a block.
+  std::size_t strip_values(std::size_t tile, std::size_t input) const {
+    const std::size_t before = block > 0 ? input / block * kTile * scale_bytes : 0;
+    return tile / kStrip * kStrip * tile_bytes() +
+           strip_tiles(tile) * (value_bytes(input) + before);
+  }
+  // Where the scales of a block begin.
+  std::size_t strip_scales(std::size_t tile, std::size_t index) const {
+    return strip_values(tile, index * block) + strip_tiles(tile) * value_bytes(block);
+  }
 };
 
 // Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.

@@ -15,7 +15,7 @@ struct Neon {
   // weights and one of codes of a row; their 16 sums of floats wait in memory, once a block. A row
   // alone has 8 sums in 2 tiles: two pipes that take 4 cycles for a multiply-add are busy then.
   static constexpr int kRows = 4;
-  static constexpr std::size_t rows(bool, bool paired, std::size_t) { return paired ? 2 : kRows; }
+  static constexpr std::size_t rows(bool, std::size_t) { return kRows; }
   static constexpr std::size_t tiles(bool, std::size_t rows) { return rows == 1 ? 2 : 1; }
   // 6 queries have 24 sums, 4 of keys and one of a query; 4 with a vector of values 16 and 4.
   static constexpr int kQueries = 6, kSumQueries = 4, kSumVectors = 1;

@@ -1,12 +1,12 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
-//   MatMul(x, values (, scales, bias)) -> y
+//   MatMul(x, values (, bias)) -> y
 //     x [..., K] fp32; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation;
-//     values [tiles, bytes] and scales [tiles, K / block_size, 16] as `Weights` says.
+//     values [tiles, bytes of a tile] as `Weights` says, with their scales.
 //     Attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu,
 //     gelu; exact: 1 multiplies codes with rows that are not quantized.
 //
-//   Embedding(tokens, values (, scales)) -> y
+//   Embedding(tokens, values) -> y
 //     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
 //
 //   Attention(query, key, value, keys, values, rows, positions (, cosines, sines))
@@ -153,8 +153,6 @@ void parallel(const OrtKernelContext* context, std::size_t parts, const Body& bo
   if (work.failure) std::rethrow_exception(work.failure);
 }
 
-// Tiles that one part does not split: the most that a kernel takes at a time.
-constexpr std::size_t kSpan = 4;
 // Bytes of weights for which another thread is worth waking.
 constexpr std::size_t kPartBytes = 128 << 10;
 // Rows that one part quantizes.
@@ -164,7 +162,7 @@ constexpr std::size_t kPartRows = 16;
 // memory.
 constexpr std::size_t kMostRows = 512;
 
-// Weights as the attributes of an operator and two of its inputs describe them.
+// Weights as the attributes of an operator and one of its inputs describe them.
 class StoredWeights {
  public:
   explicit StoredWeights(const OrtKernelInfo* info) {
@@ -181,28 +179,23 @@ class StoredWeights {
                                std::to_string(block) + " are none that specrt multiplies with");
   }
 
-  // With the memory of the inputs at `index` and behind it; `tiles` of them.
+  // With the memory of the input at `index`; `tiles` of them.
   Weights read(const OrtKernelContext* context, std::size_t index, std::size_t tiles) const {
-    const Tensor values = input(context, index), scales = input(context, index + 1);
+    const Tensor values = input(context, index);
     Weights weights = weights_;
     weights.values = static_cast<const std::uint8_t*>(values.data);
-    weights.scales = static_cast<const std::uint8_t*>(scales.data);
-    weights.scale_bytes = scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 4;
-    const std::size_t blocks = weights.block > 0 ? weights.inputs / weights.block : 0;
-    const bool has_type = blocks == 0 || scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ||
-                          scales.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-    if (values.items() != tiles * weights.value_bytes() || !has_type ||
-        (blocks > 0 && scales.items() != tiles * blocks * kTile))
+    weights.tiles = tiles;
+    // Their size says whether scales have 2 bytes or 4.
+    if (weights.block > 0) weights.scale_bytes = sizeof(std::uint16_t);
+    if (weights.block > 0 && values.items() != tiles * weights.tile_bytes())
+      weights.scale_bytes = sizeof(float);
+    if (values.items() != tiles * weights.tile_bytes())
       throw std::runtime_error("weights have another size than the attributes say");
     return weights;
   }
 
   std::size_t outputs() const { return weights_.outputs; }
   std::size_t inputs() const { return weights_.inputs; }
-  static ONNXTensorElementDataType type(std::size_t index) {
-    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
-                      : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  }
 
  private:
   static Format format(const std::string& name) {
@@ -223,11 +216,10 @@ std::size_t tiles_of(std::size_t outputs) { return (outputs + kTile - 1) / kTile
 class MatMul {
  public:
   static constexpr const char* kName = "MatMul";
-  static constexpr std::size_t kInputs = 4, kOutputs = 1;
+  static constexpr std::size_t kInputs = 3, kOutputs = 1;
   static bool is_required(std::size_t index) { return index < 2; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
-    if (index == 1 || index == 2) return StoredWeights::type(index - 1);
-    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    return index == 1 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
 
   explicit MatMul(const OrtKernelInfo* info)
@@ -239,7 +231,7 @@ class MatMul {
     const bool paired = activation_ != Activation::none;
     const std::size_t outputs = paired ? stored_.outputs() / 2 : stored_.outputs();
     const std::size_t tiles = tiles_of(outputs) * (paired ? 2 : 1);
-    const Tensor x = input(context, 0), bias = input(context, 3);
+    const Tensor x = input(context, 0), bias = input(context, 2);
     const Weights weights = stored_.read(context, 1, tiles);
     if (x.shape.empty() || (paired && stored_.outputs() % 2 != 0) ||
         static_cast<std::size_t>(x.shape.back()) != weights.inputs ||
@@ -265,11 +257,11 @@ class MatMul {
 
   void multiply(OrtKernelContext* context, const Weights& weights, std::size_t tiles,
                 const float* x, std::size_t rows, const Output& result) const {
-    const std::size_t spans = (tiles + kSpan - 1) / kSpan;
-    const std::size_t wanted = tiles * weights.value_bytes() / kPartBytes + 1;
-    const std::size_t parts = wanted < spans ? wanted : spans;
+    const std::size_t strips = (tiles + kStrip - 1) / kStrip;
+    const std::size_t wanted = tiles * weights.tile_bytes() / kPartBytes + 1;
+    const std::size_t parts = wanted < strips ? wanted : strips;
     const auto first = [&](std::size_t part) {
-      const std::size_t tile = spans * part / parts * kSpan;
+      const std::size_t tile = strips * part / parts * kStrip;
       return tile < tiles ? tile : tiles;
     };
     if (weights.block == 0 || is_exact_) {
@@ -324,10 +316,10 @@ class MatMul {
 class Embedding {
  public:
   static constexpr const char* kName = "Embedding";
-  static constexpr std::size_t kInputs = 3, kOutputs = 1;
-  static bool is_required(std::size_t index) { return index < 2; }
+  static constexpr std::size_t kInputs = 2, kOutputs = 1;
+  static bool is_required(std::size_t) { return true; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
-    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : StoredWeights::type(index - 1);
+    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
   }
 
   explicit Embedding(const OrtKernelInfo* info) : stored_(info) {}
@@ -587,6 +579,9 @@ SPECRT_EXPORT const char* specrt_kernels() {
   const specrt::kernels::Kernels* kernels = specrt::kernels::chosen();
   return kernels == nullptr ? nullptr : kernels->name;
 }
+
+// What graphs and weights these kernels read, as manifests name it.
+SPECRT_EXPORT const char* specrt_kernels_layout() { return specrt::kernels::kLayout; }
 
 // What ONNX Runtime calls to register the operators with the options of a session. Sessions may be
 // opened by several threads at once.

@@ -47,24 +47,22 @@ void write(const Weights& weights, const Output& output, std::size_t row, std::s
   }
 }
 
-template <class V, int R, int T>
-void finish(const Weights& weights, const Output& output, std::size_t row, std::size_t tile,
-            typename V::Floats (&sums)[T][R]) {
-  if (output.bias != nullptr)
-    for (int t = 0; t < T; t++) {
-      const auto bias = V::load(output.bias + (tile + t) * kTile);
-      for (int r = 0; r < R; r++) sums[t][r] = V::add(sums[t][r], bias);
-    }
-  if (output.activation == Activation::none) {
-    for (int t = 0; t < T; t++)
-      for (int r = 0; r < R; r++) write<V>(weights, output, row + r, tile + t, sums[t][r]);
-  } else if constexpr (T % 2 == 0) {
-    for (int t = 0; t < T; t += 2)
-      for (int r = 0; r < R; r++) {
-        const auto gate = activate<V>(sums[t][r], output.activation);
-        write<V>(weights, output, row + r, tile + t, V::mul(gate, sums[t + 1][r]));
+// Write what some rows come to with tiles from `tile` to `end`; `sums` are [rows][kStrip] vectors.
+template <class V>
+void finish(const Weights& weights, const Output& output, std::size_t row, std::size_t rows,
+            std::size_t tile, std::size_t end, const float* sums) {
+  const bool paired = output.activation != Activation::none;
+  for (; tile < end; tile += paired ? 2 : 1, sums += (paired ? 2 : 1) * kTile)
+    for (std::size_t r = 0; r < rows; r++) {
+      typename V::Floats one[2];
+      for (std::size_t i = 0; i < (paired ? 2 : 1); i++) {
+        one[i] = V::load(sums + (r * kStrip + i) * kTile);
+        if (output.bias != nullptr)
+          one[i] = V::add(one[i], V::load(output.bias + (tile + i) * kTile));
       }
-  }
+      if (paired) one[0] = V::mul(activate<V>(one[0], output.activation), one[1]);
+      write<V>(weights, output, row + r, tile, one[0]);
+    }
 }
 
 template <class V, Format F>
@@ -76,91 +74,99 @@ typename V::Floats load_weights(const std::uint8_t* values) {
     return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
-// Bytes from where a tile is read to what is fetched ahead: in the same tile, and at its end T
-// tiles on, because those between are read beside it.
-template <class V, int T>
-std::size_t bytes_ahead(std::size_t at, std::size_t tile_bytes) {
-  return V::kAhead + (at + V::kAhead < tile_bytes ? 0 : (T - 1) * tile_bytes);
-}
+// What some rows multiply some tiles with, and what they fetch: where a strip is read more than
+// once, each reading fetches its share of what comes next.
+struct Chunk {
+  std::size_t row, tile;
+  std::size_t begin, end;    // blocks of codes, inputs of floats
+  const std::uint8_t* next;  // fetched while this is read
+  std::size_t readings;
+  float* sums;  // [rows][kStrip] vectors
+};
 
-// R rows with T tiles of codes.
+// Add to the sums of R rows with T tiles of codes.
 template <class V, int Bits, int R, int T>
-void multiply_codes(const Weights& weights, const QuantizedRows& x, std::size_t row,
-                    std::size_t tile, const Output& output) {
+void multiply_codes(const Weights& weights, const QuantizedRows& x, const Chunk& chunk) {
   constexpr std::size_t step = Bits == 8 ? kGroup : 2 * kGroup;  // inputs of 64 bytes
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
-  const std::size_t tile_bytes = inputs / step * 64;
-  const std::uint8_t* values = weights.values + tile * tile_bytes;
-  const std::size_t scale_bytes = weights.scale_bytes;
-  const std::uint8_t* scales = weights.scales + tile * blocks * kTile * scale_bytes;
-  const std::int8_t* codes = x.codes + row * inputs;
-  const float* row_scales = x.scales + row * blocks;
-  const std::int32_t* row_sums = x.sums + row * blocks;
+  const std::size_t strip = weights.strip_tiles(chunk.tile), side = chunk.tile % kStrip;
+  const std::size_t tile_scales = kTile * weights.scale_bytes;
+  const std::size_t fetched = strip * 64 / chunk.readings;
+  const std::uint8_t* values =
+      weights.values + weights.strip_values(chunk.tile, chunk.begin * block) + side * 64;
+  const std::uint8_t* next = chunk.next;
+  const std::int8_t* codes = x.codes + chunk.row * inputs + chunk.begin * block;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
-    for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
-  for (std::size_t b = 0; b < blocks; b++) {
+    for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
+  for (std::size_t b = chunk.begin; b < chunk.end; b++) {
     typename V::Ints whole[T][R];
     for (int r = 0; r < R; r++) {
-      const auto begin = V::fill(-V::template zero<Bits>() * row_sums[r * blocks + b]);
+      const std::int32_t sum = x.sums[(chunk.row + r) * blocks + b];
+      const auto begin = V::fill(-V::template zero<Bits>() * sum);
       for (int t = 0; t < T; t++) whole[t][r] = begin;
     }
-    const std::size_t ahead = bytes_ahead<V, T>(b * block / step * 64, tile_bytes);
     for (std::size_t k = 0; k < block; k += step) {
       for (int t = 0; t < T; t++) {
-        const std::uint8_t* at = values + t * tile_bytes;
-        V::prefetch(at + ahead);
+        V::prefetch(next + t * 64);
         if constexpr (Bits == 8) {
-          const auto part = V::codes(at);
+          const auto part = V::codes(values + t * 64);
           for (int r = 0; r < R; r++)
             whole[t][r] = V::dot(whole[t][r], part, codes + r * inputs + k);
         } else {
-          const auto low = V::low_codes(at), high = V::high_codes(at);
+          const auto low = V::low_codes(values + t * 64), high = V::high_codes(values + t * 64);
           for (int r = 0; r < R; r++) {
             whole[t][r] = V::dot_small(whole[t][r], low, codes + r * inputs + k);
             whole[t][r] = V::dot_small(whole[t][r], high, codes + r * inputs + k + kGroup);
           }
         }
       }
-      values += 64;
+      values += strip * 64;
+      next += fetched;
     }
     codes += block;
-    for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = scales + (t * blocks + b) * kTile * scale_bytes;
-      const auto scale =
-          scale_bytes == 2 ? load_weights<V, Format::fp16>(at) : load_weights<V, Format::fp32>(at);
+    const std::uint8_t* scales = values - side * 64 + side * tile_scales;
+    for (int t = 0; t < T; t++, scales += tile_scales) {
+      V::prefetch(next + t * tile_scales);
+      const auto scale = weights.scale_bytes == 2 ? load_weights<V, Format::fp16>(scales)
+                                                  : load_weights<V, Format::fp32>(scales);
       for (int r = 0; r < R; r++) {
-        const auto both = V::mul(scale, V::spread(row_scales[r * blocks + b]));
+        const auto both = V::mul(scale, V::spread(x.scales[(chunk.row + r) * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
       }
     }
+    values += strip * tile_scales;
+    next += strip * tile_scales / chunk.readings;
   }
-  finish<V, R, T>(weights, output, row, tile, sums);
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
 }
 
-// R rows with T tiles of floats.
+// The same with floats.
 template <class V, Format F, int R, int T>
-void multiply_floats(const Weights& weights, const float* x, std::size_t row, std::size_t tile,
-                     const Output& output) {
-  constexpr std::size_t bytes = F == Format::fp32 ? 4 : 2;
-  const std::size_t inputs = weights.inputs, tile_bytes = inputs * kTile * bytes;
-  const std::uint8_t* values = weights.values + tile * tile_bytes;
-  x += row * inputs;
+void multiply_floats(const Weights& weights, const float* x, const Chunk& chunk) {
+  constexpr std::size_t bytes = kTile * (F == Format::fp32 ? 4 : 2);
+  const std::size_t inputs = weights.inputs, strip = weights.strip_tiles(chunk.tile);
+  const std::size_t fetched = strip * bytes / chunk.readings;
+  const std::uint8_t* values =
+      weights.values + weights.strip_values(chunk.tile, chunk.begin) + chunk.tile % kStrip * bytes;
+  const std::uint8_t* next = chunk.next;
+  x += chunk.row * inputs;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
-    for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
-  for (std::size_t k = 0; k < inputs; k++) {
-    const std::size_t ahead = bytes_ahead<V, T>(k * kTile * bytes, tile_bytes);
+    for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
+  for (std::size_t k = chunk.begin; k < chunk.end; k++) {
     for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = values + t * tile_bytes;
-      V::prefetch(at + ahead);
-      const auto part = load_weights<V, F>(at);
+      V::prefetch(next + t * bytes);
+      const auto part = load_weights<V, F>(values + t * bytes);
       for (int r = 0; r < R; r++)
         sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
     }
-    values += kTile * bytes;
+    values += strip * bytes;
+    next += fetched;
   }
-  finish<V, R, T>(weights, output, row, tile, sums);
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
 }
 
 template <int N>
@@ -180,47 +186,79 @@ template <class V, bool Codes, int R, class Body>
 void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
   if constexpr (R > 1)
     if (rows < R) return with_shape<V, Codes, R - 1>(rows, tiles, body);
-  constexpr int most = V::tiles(Codes, R);
-  with_tiles<R, (most < 2 ? 2 : most)>(tiles, body);  // gate and up are two
+  with_tiles<R, V::tiles(Codes, R)>(tiles, body);
 }
 
-// Run `body(R, T, row, tile)` over all rows and tiles. For some tiles all rows are run, so that
-// their weights come from memory once, and from the first caches afterwards.
+// Rows that are multiplied with a strip before the next ones: their sums lie in the first cache.
+constexpr std::size_t kPanelRows = 32;
+// Bytes of a strip that are read again from the first cache, where one reading does not do. Those
+// of the next ones are fetched beside them.
+constexpr std::size_t kChunkBytes = 17 << 10;
+
+// Run `body(R, T, chunk)` over all rows and tiles, and over `steps` of the inputs. A strip comes
+// from memory once: where registers do not hold all rows with all its tiles, it is cut into chunks,
+// and each is read as often as it takes.
 template <class V, bool Codes, class Body>
-void for_tiles(std::size_t rows, std::size_t first, std::size_t last, bool paired,
-               const Body& body) {
-  if (rows == 0) return;
-  const std::size_t most = V::rows(Codes, paired, rows), parts = (rows + most - 1) / most;
-  const std::size_t least = paired ? 2 : 1, asked = V::tiles(Codes, (rows + parts - 1) / parts);
-  for (std::size_t tile = first; tile < last;) {
-    std::size_t tiles = asked < least ? least : asked;
-    while (tiles > last - tile) tiles /= 2;
-    for (std::size_t row = 0, part = 0; part < parts; part++) {
-      const std::size_t left = parts - part;
-      const std::size_t count = (rows - row + left - 1) / left;  // 7 rows are 4 and 3, not 6 and 1
-      with_shape<V, Codes, V::kRows>(count, tiles, [&](auto r, auto t) { body(r, t, row, tile); });
-      row += count;
+void for_chunks(const Weights& weights, std::size_t rows, std::size_t first, std::size_t last,
+                std::size_t steps, const Output& output, const Body& body) {
+  alignas(64) float sums[kPanelRows * kStrip * kTile];
+  const std::size_t step_inputs = weights.inputs / steps;
+  for (std::size_t tile = first, end; tile < last; tile = end) {
+    end = tile - tile % kStrip + kStrip;
+    end = end < last ? end : last;
+    const std::size_t step_bytes = weights.tile_bytes() / steps * weights.strip_tiles(tile);
+    for (std::size_t row = 0; row < rows; row += kPanelRows) {
+      const std::size_t count = rows - row < kPanelRows ? rows - row : kPanelRows;
+      const std::size_t most = V::rows(Codes, count), parts = (count + most - 1) / most;
+      const std::size_t asked = V::tiles(Codes, (count + parts - 1) / parts);
+      const std::size_t readings = parts * ((end - tile + asked - 1) / asked);
+      const std::size_t some = step_bytes < kChunkBytes ? kChunkBytes / step_bytes : 1;
+      const std::size_t taken = readings > 1 ? some : steps;
+      for (std::size_t i = 0; i < count * kStrip; i++) V::store(sums + i * kTile, V::spread(0));
+      for (std::size_t begin = 0; begin < steps; begin += taken) {
+        const std::size_t stop = begin + taken < steps ? begin + taken : steps;
+        const std::size_t ahead = readings > 1 ? (stop - begin) * step_bytes : V::kAhead;
+        const std::uint8_t* at =
+            weights.values + weights.strip_values(tile, begin * step_inputs) + ahead;
+        std::size_t reading = 0;
+        for (std::size_t t = tile, tiles; t < end; t += tiles) {
+          for (tiles = asked; tiles > end - t;) tiles /= 2;
+          for (std::size_t r = 0, part = 0, some_rows; part < parts; part++, r += some_rows) {
+            some_rows = (count - r + parts - part - 1) / (parts - part);  // 7 are 4 and 3
+            const Chunk chunk{row + r,
+                              t,
+                              begin,
+                              stop,
+                              at + reading * ahead / readings,
+                              readings,
+                              sums + (r * kStrip + t - tile) * kTile};
+            with_shape<V, Codes, V::kRows>(some_rows, tiles,
+                                           [&](auto R, auto T) { body(R, T, chunk); });
+            reading += readings > 1;
+          }
+        }
+      }
+      finish<V>(weights, output, row, count, tile, end, sums);
     }
-    tile += tiles;
   }
 }
 
 template <class V, int Bits>
 void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
-  for_tiles<V, true>(rows, first, last, output.activation != Activation::none,
-                     [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                       multiply_codes<V, Bits, r.value, t.value>(weights, x, row, tile, output);
-                     });
+  for_chunks<V, true>(weights, rows, first, last, weights.inputs / weights.block, output,
+                      [&](auto r, auto t, const Chunk& chunk) {
+                        multiply_codes<V, Bits, r.value, t.value>(weights, x, chunk);
+                      });
 }
 
 template <class V, Format F>
 void multiply_format(const Weights& weights, const float* x, std::size_t rows, std::size_t first,
                      std::size_t last, const Output& output) {
-  for_tiles<V, false>(rows, first, last, output.activation != Activation::none,
-                      [&](auto r, auto t, std::size_t row, std::size_t tile) {
-                        multiply_floats<V, F, r.value, t.value>(weights, x, row, tile, output);
-                      });
+  for_chunks<V, false>(weights, rows, first, last, weights.inputs, output,
+                       [&](auto r, auto t, const Chunk& chunk) {
+                         multiply_floats<V, F, r.value, t.value>(weights, x, chunk);
+                       });
 }
 
 template <class V>
