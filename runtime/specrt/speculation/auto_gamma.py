@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from math import exp, log, log1p
-from typing import NamedTuple
-
-import numpy as np
+from operator import mul
 
 from specrt.speculation.costs import RECENT, TRUST, Costs, CostTracker
 from specrt.speculation.gamma import DraftDecision
@@ -27,10 +24,16 @@ FALLBACK_AFTER = 256
 """Tokens without drafting, probes aside, before that is called a fallback."""
 ODDS = tuple(exp(level) for level in range(-4, 5))
 """Levels of how easy a text may be: the odds of a drafted token to be kept."""
+CHANCES = tuple(odds / (1.0 + odds) for odds in ODDS)
+EVEN = 1.0 / len(ODDS)
 HOPE = 0.15
 """The power of its odds that a level weighs at first: a draft is made because it pays."""
 USUAL = 1.0
 """Mean log odds of a drafter's confidence before any is known: 73 %."""
+
+
+Features = tuple[float, float, float]
+"""Of a drafted token: how much surer than usual its drafter is, how much less, and its depth."""
 
 
 class Acceptance:
@@ -44,8 +47,8 @@ class Acceptance:
     """
 
     def __init__(self, most: int) -> None:
-        most = max(1, most)
-        self._even = [1.0 / len(ODDS)] * len(ODDS)
+        self._powers = [[c**n for c in CHANCES] for n in range(1, most + 1)]
+        """The chance that so many tokens are kept, by level."""
         hope = [odds**HOPE for odds in ODDS]
         self._belief = self._usual = [share / sum(hope) for share in hope]
         self._weights = [1.0, 1.0, 0.0]
@@ -53,24 +56,19 @@ class Acceptance:
         """How much evidence each weight rests on; the more, the smaller its steps."""
         self._mean, self.has_confidence = USUAL, False
         """Mean log odds of the drafter's confidence, and whether it ever told any."""
-        self._tokens: list[tuple[float, float, float]] = []
-        chances = np.array(ODDS) / (1.0 + np.array(ODDS))
-        self._powers = chances[:, None] ** np.arange(most + 1)
-        """By level and number of tokens, the chance that so many are kept."""
-        self._depths = [log1p(place) for place in range(most)]
-        self._log_odds = self._depths
-        """Log odds at each place, given that the tokens before it are kept: the text is then
-        likelier an easy one."""
+        self._drafted: list[Features] = []
+        self._ease: list[float]
+        """Odds at each place, given that the tokens before it are kept: the text is then likelier
+        an easy one."""
+        self.reach: list[float]
+        """By number of tokens of usual confidence, the chance that all of them are kept."""
+        self.tokens: list[float]
+        """By number of such tokens, how many a round that drafts them is expected to emit."""
         self.mix_with_usual(0.0)
 
     def begin(self) -> None:
         """Expect a new draft."""
-        self._tokens.clear()
-
-    def chances(self) -> list[float]:
-        """Return the chance of a token of usual confidence at each place."""
-        deeper, places = self._weights[2], zip(self._log_odds, self._depths, strict=True)
-        return [1.0 / (1.0 + exp(-ease - deeper * depth)) for ease, depth in places]
+        self._drafted.clear()
 
     def expect(self, place: int, confidence: float) -> float:
         """Return the chance of the next drafted token, given that those before it are kept.
@@ -81,29 +79,29 @@ class Acceptance:
         if 0.0 < confidence < 1.0:
             surer = log(confidence / (1.0 - confidence)) - self._mean
             self._mean, self.has_confidence = self._mean + RECENT * surer, True
-        features = (max(0.0, surer), min(0.0, surer), self._depths[place])
-        self._tokens.append(features)
-        return self._chance(place, self._odds(features))
+        features = max(0.0, surer), min(0.0, surer), log1p(place)
+        self._drafted.append(features)
+        return 1.0 - 1.0 / (1.0 + self._times(features) * self._ease[place])
 
-    def _odds(self, features: tuple[float, float, float]) -> float:
+    def _times(self, features: Features) -> float:
         """Return by how much these features multiply the odds of a token."""
         (more, less, depth), (surer, unsure, deeper) = features, self._weights
         return exp(max(-8.0, min(8.0, more * surer + less * unsure + depth * deeper)))
 
-    def _chance(self, place: int, odds: float) -> float:
-        return 1.0 - 1.0 / (1.0 + odds * exp(self._log_odds[place]))
-
     def learn(self, accepted: int, evaluated: int) -> None:
         """Learn what became of the draft: how many tokens were judged, how many of them kept."""
-        while len(self._tokens) < evaluated:
-            self.expect(len(self._tokens), 1.0)
+        while len(self._drafted) < evaluated:
+            self.expect(len(self._drafted), 1.0)
         belief = self._belief
-        for place, features in enumerate(self._tokens[:evaluated]):
-            right, odds = place < accepted, self._odds(features)
-            levels = [odds * level for level in ODDS]
-            pairs = zip(belief, levels, strict=True)
-            belief = [share * (odd if right else 1.0) / (1.0 + odd) for share, odd in pairs]
-            chance = self._chance(place, odds)
+        for place, features in enumerate(self._drafted[:evaluated]):
+            right, times = place < accepted, self._times(features)
+            if right:
+                belief = [
+                    b * odds / (1.0 + times * odds) for b, odds in zip(belief, ODDS, strict=True)
+                ]
+            else:
+                belief = [b / (1.0 + times * odds) for b, odds in zip(belief, ODDS, strict=True)]
+            chance = 1.0 - 1.0 / (1.0 + times * self._ease[place])
             for i, feature in enumerate(features):
                 if feature:
                     self._seen[i] += chance * (1.0 - chance) * feature * feature
@@ -111,35 +109,25 @@ class Acceptance:
         self._weights[2] = min(0.0, self._weights[2])
         total = sum(belief)
         self._belief = [share / total for share in belief]
-        usual = _mixed(self._usual, self._belief, SWITCH_CHANCE)
-        self._usual = _mixed(usual, self._even, SWITCH_CHANCE)
+        pairs = zip(self._usual, self._belief, strict=True)
+        self._usual = [u + SWITCH_CHANCE * (now - u + EVEN - u) for u, now in pairs]
         self.mix_with_usual(SWITCH_CHANCE)
 
     def mix_with_usual(self, chance: float) -> None:
         """Allow for a text that has become easier or harder with some chance."""
-        self._belief = _mixed(self._belief, self._usual, chance)
-        reach = (np.array(self._belief) @ self._powers).tolist()
-        self._log_odds = [log(kept / (before - kept)) for before, kept in pairwise(reach)]
-
-
-class DraftPlan(NamedTuple):
-    """What a round should do; the chance of some tokens is that all of them are kept."""
-
-    gamma: int
-    """The best number of tokens to draft where all are of usual confidence."""
-    rate: float
-    """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
-    floor: float
-    """Tokens per nanosecond without drafting."""
-    loss: float
-    """Tokens that a probe is expected to lose."""
-    total: list[float]
-    """What rounds cost, by their number of drafted tokens."""
-    min_to_verify: list[float]
-    """At index k, the least chance of k tokens at which the k-th is verified."""
-    min_to_draft: list[float]
-    """At index k, the least chance of k tokens at which another is drafted; 2, which none has, at
-    the last."""
+        mixed = zip(self._belief, self._usual, strict=True)
+        self._belief = belief = [now + chance * (usual - now) for now, usual in mixed]
+        self._ease, self.reach, self.tokens = [], [1.0], [1.0]
+        before = reach = tokens = 1.0
+        for depth, powers in enumerate(self._powers, 1):
+            kept = sum(map(mul, belief, powers))
+            ease, before = kept / (before - kept), kept
+            odds = ease * depth ** self._weights[2]
+            reach *= odds / (1.0 + odds)
+            tokens += reach
+            self._ease.append(ease)
+            self.reach.append(reach)
+            self.tokens.append(tokens)
 
 
 class AutoGamma:
@@ -168,29 +156,32 @@ class AutoGamma:
         """By load: of the target's passes, of the draft's, and what is outside of both."""
         self._load = 0
         self.verify_tracker: CostTracker
+        self._total: list[float]
+        """What rounds cost, by their number of drafted tokens."""
+        self._gamma = 0
+        """The best number of tokens to draft where all are of usual confidence."""
+        self.rate = 0.0
+        """Tokens per nanosecond that this comes to: what a nanosecond is worth."""
+        self._floor = 0.0
+        """Tokens per nanosecond without drafting."""
         self._joint_acceptance, self._steps = 1.0, 0
-        self._chose = self._probing = False
+        self._probing = False
         self._rounds_drafted = self._rounds_idle = 0
         """Rounds in a row that drafted, and that did not."""
         self._probe_loss = 0.0
         self.set_load(1)
-        plain, *others = self._plan.total
+        plain, *others = self._total
         may_pay = any(tokens * plain > ns for tokens, ns in enumerate(others, 2))
         self._tokens_since_draft = 0 if may_pay or not most else FALLBACK_AFTER
         """Tokens since a round, other than a probe, that drafted."""
-
-    @property
-    def rate(self) -> float:
-        """Tokens per nanosecond expected of the coming rounds."""
-        return self._plan.rate
 
     def fallback(self, after: int = FALLBACK_AFTER) -> str | None:
         """Return why nothing is drafted but for probes; None before so many tokens without."""
         if self._tokens_since_draft < after or not self._most:
             return None
-        if self._plan.gamma:
+        if self._gamma:
             return "nothing was found to propose"
-        ratio, tokens = self._plan.total[1] * self._plan.floor, 1.0 + self._acceptance.chances()[0]
+        ratio, tokens = self._total[1] * self._floor, self._acceptance.tokens[1]
         return (
             f"a round that drafts one token takes {ratio:.2f} times as long as a token without it, "
             f"and {tokens:.2f} tokens are expected of it"
@@ -209,30 +200,33 @@ class AutoGamma:
             verify = track(shared.verify_ns) if rival is None else rival.verify_tracker
             self._trackers[load] = verify, track(shared.draft_ns), shared.outside_ns
         self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
-        self._plan = self._make_plan()
+        self._plan()
 
     def choose(self) -> int:
         """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
         if self._rows is not None:
             self.set_load(max(1, self._rows()))
-        self._chose, self._probing = True, False
-        self._joint_acceptance, self._steps = 1.0, 0
+        self._joint_acceptance, self._steps, self._probing = 1.0, 0, False
         self._acceptance.begin()
-        self._plan = plan = self._make_plan()
+        self._plan()
         # How sure the drafter is of a first token is worth a look before it is given up.
-        if plan.gamma or (self._acceptance.has_confidence and plan.min_to_draft[0] <= 1.0):
+        if self._gamma or (self._acceptance.has_confidence and self._pays(0)):
             self._probe_loss = 0.0
             return 0 if self._rounds_drafted >= MAX_DRAFTING and self._rival is None else self._most
-        self._probing = self._rounds_idle * PROBING >= max(self._probe_loss, plan.loss)
-        return min(self._most, int(self._probing))
+        if not self._most:
+            return 0
+        loss = min(MAX_PROBE_LOSS, self._total[1] * self._floor - self._acceptance.tokens[1])
+        self._probing = self._rounds_idle * PROBING >= max(self._probe_loss, loss)
+        return int(self._probing)
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._joint_acceptance *= self._acceptance.expect(drafted - 1, confidence)
-        if self._probing or self._joint_acceptance >= self._plan.min_to_draft[drafted]:
+        if self._probing or self._pays(drafted):
             return DraftDecision.CONTINUE
-        verified = self._joint_acceptance >= self._plan.min_to_verify[drafted]
+        verify = self.verify_tracker.costs
+        verified = self._joint_acceptance >= self.rate * (verify[drafted] - verify[drafted - 1])
         return DraftDecision.STOP if verified else DraftDecision.DISCARD
 
     def observe(self, round_: Round) -> None:
@@ -241,13 +235,12 @@ class AutoGamma:
         A round that another drafter drafted, or in which nothing matched, only brings the next
         probe nearer.
         """
-        chose, self._chose = self._chose, False
         if round_.drafted:
             self._judge(round_)
             return
         self._rounds_idle += 1
         self._tokens_since_draft += len(round_.tokens)
-        if chose and self._rival is None:
+        if self._rival is None:
             self._rounds_drafted = 0
             self.verify_tracker.record(0, round_.verify_ns)
 
@@ -262,34 +255,28 @@ class AutoGamma:
         self._rounds_drafted += 1
         self._rounds_idle = 0
         if self._probing:
-            spent = (round_.draft_ns + round_.verify_ns) * self._plan.floor
-            self._probe_loss = min(MAX_PROBE_LOSS, spent - 1.0 - self._acceptance.chances()[0])
+            spent = (round_.draft_ns + round_.verify_ns) * self._floor
+            self._probe_loss = min(MAX_PROBE_LOSS, spent - self._acceptance.tokens[1])
         else:
             self._tokens_since_draft = 0
 
-    def _make_plan(self) -> DraftPlan:
-        """Return the plan for how easy the text is, and what passes cost, now."""
-        verify, draft = self.verify_tracker.costs(), self._draft_tracker.costs()
-        total = [v + d + self._outside for v, d in zip(verify, draft, strict=True)]
-        chances = self._acceptance.chances()
-        floor = rate = max(1.0 / total[0], 0.0 if self._rival is None else self._rival.rate)
-        gamma, tokens, reach = 0, 1.0, 1.0
-        for k, chance in enumerate(chances[: self._most], 1):
-            reach *= chance
-            tokens += reach
-            if tokens > rate * total[k]:
-                gamma, rate = k, tokens / total[k]
-        further, tokens = [2.0], 0.0
-        for k in reversed(range(self._most)):
-            ns = (total[k + 1] - total[k]) / chances[k]
-            if k < gamma:
-                tokens = chances[k] * (1.0 + tokens)
-                ns = min(ns, (total[gamma] - total[k]) / tokens)
-            further.append(rate * ns)
-        loss = min(MAX_PROBE_LOSS, total[min(1, self._most)] * floor - 1.0 - chances[0])
-        wider = [0.0, *(rate * (after - before) for before, after in pairwise(verify))]
-        return DraftPlan(gamma, rate, floor, loss, total, wider, further[::-1])
+    def _plan(self) -> None:
+        """Find the best number of tokens to draft, and its rate, as costs and the text are now."""
+        costs = zip(self.verify_tracker.costs, self._draft_tracker.costs, strict=True)
+        self._total = [verify + draft + self._outside for verify, draft in costs]
+        rates = [t / ns for t, ns in zip(self._acceptance.tokens, self._total, strict=True)]
+        self._floor = rates[0] if self._rival is None else max(rates[0], self._rival.rate)
+        self.rate = max(self._floor, *rates)
+        self._gamma = rates.index(self.rate) if self.rate > self._floor else 0
 
-
-def _mixed(one: Sequence[float], other: Sequence[float], share: float) -> list[float]:
-    return [a + share * (b - a) for a, b in zip(one, other, strict=True)]
+    def _pays(self, drafted: int) -> bool:
+        """Tell whether the next token, or those up to the best gamma, are worth their time."""
+        tokens, total = self._acceptance.tokens, self._total
+        if drafted == self._most:
+            return False
+        worth = self.rate * self._acceptance.reach[drafted]
+        for end in (drafted + 1, max(drafted + 1, self._gamma)):
+            gained, ns = tokens[end] - tokens[drafted], total[end] - total[drafted]
+            if self._joint_acceptance * gained >= worth * ns:
+                return True
+        return False

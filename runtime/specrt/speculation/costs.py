@@ -129,8 +129,11 @@ class CostTracker:
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
-        self._narrowest: int | None = None
+        self._narrowest = len(tuned)
         """The shortest draft whose pass was timed."""
+        self.costs: list[float]
+        """The cost for each number of drafted tokens."""
+        self._update()
 
     def record(self, drafted: int, ns: float) -> None:
         """Take note of what a pass took."""
@@ -151,20 +154,20 @@ class CostTracker:
             self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
             self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
         self._passes[drafted] += 1
-        self._narrowest = min(drafted, drafted if self._narrowest is None else self._narrowest)
+        self._narrowest = min(drafted, self._narrowest)
+        self._update()
 
-    def costs(self) -> list[float]:
-        """Return the cost for each number of drafted tokens."""
-        narrowest = len(self._own) if self._narrowest is None else self._narrowest
-        most = math.inf if self._narrowest is None else self._own[narrowest]
-        each_a_pass, costs = self._own[0] == 0, []
+    def _update(self) -> None:
+        """Set the costs by what was timed."""
+        narrowest, each_a_pass = self._narrowest, self._own[0] == 0
+        most = self._own[narrowest] if narrowest < len(self._own) else math.inf
+        self.costs = costs = list[float]()
         for drafted, (ns, passes) in enumerate(zip(self._own, self._passes, strict=True)):
             if passes:
                 most = ns
             elif drafted > narrowest:
                 most *= drafted / (drafted - 1) if each_a_pass else 1.0 + WIDENING
             costs.append(self._common * min(ns, most))
-        return costs
 
 
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:

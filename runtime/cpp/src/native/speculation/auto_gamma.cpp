@@ -18,7 +18,9 @@ constexpr std::int64_t kMaxDrafting = 200;
 Acceptance::Acceptance(std::size_t most)
     : weights_{1.0, 1.0, 0.0},
       seen_{kTrust, kTrust, 4 * kTrust},
-      log_odds_(std::max<std::size_t>(1, most)) {
+      ease_(most),
+      reach_(most + 1, 1.0),
+      tokens_(most + 1, 1.0) {
   double total = 0;
   for (std::size_t i = 0; i < kLevels; ++i) {
     odds_[i] = std::exp(static_cast<double>(i) - 4.0);
@@ -29,21 +31,6 @@ Acceptance::Acceptance(std::size_t most)
   mix_with_usual(0);
 }
 
-// By how much these features multiply the odds of a token.
-double Acceptance::odds(const Features& features) const {
-  double log_odds = 0;
-  for (std::size_t i = 0; i < features.size(); ++i) log_odds += weights_[i] * features[i];
-  return std::exp(std::clamp(log_odds, -8.0, 8.0));
-}
-
-double Acceptance::chance(std::size_t place, double odds) const {
-  return 1 - 1 / (1 + odds * std::exp(log_odds_[place]));
-}
-
-double Acceptance::chance(std::size_t place) const {
-  return chance(place, odds({0, 0, std::log1p(static_cast<double>(place))}));
-}
-
 double Acceptance::expect(std::size_t place, double confidence) {
   double surer = 0;
   if (confidence > 0 && confidence < 1) {
@@ -52,31 +39,38 @@ double Acceptance::expect(std::size_t place, double confidence) {
     has_confidence_ = true;
   }
   const double depth = std::log1p(static_cast<double>(place));
-  tokens_.push_back({std::max(0.0, surer), std::min(0.0, surer), depth});
-  return chance(place, odds(tokens_.back()));
+  const Features features{std::max(0.0, surer), std::min(0.0, surer), depth};
+  drafted_.push_back(features);
+  return 1 - 1 / (1 + times(features) * ease_[place]);
+}
+
+// By how much these features multiply the odds of a token.
+double Acceptance::times(const Features& features) const {
+  double log_odds = 0;
+  for (std::size_t i = 0; i < features.size(); ++i) log_odds += weights_[i] * features[i];
+  return std::exp(std::clamp(log_odds, -8.0, 8.0));
 }
 
 void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
-  while (tokens_.size() < evaluated) expect(tokens_.size(), 1.0);
+  while (drafted_.size() < evaluated) expect(drafted_.size(), 1.0);
   for (std::size_t place = 0; place < evaluated; ++place) {
-    const Features& features = tokens_[place];
-    const double right = place < accepted ? 1 : 0, sure = odds(features);
+    const Features& features = drafted_[place];
+    const double factor = times(features), chance = 1 - 1 / (1 + factor * ease_[place]);
+    const bool right = place < accepted;
     for (std::size_t i = 0; i < kLevels; ++i) {
-      const double odd = odds_[i] * sure;
-      belief_[i] *= (place < accepted ? odd : 1) / (1 + odd);
+      belief_[i] *= (right ? odds_[i] : 1) / (1 + factor * odds_[i]);
     }
-    const double expected = chance(place, sure);
     for (std::size_t i = 0; i < features.size(); ++i) {
-      seen_[i] += expected * (1 - expected) * features[i] * features[i];
-      weights_[i] += (right - expected) * features[i] / seen_[i];
+      seen_[i] += chance * (1 - chance) * features[i] * features[i];
+      weights_[i] += (right - chance) * features[i] / seen_[i];
     }
   }
   weights_[2] = std::min(0.0, weights_[2]);
   const double total = std::accumulate(belief_.begin(), belief_.end(), 0.0);
   for (std::size_t i = 0; i < kLevels; ++i) {
     belief_[i] /= total;
-    usual_[i] += kSwitchChance * (belief_[i] - usual_[i]);
-    usual_[i] += kSwitchChance * (1.0 / kLevels - usual_[i]);
+    const double changes = belief_[i] - usual_[i] + 1.0 / kLevels - usual_[i];
+    usual_[i] += kSwitchChance * changes;
   }
   mix_with_usual(kSwitchChance);
 }
@@ -85,11 +79,14 @@ void Acceptance::mix_with_usual(double chance) {
   for (std::size_t i = 0; i < kLevels; ++i) belief_[i] += chance * (usual_[i] - belief_[i]);
   Belief belief = belief_;
   double before = 1;
-  for (double& ease : log_odds_) {
+  for (std::size_t place = 0; place < ease_.size(); ++place) {
     double kept = 0;
     for (std::size_t i = 0; i < kLevels; ++i) kept += belief[i] *= odds_[i] / (1 + odds_[i]);
-    ease = std::log(kept / (before - kept));
+    ease_[place] = kept / (before - kept);
     before = kept;
+    const double odds = ease_[place] * std::pow(static_cast<double>(place + 1), weights_[2]);
+    reach_[place + 1] = reach_[place] * odds / (1 + odds);
+    tokens_[place + 1] = tokens_[place] + reach_[place + 1];
   }
 }
 
@@ -117,19 +114,18 @@ AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGam
 }
 
 int AutoGamma::choose() {
-  chose_ = true;
   probing_ = false;
   joint_acceptance_ = 1;
   steps_ = 0;
   acceptance_.begin();
   plan();
   // How sure the drafter is of a first token is worth a look before it is given up.
-  if (gamma_ > 0 || (acceptance_.has_confidence() && min_to_draft_[0] <= 1)) {
+  if (gamma_ > 0 || (acceptance_.has_confidence() && pays(0))) {
     probe_loss_ = 0;
     return rounds_drafted_ >= kMaxDrafting && !rival_ ? 0 : static_cast<int>(most_);
   }
   if (most_ == 0) return 0;
-  const double loss = total_[1] * floor_ - 1 - acceptance_.chance(0);  // expected of a probe
+  const double loss = total_[1] * floor_ - acceptance_.tokens()[1];  // expected of a probe
   probing_ = static_cast<double>(rounds_idle_) * kProbing >=
              std::max(probe_loss_, std::min(kMaxProbeLoss, loss));
   return probing_ ? 1 : 0;
@@ -138,17 +134,17 @@ int AutoGamma::choose() {
 DraftDecision AutoGamma::decide(int drafted, double confidence) {
   steps_ = static_cast<std::size_t>(drafted);
   joint_acceptance_ *= acceptance_.expect(steps_ - 1, confidence);
-  if (probing_ || joint_acceptance_ >= min_to_draft_[steps_]) return DraftDecision::kContinue;
-  return joint_acceptance_ >= min_to_verify_[steps_] ? DraftDecision::kStop
-                                                     : DraftDecision::kDiscard;
+  if (probing_ || pays(steps_)) return DraftDecision::kContinue;
+  const std::vector<double>& verify = verify_->costs();
+  const bool verified = joint_acceptance_ >= rate_ * (verify[steps_] - verify[steps_ - 1]);
+  return verified ? DraftDecision::kStop : DraftDecision::kDiscard;
 }
 
 void AutoGamma::observe(const Round& round) {
-  const bool chose = std::exchange(chose_, false);
   if (round.drafted > 0) return judge(round);
   ++rounds_idle_;
   tokens_since_draft_ += round.tokens.size();
-  if (chose && !rival_) {
+  if (!rival_) {
     rounds_drafted_ = 0;
     verify_->record(0, static_cast<double>(round.verify_ns));
   }
@@ -168,47 +164,40 @@ void AutoGamma::judge(const Round& round) {
   rounds_idle_ = 0;
   if (probing_) {
     const double spent = static_cast<double>(round.draft_ns + round.verify_ns) * floor_;
-    probe_loss_ = std::min(kMaxProbeLoss, spent - 1 - acceptance_.chance(0));
+    probe_loss_ = std::min(kMaxProbeLoss, spent - acceptance_.tokens()[1]);
   } else {
     tokens_since_draft_ = 0;
   }
 }
 
-// Find out how far to draft: how likely the tokens so far must be kept for another one, and how
-// likely a token for it to be verified.
+// Find the best number of tokens to draft, and its rate, as costs and the text are now.
 void AutoGamma::plan() {
-  const std::vector<double> verify = verify_->costs(), draft = draft_.costs();
-  std::vector<double> chances;
+  const std::vector<double>&verify = verify_->costs(), &draft = draft_.costs();
   total_.clear();
-  for (std::size_t g = 0; g <= most_; ++g) {
-    total_.push_back(verify[g] + draft[g] + outside_);
-    if (g < most_) chances.push_back(acceptance_.chance(g));
-  }
+  for (std::size_t g = 0; g <= most_; ++g) total_.push_back(verify[g] + draft[g] + outside_);
   floor_ = 1 / total_[0];
   if (rival_) floor_ = std::max(floor_, rival_->rate());
   gamma_ = 0;
   rate_ = floor_;
-  double tokens = 1, reach = 1;
   for (std::size_t g = 1; g <= most_; ++g) {
-    reach *= chances[g - 1];
-    tokens += reach;
-    if (tokens > rate_ * total_[g]) {
+    const double rate = acceptance_.tokens()[g] / total_[g];
+    if (rate > rate_) {
       gamma_ = g;
-      rate_ = tokens / total_[g];
+      rate_ = rate;
     }
   }
-  min_to_verify_.assign(most_ + 1, 0);
-  min_to_draft_.assign(most_ + 1, 2);  // a chance that no token has
-  tokens = 0;
-  for (std::size_t k = most_; k-- > 0;) {
-    double ns = (total_[k + 1] - total_[k]) / chances[k];
-    if (k < gamma_) {
-      tokens = chances[k] * (1 + tokens);
-      ns = std::min(ns, (total_[gamma_] - total_[k]) / tokens);
-    }
-    min_to_draft_[k] = rate_ * ns;
-    min_to_verify_[k + 1] = rate_ * (verify[k + 1] - verify[k]);
+}
+
+// Whether the next token, or those up to the best gamma, are worth their time.
+bool AutoGamma::pays(std::size_t drafted) const {
+  if (drafted == most_) return false;
+  const std::vector<double>& tokens = acceptance_.tokens();
+  const double worth = rate_ * acceptance_.reach()[drafted];
+  for (const std::size_t end : {drafted + 1, std::max(drafted + 1, gamma_)}) {
+    const double gained = tokens[end] - tokens[drafted], ns = total_[end] - total_[drafted];
+    if (joint_acceptance_ * gained >= worth * ns) return true;
   }
+  return false;
 }
 
 std::optional<std::string> AutoGamma::fallback(std::size_t after) const {
@@ -218,7 +207,7 @@ std::optional<std::string> AutoGamma::fallback(std::size_t after) const {
   std::snprintf(text, sizeof text,
                 "a round that drafts one token takes %.2f times as long as a token without it, "
                 "and %.2f tokens are expected of it",
-                total_[1] * floor_, 1 + acceptance_.chance(0));
+                total_[1] * floor_, acceptance_.tokens()[1]);
   return std::string(text);
 }
 

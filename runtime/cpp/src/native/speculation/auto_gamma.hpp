@@ -22,27 +22,29 @@ constexpr std::size_t kFallbackAfter = 256;
 class Acceptance {
  public:
   explicit Acceptance(std::size_t most);
-  void begin() { tokens_.clear(); }
-  double chance(std::size_t place) const;                   // of a token of usual confidence
-  double expect(std::size_t place, double confidence);      // of the next drafted token
+  void begin() { drafted_.clear(); }
+  double expect(std::size_t place, double confidence);      // chance of the next drafted token
   void learn(std::size_t accepted, std::size_t evaluated);  // what became of the draft
   void mix_with_usual(double chance);  // the text may have become easier or harder
   bool has_confidence() const {
     return has_confidence_;
   }  // whether the drafter ever told how sure it is
+  // By number of tokens of usual confidence, the chance that all of them are kept, and how many a
+  // round that drafts them is expected to emit.
+  const std::vector<double>& reach() const { return reach_; }
+  const std::vector<double>& tokens() const { return tokens_; }
 
  private:
   static constexpr std::size_t kLevels = 9;
   using Belief = std::array<double, kLevels>;
   using Features = std::array<double, 3>;
-  double odds(const Features& features) const;
-  double chance(std::size_t place, double odds) const;
+  double times(const Features& features) const;
 
   Belief odds_, belief_, usual_;  // odds of a drafted token, by level: e^-4 to e^4
   Features weights_, seen_;
-  std::vector<Features> tokens_;
-  // Log odds at each place, given that the tokens before it are kept.
-  std::vector<double> log_odds_;
+  std::vector<Features> drafted_;
+  std::vector<double> ease_;  // odds at each place, given that the tokens before it are kept
+  std::vector<double> reach_, tokens_;
   double mean_ = 1;  // log odds of the drafter's confidence; 73 % before any is known
   bool has_confidence_ = false;
 };
@@ -63,6 +65,7 @@ class AutoGamma : public GammaPolicy {
 
  private:
   void plan();
+  bool pays(std::size_t drafted) const;
   void judge(const Round& round);
 
   std::size_t most_;
@@ -71,14 +74,12 @@ class AutoGamma : public GammaPolicy {
   std::shared_ptr<CostTracker> verify_;
   CostTracker draft_;
   double outside_;
-  // What rounds cost; at index k the least chance of k tokens at which the k-th is verified, and
-  // at which another is drafted.
-  std::vector<double> total_, min_to_verify_, min_to_draft_;
+  std::vector<double> total_;  // what rounds cost, by their number of drafted tokens
   std::size_t gamma_ = 0;
   double floor_ = 0, rate_ = 0, joint_acceptance_ = 1, probe_loss_ = 0;
   std::size_t steps_ = 0, tokens_since_draft_ = 0;
   std::int64_t rounds_drafted_ = 0, rounds_idle_ = 0;
-  bool chose_ = false, probing_ = false;
+  bool probing_ = false;
 };
 
 }  // namespace specrt::native

@@ -61,6 +61,7 @@ double Costs::draft(int gamma) const { return along(draft_ns, gamma); }
 
 CostTracker::CostTracker(const std::vector<double>& tuned, bool assumed) : scaled_(!assumed) {
   for (const double ns : tuned) widths_.push_back({ns});
+  update();
 }
 
 void CostTracker::record(std::size_t drafted, double ns) {
@@ -83,10 +84,12 @@ void CostTracker::record(std::size_t drafted, double ns) {
   }
   ++width.passes;
   ++passes_;
+  update();
 }
 
-std::vector<double> CostTracker::costs() const {
-  std::vector<double> costs;
+// Set the costs by what was timed.
+void CostTracker::update() {
+  costs_.clear();
   const auto timed = std::find_if(widths_.begin(), widths_.end(),
                                   [](const Width& width) { return width.passes > 0; });
   const auto narrowest = static_cast<std::size_t>(timed - widths_.begin());
@@ -100,9 +103,8 @@ std::vector<double> CostTracker::costs() const {
       const double tokens = static_cast<double>(drafted);
       most *= each_a_pass ? tokens / (tokens - 1) : 1 + kWidening;
     }
-    costs.push_back(common_ * std::min(width.ns, most));
+    costs_.push_back(common_ * std::min(width.ns, most));
   }
-  return costs;
 }
 
 }  // namespace specrt::native

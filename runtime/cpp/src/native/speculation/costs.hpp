@@ -38,14 +38,17 @@ class CostTracker {
  public:
   CostTracker(const std::vector<double>& tuned, bool assumed);
   void record(std::size_t drafted, double ns);
-  std::vector<double> costs() const;
+  const std::vector<double>& costs() const { return costs_; }
 
  private:
+  void update();
+
   struct Width {
     double ns;
     int passes = 0, fast = 1, slow = 0;
   };
   std::vector<Width> widths_;
+  std::vector<double> costs_;
   double common_ = 1;
   double passes_ = 0;
   bool scaled_;
