@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Bundle, Geometry
 from specrt.engine.backends import open_engine
-from specrt.engine.kernels import KERNELS, missing_kernels
+from specrt.engine.kernels import KERNELS, aligned_zeros, missing_kernels
 from specrt.engine.onnx_file import fields_of, mapped_weights
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
@@ -535,7 +535,9 @@ class _Attention:
             names = [f"x{size}" for size in sizes]
             self._sizes |= dict(zip(names, sizes, strict=True))
             buffers = {f"key{place}": key, f"value{place}": value}
-            self._buffers |= {n: np.full(s, 0.01, np.float32) for n, s in buffers.items()}
+            self._buffers |= {n: aligned_zeros(s) for n, s in buffers.items()}
+            for name in buffers:
+                self._buffers[name].fill(0.01)
             for name in filter(None, node.inputs[7:]):
                 if name in weights:
                     given[name] = weights[name]
