@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Bundle, Geometry, Manifest
 from specrt.engine.backends import open_engine
-from specrt.engine.kernels import KERNELS, SWITCH, missing_kernels
+from specrt.engine.kernels import KERNELS, SWITCH, aligned_zeros, missing_kernels
 from specrt.engine.onnx_file import mapped_weights
 from specrt.engine.ort import bind_input, bind_output, shared_pool, silent_options
 from specrt.engine.protocol import first_row
@@ -462,7 +462,9 @@ class _Attention:
             names = [f"x{size}" for size in sizes]
             self._sizes |= dict(zip(names, sizes, strict=True))
             buffers = {f"key{place}": key, f"value{place}": value}
-            self._buffers |= {n: np.full(s, 0.01, np.float32) for n, s in buffers.items()}
+            self._buffers |= {n: aligned_zeros(s) for n, s in buffers.items()}
+            for name in buffers:
+                self._buffers[name].fill(0.01)
             later = node.input[7:]
             tables.update(later)
             attend = helper.make_node(

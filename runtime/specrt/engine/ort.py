@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.kernels import KERNELS
+from specrt.engine.kernels import KERNELS, aligned_zeros
 from specrt.engine.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
@@ -94,7 +94,7 @@ class OrtEngine:
                         f"the engine's {name} has shape {there.get(name)}, and the manifest says "
                         f"{shape}; they do not belong together: build the bundle again"
                     )
-                caches[name] = np.zeros(shape, np.float32)
+                caches[name] = aligned_zeros(shape)
         return caches
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:

@@ -41,36 +41,48 @@ inline void append_token(const Attention& attention, const Tokens& tokens, std::
   }
 }
 
-// Scores of Q queries with 16 keys; `scores` of a query are `keys` apart.
-template <class V, int Q>
-void score(const float* queries, const float* group, std::size_t size, float* scores,
-           std::size_t keys) {
-  typename V::Floats sums[Q];
-  for (int q = 0; q < Q; q++) sums[q] = V::spread(0);
+// Scores of Q queries, `queries_stride` apart, with G groups of 16 keys; those of a query are
+// `stride` apart from the next one's. Fetches a group from `ahead`.
+template <class V, int Q, int G>
+void score(const float* queries, std::size_t queries_stride, const float* groups, std::size_t size,
+           float* scores, std::size_t stride, const float* ahead) {
+  typename V::Floats sums[Q][G];
+  for (int q = 0; q < Q; q++)
+    for (int g = 0; g < G; g++) sums[q][g] = V::spread(0);
   for (std::size_t i = 0; i < size; i++) {
-    const auto key = V::load(group + i * kTile);
-    for (int q = 0; q < Q; q++) sums[q] = V::fma(key, V::spread(queries[q * size + i]), sums[q]);
+    typename V::Floats keys[G];
+    for (int g = 0; g < G; g++) keys[g] = V::load(groups + (g * size + i) * kTile);
+    V::prefetch(reinterpret_cast<const std::uint8_t*>(ahead + i * kTile));
+    for (int q = 0; q < Q; q++) {
+      const auto number = V::spread(queries[q * queries_stride + i]);
+      for (int g = 0; g < G; g++) sums[q][g] = V::fma(keys[g], number, sums[q][g]);
+    }
   }
-  for (int q = 0; q < Q; q++) V::store(scores + q * keys, sums[q]);
+  for (int q = 0; q < Q; q++)
+    for (int g = 0; g < G; g++) V::store(scores + q * stride + g * kTile, sums[q][g]);
 }
 
-// Add values, weighted for Q queries, over the keys from `first` to `last`; sums of a query are C.
+// Add values of the keys from `first` to `last`, weighted for Q queries, to sums of C vectors.
+// Fetches a vector for each key from `ahead`.
 template <class V, int Q, int C>
-void blend(const float* weights, std::size_t keys, const float* values, std::size_t stride,
-           std::size_t first, std::size_t last, typename V::Floats (*sums)[C]) {
+void blend(const float* weights, std::size_t weights_stride, const float* values,
+           std::size_t stride, std::size_t first, std::size_t last, float* sums,
+           const float* ahead) {
+  if (first >= last) return;
   typename V::Floats own[Q][C];
   for (int q = 0; q < Q; q++)
-    for (int c = 0; c < C; c++) own[q][c] = sums[q][c];
+    for (int c = 0; c < C; c++) own[q][c] = V::load(sums + q * stride + c * kTile);
   for (std::size_t key = first; key < last; key++) {
     typename V::Floats value[C];
     for (int c = 0; c < C; c++) value[c] = V::load(values + key * stride + c * kTile);
+    V::prefetch(reinterpret_cast<const std::uint8_t*>(ahead + key * stride));
     for (int q = 0; q < Q; q++) {
-      const auto weight = V::spread(weights[q * keys + key]);
+      const auto weight = V::spread(weights[q * weights_stride + key]);
       for (int c = 0; c < C; c++) own[q][c] = V::fma(value[c], weight, own[q][c]);
     }
   }
   for (int q = 0; q < Q; q++)
-    for (int c = 0; c < C; c++) sums[q][c] = own[q][c];
+    for (int c = 0; c < C; c++) V::store(sums + q * stride + c * kTile, own[q][c]);
 }
 
 inline float sum_of_lanes(const float (&lanes)[kTile]) {
@@ -79,6 +91,17 @@ inline float sum_of_lanes(const float (&lanes)[kTile]) {
   for (std::size_t half = kTile / 2; half > 0; half /= 2)
     for (std::size_t i = 0; i < half; i++) part[i] += part[i + half];
   return part[0];
+}
+
+// Calls `body(Constant<N>{}, at)` for N = Most and fewer, until `count` are done.
+template <int Most, class Body>
+void in_parts(std::size_t count, const Body& body, std::size_t at = 0) {
+  while (count - at >= Most) {
+    body(Constant<Most>{}, at);
+    at += Most;
+  }
+  if constexpr (Most > 1)
+    if (at < count) in_parts<Most - 1>(count, body, at);
 }
 
 // Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups
@@ -99,35 +122,38 @@ float soften(const Attention& attention, float* scores, std::size_t first, std::
   }
   for (std::size_t key = begin; key < first; key++) scores[key] = lowest;
   for (std::size_t key = last; key < end; key++) scores[key] = lowest;
-  auto highest = V::spread(lowest);
-  for (std::size_t key = begin; key < end; key += kTile)
-    highest = V::at_least(V::load(scores + key), highest);
+  typename V::Floats most_of[V::kVectors];
+  for (auto& part : most_of) part = V::spread(lowest);
+  in_parts<V::kVectors>((end - begin) / kTile, [&](auto n, std::size_t group) {
+    for (int i = 0; i < n.value; i++)
+      most_of[i] = V::at_least(V::load(scores + begin + (group + i) * kTile), most_of[i]);
+  });
+  for (int i = 1; i < V::kVectors; i++) most_of[0] = V::at_least(most_of[i], most_of[0]);
   alignas(64) float lanes[kTile];
-  V::store(lanes, highest);
+  V::store(lanes, most_of[0]);
   float most = lanes[0];
   for (const float lane : lanes) most = lane > most ? lane : most;
-  for (std::size_t key = begin; key < end; key += kTile) {
-    const auto below = V::add(V::load(scores + key), V::spread(-most));
-    V::store(scores + key, exponential<V>(below));
-  }
-  for (std::size_t key = begin; key < first; key++) scores[key] = 0;
-  for (std::size_t key = last; key < end; key++) scores[key] = 0;
   auto sum = V::spread(0);
-  for (std::size_t key = begin; key < end; key += kTile) sum = V::add(sum, V::load(scores + key));
+  in_parts<V::kVectors>((end - begin) / kTile, [&](auto n, std::size_t group) {
+    typename V::Floats weights[n.value];
+    const std::size_t key = begin + group * kTile, next = key + n.value * kTile;
+    for (int i = 0; i < n.value; i++)
+      weights[i] = V::add(V::load(scores + key + i * kTile), V::spread(-most));
+    exponentials<V>(weights);
+    for (int i = 0; i < n.value; i++) V::store(scores + key + i * kTile, weights[i]);
+    if (key < first || next > last) {
+      for (std::size_t at = key; at < next; at++)
+        if (at < first || at >= last) scores[at] = 0;
+      for (int i = 0; i < n.value; i++) weights[i] = V::load(scores + key + i * kTile);
+    }
+    for (int i = 0; i < n.value; i++) sum = V::add(sum, weights[i]);
+  });
   V::store(lanes, sum);
   return sum_of_lanes(lanes);
 }
 
-// Calls `body(Constant<N>{}, at)` for N = Most and fewer, until `count` are done.
-template <int Most, class Body>
-void in_parts(std::size_t count, const Body& body, std::size_t at = 0) {
-  while (count - at >= Most) {
-    body(Constant<Most>{}, at);
-    at += Most;
-  }
-  if constexpr (Most > 1)
-    if (at < count) in_parts<Most - 1>(count, body, at);
-}
+// Bytes of values that all queries read before the next ones: a third of a first cache.
+constexpr std::size_t kValueBytes = 16 << 10;
 
 template <class V>
 void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t first,
@@ -145,59 +171,75 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
       attention.kv_offset(static_cast<std::size_t>(tokens.rows[first]), kv_head);
   const float* keys = attention.keys + offset * size;
   const float* values = attention.values + offset * stride;
-  const std::size_t groups = position(queries - 1) / kTile + 1, width = groups * kTile;
+  const std::size_t last = position(queries - 1) + 1, all_groups = (last + kTile - 1) / kTile;
+  const std::size_t width = (all_groups | 1) * kTile;  // odd lines apart: not in one set of a cache
 
-  float* rotated = scratch;
-  float* totals = rotated + queries * size;
-  float* scores = totals + queries;
+  float* rotated = scratch;  // and sums of values, once scores are known
+  float* scores = rotated + queries * stride;
+  float* totals = scores + queries * width;
   for (std::size_t query = 0; query < queries; query++) {
     const std::size_t head = kv_head * shared + query % shared;
     rotate(attention, position(query), queries_of(tokens, first + query / shared) + head * size,
-           attention.scale, rotated + query * size, 1);
+           attention.scale, rotated + query * stride, 1);
   }
-  for (std::size_t group = begin(0) / kTile; group < groups; group++)
-    in_parts<V::kQueries>(queries, [&](auto n, std::size_t query) {
-      score<V, n.value>(rotated + query * size, keys + group * kTile * size, size,
-                        scores + query * width + group * kTile, width);
+  // Some groups are read by all queries, while they are in the first cache.
+  const std::size_t lowest = begin(0) / kTile;
+  in_parts<V::kVectors>(all_groups - lowest, [&](auto g, std::size_t group) {
+    const std::size_t key = (lowest + group) * kTile;
+    in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
+      if (key <= position(query + q.value - 1))
+        score<V, q.value, g.value>(rotated + query * stride, stride, keys + key * size, size,
+                                   scores + query * width + key, width,
+                                   keys + (key + (g.value + query / V::kQueries) * kTile) * size);
     });
+  });
   for (std::size_t query = 0; query < queries; query++)
     totals[query] = soften<V>(attention, scores + query * width, begin(query), position(query) + 1);
 
-  in_parts<V::kSumQueries>(queries, [&](auto q, std::size_t query) {
-    // Keys that all of them see are read once; before and behind those, each goes on with its own.
-    // What another token's value holds, and be it no number, reaches none that does not see it.
-    const std::size_t end = position(query) + 1, latest = begin(query + q.value - 1);
-    const std::size_t start = latest < end ? latest : end;
-    in_parts<V::kSumVectors>(stride / kTile, [&](auto c, std::size_t vector) {
-      const float* columns = values + vector * kTile;
-      typename V::Floats sums[q.value][c.value];
-      for (int i = 0; i < q.value; i++) {
-        for (int part = 0; part < c.value; part++) sums[i][part] = V::spread(0);
-        blend<V, 1, c.value>(scores + (query + i) * width, width, columns, stride, begin(query + i),
-                             start, sums + i);
-      }
-      blend<V, q.value, c.value>(scores + query * width, width, columns, stride, start, end, sums);
-      for (int i = 0; i < q.value; i++) {
-        const std::size_t own = begin(query + i);
-        blend<V, 1, c.value>(scores + (query + i) * width, width, columns, stride,
-                             own > end ? own : end, position(query + i) + 1, sums + i);
-      }
-      for (int i = 0; i < q.value; i++) {
-        const std::size_t token = first + (query + i) / shared, head = (query + i) % shared;
-        const auto total = V::spread(totals[query + i]);
-        float* to_y = y + token * attention.heads * size + (kv_head * shared + head) * size;
-        for (int part = 0; part < c.value; part++) {
-          const std::size_t column = (vector + part) * kTile;
-          const auto result = V::divide(sums[i][part], total);
-          if (column + kTile <= size) {
-            V::store(to_y + column, result);
-          } else {
-            alignas(64) float lanes[kTile];
-            V::store(lanes, result);
-            for (std::size_t j = 0; column + j < size; j++) to_y[column + j] = lanes[j];
+  float* sums = rotated;
+  for (std::size_t i = 0; i < queries * stride; i += kTile) V::store(sums + i, V::spread(0));
+  const std::size_t block = queries > V::kQueries ? kValueBytes / sizeof(float) / stride + 1 : last;
+  for (std::size_t key = begin(0); key < last; key += block)
+    in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
+      // Keys that all of them see are read once; before and behind those, each goes on with its
+      // own. What another token's value holds, and be it no number, reaches none that does not see
+      // it.
+      const std::size_t stop = key + block < last ? key + block : last;
+      const auto within = [&](std::size_t at) { return at < key ? key : at < stop ? at : stop; };
+      const std::size_t end = position(query) + 1, latest = begin(query + q.value - 1);
+      const std::size_t start = latest < end ? latest : end;
+      in_parts<V::kVectors>(stride / kTile, [&](auto c, std::size_t vector) {
+        const float* columns = values + vector * kTile;
+        const float* weights = scores + query * width;
+        float* to = sums + query * stride + vector * kTile;
+        if (key < start)
+          for (int i = 0; i < q.value; i++)
+            blend<V, 1, c.value>(weights + i * width, width, columns, stride,
+                                 within(begin(query + i)), within(start), to + i * stride, columns);
+        blend<V, q.value, c.value>(weights, width, columns, stride, within(start), within(end), to,
+                                   columns + block * stride + query / V::kQueries * kTile);
+        if (stop > end)
+          for (int i = 0; i < q.value; i++) {
+            const std::size_t own = begin(query + i);
+            blend<V, 1, c.value>(weights + i * width, width, columns, stride,
+                                 within(own > end ? own : end), within(position(query + i) + 1),
+                                 to + i * stride, columns);
           }
-        }
-      }
+      });
     });
-  });
+  for (std::size_t query = 0; query < queries; query++) {
+    const std::size_t token = first + query / shared, head = kv_head * shared + query % shared;
+    float* to_y = y + (token * attention.heads + head) * size;
+    for (std::size_t column = 0; column < size; column += kTile) {
+      const auto result =
+          V::divide(V::load(sums + query * stride + column), V::spread(totals[query]));
+      if (column + kTile <= size) {
+        V::store(to_y + column, result);
+      } else {
+        alignas(64) float lanes[kTile];
+        V::store(lanes, result);
+        for (std::size_t j = 0; column + j < size; j++) to_y[column + j] = lanes[j];
+      }
+    }
+  }
 }

@@ -15,7 +15,7 @@ struct Avx2 {
   static constexpr std::size_t tiles(bool, std::size_t rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
   }
-  static constexpr int kQueries = 4, kSumQueries = 3, kSumVectors = 2;
+  static constexpr int kQueries = 3, kVectors = 2;
   static constexpr std::size_t kAhead = 4096;
 
   static Floats spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }

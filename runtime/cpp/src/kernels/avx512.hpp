@@ -15,8 +15,8 @@ struct Avx512 {
   static constexpr std::size_t tiles(bool codes, std::size_t rows) {
     return codes && rows > 4 ? 2 : 4;
   }
-  // 8 queries hide the latency of a multiply-add; 6 with 4 vectors of values have 24 sums.
-  static constexpr int kQueries = 8, kSumQueries = 6, kSumVectors = 4;
+  // 6 queries with 4 groups of keys, or with 4 vectors of values, have 24 sums.
+  static constexpr int kQueries = 6, kVectors = 4;
   // 1 KiB of the stream takes up to 1.2 times as long, 2 KiB 1.05 times, 8 KiB as long.
   static constexpr std::size_t kAhead = 4096;
 

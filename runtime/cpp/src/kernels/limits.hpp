@@ -26,7 +26,7 @@ std::int32_t read_all(const std::uint8_t* from, std::size_t bytes) {
 // unrolled: sums whose place is not known when it is compiled are kept in memory.
 template <class V>
 std::size_t multiply_only(Format format, std::size_t steps, float* result) {
-  constexpr int rows = V::kSumQueries, tiles = V::kSumVectors;
+  constexpr int rows = V::kQueries, tiles = V::kVectors;
   alignas(64) std::uint8_t bytes[tiles][kTile * kGroup] = {{1}};
   alignas(64) std::int8_t codes[rows][kGroup] = {{1}};
   alignas(64) float floats[tiles][kTile] = {{1}}, numbers[rows] = {1};

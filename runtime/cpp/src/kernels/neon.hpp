@@ -17,8 +17,9 @@ struct Neon {
   static constexpr int kRows = 4;
   static constexpr std::size_t rows(bool, std::size_t) { return kRows; }
   static constexpr std::size_t tiles(bool, std::size_t rows) { return rows == 1 ? 2 : 1; }
-  // 6 queries have 24 sums, 4 of keys and one of a query; 4 with a vector of values 16 and 4.
-  static constexpr int kQueries = 6, kSumQueries = 4, kSumVectors = 1;
+  // 6 queries with a group of keys or a vector of values have 24 sums; 4 are of those, one of a
+  // query.
+  static constexpr int kQueries = 6, kVectors = 1;
   static constexpr std::size_t kAhead = 1024;
 
   template <class To, class Each>

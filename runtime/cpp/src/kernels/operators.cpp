@@ -345,6 +345,8 @@ class Embedding {
 
 // Queries that one part attends with: enough that a key is read once for many.
 constexpr std::size_t kPartQueries = 32;
+// Floats of a line of a cache.
+constexpr std::size_t kLine = 16;
 
 class AttentionOperator {
  public:
@@ -467,14 +469,17 @@ class AttentionOperator {
       for (std::size_t token = share * kPartRows; token < end; token++)
         kernels().append(attention, tokens, token);
     });
+    // All parts of one head follow each other, so that its keys and values stay in a cache.
     parallel(context, groups.size() * attention.kv_heads, [&](std::size_t part) {
       thread_local std::vector<float> scratch;
-      const Part group = groups[part / attention.kv_heads];
+      const Part group = groups[part % groups.size()];
       const auto last = static_cast<std::size_t>(tokens.positions[group.first + group.count - 1]);
-      const std::size_t floats = attend_floats(attention, group.count, last);
+      const std::size_t floats = attend_floats(attention, group.count, last) + kLine;
       if (scratch.size() < floats) scratch.resize(floats);
-      kernels().attend(attention, tokens, group.first, group.count, part % attention.kv_heads,
-                       scratch.data(), y);
+      float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
+      while (reinterpret_cast<std::uintptr_t>(aligned) % (kLine * sizeof(float)) != 0) aligned++;
+      kernels().attend(attention, tokens, group.first, group.count, part / groups.size(), aligned,
+                       y);
     });
   }
 

@@ -21,7 +21,7 @@ struct Scalar {
   static constexpr int kRows = 1;
   static constexpr std::size_t rows(bool, std::size_t) { return 1; }
   static constexpr std::size_t tiles(bool, std::size_t) { return 1; }
-  static constexpr int kQueries = 1, kSumQueries = 1, kSumVectors = 1;
+  static constexpr int kQueries = 1, kVectors = 1;
   static constexpr std::size_t kAhead = 0;
 
   template <class To, class Each>

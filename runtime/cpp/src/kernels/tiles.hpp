@@ -5,18 +5,31 @@
 // would keep one copy of it, perhaps one with instructions that this processor lacks.
 #pragma once
 
+// exp of N vectors, step by step for all of them: one alone waits for its last step most of the
+// time.
+template <class V, int N>
+void exponentials(typename V::Floats (&x)[N]) {
+  // Cody and Waite's reduction, and a polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2].
+  typename V::Ints whole[N];
+  typename V::Floats sums[N];
+  for (int n = 0; n < N; n++)
+    x[n] = V::at_most(V::at_least(x[n], V::spread(-87.0F)), V::spread(88.0F));
+  for (int n = 0; n < N; n++) whole[n] = V::round(V::mul(x[n], V::spread(1.44269504F)));
+  for (int n = 0; n < N; n++) x[n] = V::fma(V::to_floats(whole[n]), V::spread(-0.693359375F), x[n]);
+  for (int n = 0; n < N; n++)
+    x[n] = V::fma(V::to_floats(whole[n]), V::spread(2.12194440e-4F), x[n]);
+  for (int n = 0; n < N; n++) sums[n] = V::spread(1.38888889e-3F);
+  constexpr float kFactors[] = {8.33333333e-3F, 4.16666667e-2F, 1.66666667e-1F, 0.5F, 1.0F, 1.0F};
+  for (const float factor : kFactors)
+    for (int n = 0; n < N; n++) sums[n] = V::fma(sums[n], x[n], V::spread(factor));
+  for (int n = 0; n < N; n++) x[n] = V::mul(sums[n], V::power_of_two(whole[n]));
+}
+
 template <class V>
 typename V::Floats exponential(typename V::Floats x) {
-  // Cody and Waite's reduction, and a polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2].
-  x = V::at_most(V::at_least(x, V::spread(-87.0F)), V::spread(88.0F));
-  const auto whole = V::round(V::mul(x, V::spread(1.44269504F)));
-  const auto power = V::to_floats(whole);
-  auto rest = V::fma(power, V::spread(-0.693359375F), x);
-  rest = V::fma(power, V::spread(2.12194440e-4F), rest);
-  auto sum = V::spread(1.38888889e-3F);
-  constexpr float kFactors[] = {8.33333333e-3F, 4.16666667e-2F, 1.66666667e-1F, 0.5F, 1.0F, 1.0F};
-  for (const float factor : kFactors) sum = V::fma(sum, rest, V::spread(factor));
-  return V::mul(sum, V::power_of_two(whole));
+  typename V::Floats one[] = {x};
+  exponentials<V>(one);
+  return one[0];
 }
 
 // x * sigmoid(scaled), the form of both activations.

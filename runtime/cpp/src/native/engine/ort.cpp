@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -45,24 +46,30 @@ std::size_t items_of(const Shape& shape) {
   return static_cast<std::size_t>(std::min(items, kMost));
 }
 
-// Zeroed memory, whose pages cost nothing until they are written.
+// Zeroed memory, whose pages cost nothing until they are written. It begins with a line of a cache:
+// a vector that lies in two lines is read twice, and attention takes 1.3 times as long.
 class Buffer {
  public:
   Buffer(std::size_t items, std::size_t item_bytes)
-      : memory_(std::calloc(std::max<std::size_t>(items, 1), item_bytes), &std::free) {
+      : memory_(std::calloc(items + kLine / item_bytes + 1, item_bytes), &std::free) {
     if (memory_ == nullptr)
       throw Failure(SPECRT_ENGINE, "no memory for a buffer of " + std::to_string(items) +
                                        " items of " + std::to_string(item_bytes) +
                                        " bytes; build the bundle with a shorter max_length");
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory_.get());
+    aligned_ = static_cast<char*>(memory_.get()) + (kLine - begin % kLine) % kLine;
   }
-  void* get() const { return memory_.get(); }
+  void* get() const { return aligned_; }
   template <typename T>
   T* as() const {
-    return static_cast<T*>(memory_.get());
+    return static_cast<T*>(get());
   }
 
  private:
+  static constexpr std::size_t kLine = 64;
+
   std::unique_ptr<void, decltype(&std::free)> memory_;
+  void* aligned_;
 };
 
 // What an engine is besides its graph.
