@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -34,8 +33,7 @@ TILE = 16
 """Positions of a group of keys, and lanes of a vector of values."""
 
 
-@dataclass(frozen=True)
-class RowScores:
+class RowScores(NamedTuple):
     """The scores of some rows of a pass, as views of memory that the next pass overwrites."""
 
     argmax: Tokens
@@ -71,7 +69,11 @@ class OrtEngine:
         self._caches = self._allocate()
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
+        self._numbers = np.arange(max(tokens, max_length))
         self._scores: dict[str, NDArray[Any]] = {}
+        self._values: dict[tuple[str, int], Any] = {}
+        """What passes of other sizes were bound to, by name and size: the library's values, which
+        are bound again in a ninth of the time."""
         self._binding: Any = None
         self._bound = 0, 0
         """Tokens and scored rows of the pass that is bound."""
@@ -102,7 +104,12 @@ class OrtEngine:
         starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
         fed = enumerate(zip(batch, starts, strict=True))
         self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
-        return self._scored(0, self.batch, scored)
+        argmax, logits, confidence = self._scored(0, self.batch * scored)
+        return RowScores(
+            argmax.reshape(self.batch, scored),
+            logits.reshape(self.batch, scored, -1),
+            None if confidence is None else confidence.reshape(self.batch, scored),
+        )
 
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
@@ -112,15 +119,15 @@ class OrtEngine:
             end, last = count + len(feed.tokens), scored + feed.rows
             self._tokens[count:end] = feed.tokens
             self._slots[count:end] = feed.row
-            self._positions[count:end] = range(feed.start, feed.start + len(feed.tokens))
-            self._rows[scored:last] = range(end - feed.rows, end)
+            self._positions[count:end] = self._numbers[feed.start : feed.start + end - count]
+            self._rows[scored:last] = self._numbers[end - feed.rows : end]
             count, scored = end, last
         if self._bound != (count, scored):
             self._bind(count, scored)
         run_bound(self._session, self._binding, count)
         outputs, first = [], 0
         for feed in feeds:
-            outputs.append(self._scored(first, 1, feed.rows))
+            outputs.append(self._scored(first, first + feed.rows))
             first += feed.rows
         return tuple(outputs)
 
@@ -135,36 +142,49 @@ class OrtEngine:
                 bind_output(self._binding, f"present_{name}", cache)
         tokens, rows = self._bound
         self._bound = 0, 0  # an interruption leaves it half bound
-        if not self._scores or len(self._scores["argmax"]) < scored:
+        if not self._scores or self._scores["argmax"].shape[1] < scored:
             self._reserve_scores(scored)
             rows = 0
         if tokens != count:
-            bind_input(self._binding, "input_ids", self._tokens[None, :count])
-            bind_input(self._binding, "slots", self._slots[:count])
-            bind_input(self._binding, "positions", self._positions[:count])
+            self._bind_input("input_ids", self._tokens[None], count)
+            self._bind_input("slots", self._slots, count)
+            self._bind_input("positions", self._positions, count)
         if rows != scored:
-            bind_input(self._binding, "rows", self._rows[:scored])
+            self._bind_input("rows", self._rows, scored)
             for name, memory in self._scores.items():
-                bind_output(self._binding, name, memory[None, :scored])
+                value = self._value(name, memory[:, :scored], scored)
+                self._binding.bind_ortvalue_output(name, value)
         self._bound = count, scored
+
+    def _bind_input(self, name: str, memory: NDArray[Any], size: int) -> None:
+        self._binding.bind_ortvalue_input(name, self._value(name, memory[..., :size], size))
+
+    def _value(self, name: str, array: NDArray[Any], size: int) -> Any:
+        """Return an array as a value of the library, which uses its memory."""
+        if (name, size) not in self._values:
+            self._values[name, size] = ort.OrtValue.ortvalue_from_numpy(array)
+        return self._values[name, size]
 
     def _reserve_scores(self, rows: int) -> None:
         """Allocate scores of so many rows, at least twice as many as before."""
-        most = max(rows, 2 * len(self._scores["argmax"])) if self._scores else rows
+        most = max(rows, 2 * self._scores["argmax"].shape[1]) if self._scores else rows
+        self._values.clear()
         self._scores = {
-            "argmax": np.zeros(most, np.int64),
-            "logits": np.zeros((most, self.geometry.vocab_size), np.float32),
+            "argmax": np.zeros((1, most), np.int64),
+            "logits": np.zeros((1, most, self.geometry.vocab_size), np.float32),
         }
         if any(o.name == "confidence" for o in self._session.get_outputs()):
-            self._scores["confidence"] = np.zeros(most, np.float32)
+            self._scores["confidence"] = np.zeros((1, most), np.float32)
 
-    def _scored(self, first: int, batch: int, rows: int) -> RowScores:
-        """Return the scores of some rows that follow each other, as [batch, rows, ...]."""
-        views = {
-            name: memory[first : first + batch * rows].reshape(batch, rows, *memory.shape[1:])
-            for name, memory in self._scores.items()
-        }
-        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
+    def _scored(self, first: int, last: int) -> RowScores:
+        """Return the scores of rows that follow each other."""
+        argmax, logits = self._scores["argmax"], self._scores["logits"]
+        confidence = self._scores.get("confidence")
+        return RowScores(
+            argmax[:, first:last],
+            logits[:, first:last],
+            None if confidence is None else confidence[:, first:last],
+        )
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
@@ -178,6 +198,7 @@ class OrtEngine:
     def close(self) -> None:
         """Drop the session, the binding and the KV buffers."""
         self._caches.clear()
+        self._values.clear()
         self._session = self._binding = None
         self._bound = 0, 0
         self._weights = ()
@@ -188,10 +209,11 @@ def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
 
     Raises: EngineError.
     """
-    rows = [feed.row for feed in feeds]
-    if not rows or len(set(rows)) < len(rows) or not set(rows) <= {*range(engine.batch)}:
+    rows = {feed.row for feed in feeds}
+    if not rows or len(rows) < len(feeds) or min(rows) < 0 or max(rows) >= engine.batch:
         raise EngineError(
-            f"a pass was asked of rows {rows}; expected some of 0 to {engine.batch - 1}, each once"
+            f"a pass was asked of rows {[feed.row for feed in feeds]}; expected some of 0 to "
+            f"{engine.batch - 1}, each once"
         )
     for feed in feeds:
         width = len(feed.tokens)

@@ -220,9 +220,9 @@ class RowsEngine(Protocol):
 
 def rows_of(engine: Engine) -> RowsEngine:
     """Return an engine's passes of some of its rows: packed, or padded to one width."""
-    if engine.batch == 1:
-        return SingleRow(engine)
-    return engine if isinstance(engine, PackedEngine) else PaddedRows(engine)
+    if isinstance(engine, PackedEngine):
+        return engine
+    return SingleRow(engine) if engine.batch == 1 else PaddedRows(engine)
 
 
 def first_row(engine: Engine) -> Engine:

@@ -49,7 +49,6 @@ class BatchExecutor:
         self._target = target
         self._narrow = narrow
         self._drafts = draft is not None
-        self._single = target.batch == 1
         self._widest = max(e.max_width for e in (target, draft) if e is not None)
         self._rows: dict[int, RowsEngine] = {
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
@@ -83,8 +82,6 @@ class BatchExecutor:
         return (result,)
 
     def _run_one(self, row: int, pass_: Pass) -> Output:
-        if self._single:
-            return pass_.run()
         feed = Feed(row, pass_.tokens, pass_.start, pass_.rows)
         (output,) = self._rows[id(pass_.engine)].forward_rows((feed,))
         return output
