@@ -29,8 +29,8 @@ from peerbench.measure import Row, measure
 from peerbench.process import Runner, RunnerError
 from peerbench.protocol import AUTO, NGRAM, PLAIN, Gamma, Hello, Order, parse_gamma
 from peerbench.schedule import Contender
-from peerbench.summary import figures
-from peerbench.table import markdown, verdict
+from peerbench.summary import figures, first_tokens
+from peerbench.table import first_token_table, markdown, verdict
 
 SPECRT = "specrt"
 Command = list[str | Path]
@@ -59,7 +59,10 @@ def _field(path: Path, name: str) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="@FILE reads arguments, one a line.",
+        fromfile_prefix_chars="@",
+    )  # fmt: skip
     parser.add_argument("--bundle", type=Path, required=True, help="specrt's bundle of the pair")
     parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
     parser.add_argument("--draft", type=Path, required=True, help="the draft's checkpoint")
@@ -75,6 +78,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(PEERS), help="which, by comma")
     parser.add_argument("--contender", action="append", help="peer:mode:gamma instead of all modes")
     parser.add_argument("--base", default="specrt:speculative:auto", help="ratios are to this row")
+    parser.add_argument(
+        "--first-token", action="store_true", help="print times to the first token, by prompt"
+    )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "peers-work")
     parser.add_argument("--prepare", action="store_true", help="convert models, measure nothing")
     parser.add_argument("--name", help="write results/NAME.json")
@@ -115,7 +121,7 @@ def main() -> None:
                 raise ValueError(f"{base} is not measured; name another row with --base")
             rows = measure(runners, chosen, order, given.repeats, say)
             hellos = {name: runner.hello for name, runner in runners.items()}
-        report(given, hellos, rows, base)
+        report(given, hellos, rows, base, list(map(len, order.prompts)))
     except (MissingError, RunnerError, SpecrtError, ValueError, OSError) as error:
         parser.exit(1, f"compare: {error}\n")
 
@@ -171,20 +177,26 @@ def everything(hello: Hello, gammas: Sequence[Gamma]) -> list[Contender]:
 
 
 def report(
-    given: argparse.Namespace, hellos: Mapping[str, Hello], rows: Sequence[Row], base: Contender
-) -> None:
+    given: argparse.Namespace, hellos: Mapping[str, Hello], rows: Sequence[Row], base: Contender,
+    prompts: Sequence[int],
+) -> None:  # fmt: skip
     """Print a table and a verdict, and write the results where a name was given."""
     against = next(row for row in rows if row.contender == base)
     table = [figures(row, rows, against) for row in rows]
     said = verdict(rows, against)
-    print(f"{markdown(table)}\n\n{said}")
+    if given.first_token:
+        for row, shown in zip(rows, table, strict=True):
+            shown["first_tokens"] = first_tokens(row, against)
+        print(first_token_table(table, prompts))
+    else:
+        print(f"{markdown(table)}\n\n{said}")
     if given.name:
         path = HERE / "results" / f"{given.name}.json"
         path.parent.mkdir(exist_ok=True)
         peers = {name: asdict(hello) for name, hello in hellos.items()}
         found = {"name": given.name, "command": typed(given), "settings": settings(given),
                  "machine": machine(), "peers": peers, "base": str(base), "verdict": said,
-                 "rows": table}  # fmt: skip
+                 "prompt_tokens": list(prompts), "rows": table}  # fmt: skip
         path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -17,18 +17,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from peerbench.options import Options, read_options
-from peerbench.protocol import (
-    AUTO,
-    NGRAM,
-    PLAIN,
-    SPECULATIVE,
-    Completed,
-    Gamma,
-    Hello,
-    Order,
-    serve,
-)
-from peerbench.server import Server
+from peerbench.protocol import AUTO, NGRAM, PLAIN, SPECULATIVE, Completed, Hello, Order, serve
+from peerbench.server import LlamaServers, completed
 
 BIN = Path(__file__).parent / ".venvs" / "llamacpp" / "build" / "bin"
 EXAMPLE = "example"
@@ -37,7 +27,6 @@ LOOKUP_NGRAM = 3
 ATTEMPTS = 5
 SURE = ["--spec-draft-n-max", 8, "--spec-draft-p-min", 0.75]
 """Gamma `auto`: draft on while the draft gives its token three in four."""
-GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
 ALONE = ["--parallel", 1, "--no-cache-prompt", "--cache-ram", 0, "--no-ui", "--no-slots"]
 """One request at a time, every prompt read anew, no interface."""
 _SPEED = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
@@ -45,12 +34,13 @@ _COUNT = re.compile(r"n_(drafted|accept) += (\d+)")
 
 
 class LlamaCpp:
-    """Servers, started when a mode and gamma are first asked for."""
+    """Its servers and its example."""
 
     def __init__(self, options: Options, stack: ExitStack) -> None:
         self._options = options
-        self._stack = stack
-        self._servers: dict[tuple[str, Gamma], Server] = {}
+        self._servers = LlamaServers(
+            BIN / "llama-server", lambda order: [*model_flags(options, order), *ALONE], stack
+        )
         self._tokenizer = Tokenizer.from_file(str(options.target / "tokenizer.json"))
         command: list[str | Path] = [BIN / "llama-server", "--version"]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -66,23 +56,8 @@ class LlamaCpp:
         """Ask the server of this mode and gamma, or run the example."""
         if order.mode == EXAMPLE:
             return self._example(prompt, order)
-        key = (order.mode, order.gamma)
-        if key not in self._servers:
-            flags = [*model_flags(self._options, order), *ALONE]
-            self._servers[key] = self._stack.enter_context(Server(BIN / "llama-server", flags))
-        answer = self._servers[key].post(
-            "/completion",
-            {"prompt": list(prompt), "n_predict": order.max_tokens, "ignore_eos": True,
-             "cache_prompt": False, "return_tokens": True, **GREEDY},
-        )  # fmt: skip
-        times = answer["timings"]
-        return Completed(
-            answer["tokens"],
-            round(times["prompt_ms"] * 1e6),
-            round(times["predicted_ms"] * 1e6),
-            drafted=times.get("draft_n"),
-            accepted=times.get("draft_n_accepted"),
-        )
+        answer = self._servers.answer(prompt, order)
+        return completed(answer, answer["tokens"])
 
     def _example(self, prompt: Sequence[int], order: Order) -> Completed:
         text = self._tokenizer.decode(list(prompt), skip_special_tokens=False)

@@ -12,15 +12,23 @@ from typing import Any
 
 import pytest
 from compare import main
+from peerbench.catalog import PEERS as KINDS
+from peerbench.catalog import MissingError, Models
 from peerbench.measure import WARM_TOKENS, Row, measure
 from peerbench.process import Runner, RunnerError
 from peerbench.protocol import Completed, Order, Outcome
 from peerbench.schedule import Contender
-from peerbench.summary import figures
-from peerbench.table import HEADINGS, markdown, verdict
+from peerbench.server import completed
+from peerbench.summary import figures, first_tokens
+from peerbench.table import HEADINGS, first_token_table, markdown, verdict
 from run_llamacpp import read_example
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+from specrt.text import Tokenizer, read_prompts
+
+ROOT = Path(__file__).parents[2]
+PEERS = ROOT / "benchmarks" / "peers"
+PROMPTS = ROOT / "benchmarks" / "prompts"
+CHECKPOINT = ROOT / "engines" / "codelet" / "checkpoint"
 ORDER = Order([[1, 2], [3]], 4)
 
 FAKE = """
@@ -173,14 +181,71 @@ def test_what_goes_wrong_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     flags: list[str], said: str,
 ) -> None:  # fmt: skip
-    checkpoint = PEERS.parents[1] / "engines" / "codelet" / "checkpoint"
-    needed = ["--bundle", tmp_path, "--target", checkpoint / "target"]
-    needed += ["--draft", checkpoint / "draft", "--precision", "int8", "--work", tmp_path]
+    needed = ["--bundle", tmp_path, "--target", CHECKPOINT / "target"]
+    needed += ["--draft", CHECKPOINT / "draft", "--precision", "int8", "--work", tmp_path]
     monkeypatch.setattr(sys, "argv", list(map(str, ["compare.py", *needed, *flags])))
     with pytest.raises(SystemExit, match="1"):
         main()
     shown = capsys.readouterr().err
     assert (shown.startswith("compare: "), shown.count("\n"), said in shown) == (True, 1, True)
+
+
+def test_first_tokens_are_compared_prompt_by_prompt_within_a_repeat() -> None:
+    def timed(name: str, repeats: list[list[int]]) -> Row:
+        turns = [[Completed([1, 2], ms * 10**6, 10) for ms in times] for times in repeats]
+        return Row(Contender.parse(name), list(map(Outcome.of, turns)))
+
+    base = timed("specrt:plain", [[10, 100], [20, 200], [40, 100]])
+    rows = [
+        timed("peer:plain", [[20, 50], [20, 100], [20, 50]]),
+        base,
+        row("a:plain", [], error="?"),
+    ]
+    shown = [{**figures(r, rows, base), "first_tokens": first_tokens(r, base)} for r in rows]
+    assert shown[0]["first_tokens"] == [{"ms": 20, "ratio": 1.0}, {"ms": 50, "ratio": 0.5}]
+    lines = first_token_table(shown, [130, 512]).splitlines()
+    assert "| 130 tokens: ms (ratio) | 512 tokens: ms (ratio) |" in lines[0]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| peer", "| specrt", "| a"]
+    assert "| 20.0 (1.00) | 50.0 (0.50) |" in lines[2]
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_server_is_believed_about_its_times() -> None:
+    times = {"prompt_ms": 2.5, "predicted_ms": 30.0, "draft_n": 8, "draft_n_accepted": 5}
+    found = completed({"timings": times}, [1, 2, 3, 4])
+    assert (found.ttft_ns, found.drafted, found.accepted) == (2_500_000, 8, 5)
+    assert Outcome.of([found]).decode_rate == pytest.approx(100)
+
+
+def test_whoever_reads_another_peers_models_says_which_peer_is_to_be_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / ".venvs" / "ikllamacpp" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr("peerbench.catalog.HERE", tmp_path)
+    models = Models(CHECKPOINT / "target", CHECKPOINT / "draft", "int8", 2, tmp_path / "work")
+    with pytest.raises(MissingError, match=r"setup_llamacpp\.sh"):
+        KINDS["ikllamacpp"].command(models)
+
+
+def test_prompts_that_nobody_tuned_on_are_in_no_other_file() -> None:
+    width = 40
+    unseen = PROMPTS / "unseen.jsonl"
+    others = [*PROMPTS.glob("*.jsonl"), *(ROOT / "engines").rglob("calibration.jsonl")]
+    texts = [prompt.text for path in others if path != unseen for prompt in read_prompts(path)]
+    assert len(others) >= 7
+    known = {text[at : at + width] for text in texts for at in range(len(text) - width + 1)}
+    prompts = [prompt.text for prompt in read_prompts(unseen)]
+    for text in prompts:
+        assert not known & {text[at : at + width] for at in range(len(text) - width + 1)}
+    assert len(set(prompts)) == 12
+
+
+def test_long_prompts_have_the_tokens_that_the_tables_name() -> None:
+    tokenizer = Tokenizer(CHECKPOINT / "target" / "tokenizer.json", None)
+    prompts = read_prompts(PROMPTS / "long.jsonl")
+    assert [len(tokenizer.encode(prompt.text)) for prompt in prompts] == [130, 512, 2000]
 
 
 SAID = """

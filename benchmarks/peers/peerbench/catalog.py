@@ -24,6 +24,8 @@ class Kind:
     converter: str | None
     """Environment of the converter; None where the checkpoint is read as it is."""
     precisions: tuple[str, ...] = PRECISIONS
+    reads: str = ""
+    """The peer whose converted models it reads, where it has no converter of its own."""
 
     def command(self, models: Models) -> list[str | Path]:
         """Return what starts the runner, its models converted. Raises: MissingError."""
@@ -36,9 +38,10 @@ class Kind:
     def _model(self, checkpoint: Path, models: Models) -> Path:
         if self.converter is None:
             return checkpoint
-        out = models.work / f"{self.name}-{label(checkpoint)}-{models.precision}"
+        peer = self.reads or self.name
+        out = models.work / f"{peer}-{label(checkpoint)}-{models.precision}"
         if not out.is_dir():
-            _convert(self.name, self.converter, checkpoint, out, models.precision)
+            _convert(peer, self.converter, checkpoint, out, models.precision)
         return out
 
 
@@ -58,6 +61,7 @@ PEERS = {
     kind.name: kind
     for kind in (
         Kind("llamacpp", "llamacpp"),
+        Kind("ikllamacpp", "llamacpp", reads="llamacpp"),
         Kind("openvino", "openvino-convert"),
         Kind("ortgenai", "ortgenai"),
         Kind("transformers", None, ("fp32",)),

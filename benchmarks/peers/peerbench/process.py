@@ -20,6 +20,12 @@ class RunnerError(Exception):
     """A runner that did not start, or ended before it answered."""
 
 
+def _lead_a_group() -> None:
+    """Begin a process group, and no session: Linux would give that the default priority again."""
+    die_with_parent()
+    os.setpgrp()
+
+
 class Runner:
     """A runner in a process group of its own.
 
@@ -36,8 +42,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 encoding="utf-8",
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - there is one thread
+                preexec_fn=_lead_a_group,  # noqa: PLW1509 - there is one thread
             )
         try:
             self.hello = Hello(**json.loads(self._read()))

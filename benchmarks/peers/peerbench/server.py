@@ -1,4 +1,4 @@
-"""An HTTP server of a peer's own, on a port that nobody else has."""
+"""HTTP servers of a peer's own, on ports that nobody else has."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from peerbench.lifetime import die_with_parent
+from peerbench.protocol import Completed, Gamma, Order
 
 PATIENCE_S = 300
+GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
 
 
 class Server:
@@ -78,6 +80,47 @@ class Server:
     ) -> None:
         self._process.terminate()
         self._process.wait()
+
+
+class LlamaServers:
+    """Servers of llama.cpp or of a fork, started when they are first asked for.
+
+    A server has one way to speculate and one gamma, so there is one for each.
+    """
+
+    def __init__(
+        self, program: Path, flags: Callable[[Order], Sequence[object]], stack: ExitStack
+    ) -> None:
+        self._program = program
+        self._flags = flags
+        self._stack = stack
+        self._servers: dict[tuple[str, Gamma], Server] = {}
+
+    def of(self, order: Order) -> Server:
+        """Return the server of an order's mode and gamma."""
+        key = (order.mode, order.gamma)
+        if key not in self._servers:
+            server = Server(self._program, self._flags(order))
+            self._servers[key] = self._stack.enter_context(server)
+        return self._servers[key]
+
+    def answer(self, prompt: Sequence[int], order: Order) -> dict[str, Any]:
+        """Complete one prompt greedily, read anew."""
+        wanted = {"prompt": list(prompt), "n_predict": order.max_tokens, "ignore_eos": True,
+                  "cache_prompt": False, "return_tokens": True}  # fmt: skip
+        return self.of(order).post("/completion", {**wanted, **GREEDY})
+
+
+def completed(answer: dict[str, Any], tokens: list[int]) -> Completed:
+    """Read the times that a server took of itself, so that HTTP is not counted."""
+    times = answer["timings"]
+    return Completed(
+        tokens,
+        round(times["prompt_ms"] * 1e6),
+        round(times["predicted_ms"] * 1e6),
+        drafted=times.get("draft_n"),
+        accepted=times.get("draft_n_accepted"),
+    )
 
 
 def _free_port() -> int:

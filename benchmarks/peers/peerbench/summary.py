@@ -67,6 +67,23 @@ def figures(row: Row, rows: Sequence[Row], base: Row) -> dict[str, Any]:
     }
 
 
+def first_tokens(row: Row, base: Row) -> list[dict[str, Any]] | None:
+    """Return each prompt's time to the first token, and its ratio to the base's, medians."""
+    if row.error or base.error:
+        return None
+    turns = [(o.ttft_ns, b.ttft_ns) for o, b in zip(row.outcomes, base.outcomes, strict=True)]
+    pairs = zip(*(zip(*turn, strict=True) for turn in turns), strict=True)
+    return [_first_token(prompt) for prompt in pairs]
+
+
+def _first_token(repeats: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Take the medians of one prompt's repeats: this row's time and the base's."""
+    return {
+        "ms": round(median(mine for mine, _ in repeats) / 1e6, 3),
+        "ratio": round(median(mine / base for mine, base in repeats), 4),
+    }
+
+
 def _plain(rows: Sequence[Row], peer: str) -> Row | None:
     wanted = (row for row in rows if (row.contender.peer, row.contender.mode) == (peer, PLAIN))
     return next((row for row in wanted if not row.error), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from peerbench.measure import Row
@@ -26,18 +27,42 @@ HEADINGS = (
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Draw a table of figures, the fastest first and failures last."""
     ordered = sorted(rows, key=lambda row: -row.get("tokens_per_second", 0.0))
-    lines = [HEADINGS, tuple("---" for _ in HEADINGS), *map(_cells, ordered)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return _draw([HEADINGS, *map(_cells, ordered)])
+
+
+def first_token_table(rows: Sequence[dict[str, Any]], prompts: Sequence[int]) -> str:
+    """Draw times to the first token, with ratios, a column for each prompt, by its tokens."""
+    headings = (*HEADINGS[:3], *(f"{count} tokens: ms (ratio)" for count in prompts))
+    ordered = sorted(rows, key=lambda row: row.get("ttft_ms", inf))
+    return _draw([headings, *(_first_token_cells(row, len(headings)) for row in ordered)])
+
+
+def _first_token_cells(row: dict[str, Any], columns: int) -> tuple[str, ...]:
+    if "error" in row:
+        return _failed(row, columns)
+    times = row["first_tokens"] or []
+    return (*_name(row), *(f"{time['ms']:.1f} ({time['ratio']:.2f})" for time in times))
+
+
+def _draw(lines: Sequence[tuple[str, ...]]) -> str:
+    ruled = [lines[0], tuple("---" for _ in lines[0]), *lines[1:]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in ruled)
+
+
+def _name(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["peer"], row["mode"], "" if row["mode"] == "plain" else str(row["gamma"])
+
+
+def _failed(row: dict[str, Any], columns: int) -> tuple[str, ...]:
+    failed = row["error"].replace("|", "/").replace("\n", " ")
+    return (*_name(row), failed, *[""] * (columns - 4))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    gamma = "" if row["mode"] == "plain" else str(row["gamma"])
-    name = (row["peer"], row["mode"], gamma)
     if "error" in row:
-        failed = row["error"].replace("|", "/").replace("\n", " ")
-        return (*name, failed, *[""] * (len(HEADINGS) - 4))
+        return _failed(row, len(HEADINGS))
     return (
-        *name,
+        *_name(row),
         f"{row['tokens_per_second']:.0f}",
         _ratio(row),
         f"{row['tokens_per_second_with_prompt']:.0f}",
