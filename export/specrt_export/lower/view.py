@@ -179,12 +179,6 @@ class GraphView:
         self.graph.output.append(value)
         self._outputs.add(value.name)
 
-    def declare_outputs(self, values: Sequence[onnx.ValueInfoProto]) -> None:
-        """Let these be the outputs of the graph, instead of those it has."""
-        del self.graph.output[:]
-        self.graph.output.extend(values)
-        self._outputs = {value.name for value in values}
-
     def require_domain(self, domain: str, version: int) -> None:
         """Import an operator domain once."""
         if all(o.domain != domain for o in self.model.opset_import):
