@@ -73,14 +73,6 @@ void blend(const float* weights, std::size_t keys, const float* values, std::siz
     for (int c = 0; c < C; c++) sums[q][c] = own[q][c];
 }
 
-inline float sum_of_lanes(const float (&lanes)[kTile]) {
-  float part[kTile];
-  for (std::size_t i = 0; i < kTile; i++) part[i] = lanes[i];
-  for (std::size_t half = kTile / 2; half > 0; half /= 2)
-    for (std::size_t i = 0; i < half; i++) part[i] += part[i + half];
-  return part[0];
-}
-
 // Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups
 // into zeros; return the sum of the weights.
 template <class V>
@@ -102,10 +94,7 @@ float soften(const Attention& attention, float* scores, std::size_t first, std::
   auto highest = V::spread(lowest);
   for (std::size_t key = begin; key < end; key += kTile)
     highest = V::at_least(V::load(scores + key), highest);
-  alignas(64) float lanes[kTile];
-  V::store(lanes, highest);
-  float most = lanes[0];
-  for (const float lane : lanes) most = lane > most ? lane : most;
+  const float most = largest_of_lanes<V>(highest);
   for (std::size_t key = begin; key < end; key += kTile) {
     const auto below = V::add(V::load(scores + key), V::spread(-most));
     V::store(scores + key, exponential<V>(below));
@@ -114,8 +103,7 @@ float soften(const Attention& attention, float* scores, std::size_t first, std::
   for (std::size_t key = last; key < end; key++) scores[key] = 0;
   auto sum = V::spread(0);
   for (std::size_t key = begin; key < end; key += kTile) sum = V::add(sum, V::load(scores + key));
-  V::store(lanes, sum);
-  return sum_of_lanes(lanes);
+  return sum_of_lanes<V>(sum);
 }
 
 // Calls `body(Constant<N>{}, at)` for N = Most and fewer, until `count` are done.
@@ -188,14 +176,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
         float* to_y = y + token * attention.heads * size + (kv_head * shared + head) * size;
         for (int part = 0; part < c.value; part++) {
           const std::size_t column = (vector + part) * kTile;
-          const auto result = V::divide(sums[i][part], total);
-          if (column + kTile <= size) {
-            V::store(to_y + column, result);
-          } else {
-            alignas(64) float lanes[kTile];
-            V::store(lanes, result);
-            for (std::size_t j = 0; column + j < size; j++) to_y[column + j] = lanes[j];
-          }
+          store_before<V>(to_y, column, size, V::divide(sums[i][part], total));
         }
       }
     });
