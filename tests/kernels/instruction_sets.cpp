@@ -327,8 +327,79 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
   }
 }
 
+constexpr size_t kSizes[] = {1, 15, 16, 17, 33, 80, 1024, 1031, 2500};
+
+// Rows of all sizes and lengths, with a residual, a bias and the sum in turns; one that is not
+// finite. The reference gets one row at a time.
+void check_norms(const Kernels& kernels, const Kernels& reference) {
+  Random random;
+  constexpr size_t rows = 7;
+  for (const size_t inputs : kSizes)
+    for (int kind = 0; kind < 16; kind++) {
+      const Buffer<float> x(rows * inputs), residual(rows * inputs), weight(inputs), bias(inputs);
+      for (size_t i = 0; i < x.size(); i++) x[i] = random.between(-9, 9);
+      for (size_t i = 0; i < x.size(); i++) residual[i] = random.between(-3, 3);
+      for (size_t i = 0; i < inputs; i++) weight[i] = random.between(-2, 2);
+      for (size_t i = 0; i < inputs; i++) bias[i] = random.between(-1, 1);
+      for (size_t i = 0; i < inputs; i++) x[2 * inputs + i] *= 1e-30F;
+      x[4 * inputs + inputs / 2] = kind % 2 == 0 ? std::nanf("") : HUGE_VALF;
+      Buffer<float> sum(rows * inputs), y(rows * inputs), true_sum(inputs), true_y(inputs);
+      sum.fill(-1234.5F), true_sum.fill(-1234.5F);
+      Norm norm{(kind & 1) != 0 ? residual.data() : nullptr,
+                weight.data(),
+                (kind & 2) != 0 ? bias.data() : nullptr,
+                1e-5F,
+                (kind & 4) != 0,
+                (kind & 8) != 0 ? sum.data() : nullptr};
+      kernels.normalize(norm, x.data(), rows, inputs, y.data());
+      const std::string what = std::string(kernels.name) + " norm " + std::to_string(kind) +
+                               " of " + std::to_string(inputs);
+      for (size_t row = 0; row < rows; row++) {
+        const size_t at = row * inputs;
+        if (norm.residual != nullptr) norm.residual = residual.data() + at;
+        if (norm.sum != nullptr) norm.sum = true_sum.data();
+        reference.normalize(norm, x.data() + at, 1, inputs, true_y.data());
+        compare(what + ", row " + std::to_string(row), y.data() + at, true_y.data(), inputs);
+        compare(what + ", sum " + std::to_string(row), sum.data() + at, true_sum.data(), inputs);
+      }
+    }
+}
+
+// Rows with ties, of numbers of both infinities, of none; and with the largest in every place.
+void check_scores(const Kernels& kernels, const Kernels& reference) {
+  Random random;
+  for (const size_t count : kSizes)
+    for (size_t round = 0; round < 60; round++) {
+      const Buffer<float> logits(count);
+      const float most = round % 3 == 0 ? 1 : round % 3 == 1 ? 30 : 3e38F;
+      for (size_t i = 0; i < count; i++) logits[i] = random.between(-most, most);
+      if (round % 5 == 1)
+        for (size_t i = 0; i < count; i++) logits[i] = static_cast<float>(random.below(3)) - 1;
+      if (round % 5 == 2)
+        for (size_t i = 0; i < count; i++)
+          if (random.below(2) == 0) logits[i] = -HUGE_VALF;
+      if (round % 7 == 3) logits[random.below(count)] = std::nanf("");
+      if (round % 7 == 4) logits[random.below(count)] = HUGE_VALF;
+      if (round % 7 == 5) logits[random.below(count)] = most;
+      if (round % 30 == 29)
+        for (size_t i = 0; i < count; i++) logits[i] = -HUGE_VALF;
+      std::int64_t best = 0, true_best = 0, alone = 0;
+      float share = 0, true_share = 0;
+      kernels.score(logits.data(), count, &best, &share);
+      kernels.score(logits.data(), count, &alone, nullptr);
+      reference.score(logits.data(), count, &true_best, &true_share);
+      const std::string what = std::string(kernels.name) + " scores of " + std::to_string(count) +
+                               ", round " + std::to_string(round);
+      compare(what + ", best", &best, &true_best, 1);
+      compare(what + ", best without a share", &alone, &true_best, 1);
+      compare(what + ", share", &share, &true_share, 1);
+    }
+}
+
 void check(const Kernels& kernels) {
   const Kernels& reference = *find_kernels("scalar");
+  check_norms(kernels, reference);
+  check_scores(kernels, reference);
   for (const Product& product : kProducts) {
     check_product(kernels, reference, product, Activation::none, true);
     check_product(kernels, reference, product, Activation::silu, false);

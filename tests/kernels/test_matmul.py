@@ -6,14 +6,19 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from onnx import helper
 
 from shared import REPOSITORY
-from support.kernels import Stored, instruction_sets, matmul, session, stored
+from specrt_export.lower.lazy_tensor import in_memory
+from specrt_export.lower.tiles import tiled_floats
+from support.kernels import Norm, Stored, instruction_sets, matmul, session, stored
 
 FORMATS = [
     ("int4", 96, 256, 32),
@@ -104,6 +109,99 @@ def test_gates_are_activated(
     close(matmul(weights, bias, activation=activation)(x), expected)
 
 
+def norms(inputs: int) -> list[Norm]:
+    """Return norms of both kinds, with a residual and a bias or without."""
+    rng = np.random.default_rng(inputs)
+    weight, bias = (rng.standard_normal(inputs).astype(np.float32) for _ in range(2))
+    return [
+        Norm(kind, weight, bias if kind == "layer" or has_residual else None, epsilon, has_residual)
+        for kind, epsilon in (("rms", 1e-6), ("layer", 1e-3))
+        for has_residual in (False, True)
+    ]
+
+
+def normed(norm: Norm, x: NDArray[Any]) -> NDArray[np.float64]:
+    """Norm rows in float64."""
+    whole = x.astype(np.float64)
+    if norm.kind == "layer":
+        whole -= whole.mean(-1, keepdims=True)
+    whole /= np.sqrt((whole**2).mean(-1, keepdims=True) + norm.epsilon)
+    return whole * norm.weight + (0 if norm.bias is None else norm.bias)
+
+
+@pytest.mark.parametrize("inputs", [100, 256, 2564])
+def test_norms_are_those_of_the_formula_and_of_onnx_runtime(inputs: int) -> None:
+    """Within 16 roundings of the largest number that goes in, as it is scaled.
+
+    Sums of some 160 numbers in a lane have more of them, most of which cancel. A product with the
+    identity in fp32 shows what was multiplied.
+    """
+    identity = stored("fp32", inputs, inputs, 0)
+    identity = replace(
+        identity, tensors=(tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))),)
+    )
+    x = rows_of(40, inputs) + 3
+    residual = rows_of(41, inputs)[1:]
+    for norm in norms(inputs):
+        run = matmul(identity, norm=norm)
+        y, total = run(x, residual) if norm.has_residual else (run(x), x)
+        if norm.has_residual:
+            assert np.array_equal(total, x + residual)
+        for expected in (normed(norm, total), by_onnx_runtime(norm, total)):
+            spread = total.std(-1) if norm.kind == "layer" else np.sqrt((total**2).mean(-1))
+            scaled = np.abs(total).max(-1) / np.sqrt(spread**2 + norm.epsilon)
+            bound = 2.0**-20 * (scaled * np.abs(norm.weight).max() + 3)[:, None]
+            assert (np.abs(y - expected) <= bound).all()
+
+
+def by_onnx_runtime(norm: Norm, x: NDArray[Any]) -> NDArray[Any]:
+    """Norm rows by ONNX Runtime's operators."""
+    kind = "SimplifiedLayerNormalization" if norm.kind == "rms" else "LayerNormalization"
+    node = helper.make_node(kind, ["x", "weight"], ["y"], axis=-1, epsilon=norm.epsilon)
+    values = [helper.make_tensor_value_info(n, 1, None) for n in ("x", "weight", "y")]
+    graph = helper.make_graph([node], "one", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    made = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = made.run(None, {"x": x, "weight": norm.weight})
+    return np.asarray(y + (0 if norm.bias is None else norm.bias))
+
+
+@formats
+def test_a_row_is_normed_alike_in_any_company(
+    format_: str, outputs: int, inputs: int, block: int
+) -> None:
+    """It is multiplied as the same row is that was normed before."""
+    weights = stored(format_, outputs, inputs, block)
+    identity = stored("fp32", inputs, inputs, 0)
+    identity = replace(
+        identity, tensors=(tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))),)
+    )
+    x, residual = rows_of(40, inputs), rows_of(41, inputs)[1:]
+    for norm in norms(inputs):
+        given = (x, residual) if norm.has_residual else (x,)
+        run, shown = matmul(weights, norm=norm), matmul(identity, norm=norm, threads=1)
+        exact = matmul(weights, norm=norm, exact=True)
+        first = matmul(weights)(first_of(shown(*given)))
+        for width in (*range(1, 14), 17, 33, 40):
+            part = [value[-width:] for value in given]
+            assert np.array_equal(first_of(run(*part)), first[-width:]), width
+            close(first_of(exact(*part)), first_of(shown(*part)) @ weights.dense.T)
+        many = [np.concatenate([value] * 14) for value in given]  # more than are normed at a time
+        assert np.array_equal(first_of(run(*many)), np.concatenate([first] * 14))
+
+
+def first_of(made: Any) -> NDArray[Any]:
+    """Return y of what an operator makes."""
+    return np.asarray(made[0] if isinstance(made, list) else made)
+
+
+def test_norms_of_another_size_are_refused() -> None:
+    weights = stored("int8", 32, 64, 32)
+    for wrong in (Norm("rms", np.ones(63, np.float32)), Norm("mean", np.ones(64, np.float32))):
+        with pytest.raises(Exception, match="norm"):
+            matmul(weights, norm=wrong)(rows_of(1, 64))
+
+
 def test_what_is_no_number_stays_so() -> None:
     for format_, inputs, block in (("int4", 64, 32), ("fp32", 64, 0)):
         run = matmul(stored(format_, 32, inputs, block))
@@ -150,7 +248,7 @@ def test_blocks_that_no_kernel_sums_are_refused(inputs: int, block: int) -> None
     with pytest.raises(Exception, match=f"in blocks of {block}"):
         session(
             "MatMul", {"x": (1, [1, "T", inputs])}, {"y": 1}, (weights.tiles,), activation="none",
-            exact=0, **attributes,
+            exact=0, norm="none", epsilon=0.0, **attributes,
         )  # fmt: skip
 
 
@@ -159,7 +257,7 @@ def test_weights_of_another_size_are_refused() -> None:
     short = stored("int8", 16, 64, 32)
     opened = session(
         "MatMul", {"x": (1, [1, "T", 64])}, {"y": 1}, (short.tiles,), activation="none", exact=0,
-        **weights.attributes,
+        norm="none", epsilon=0.0, **weights.attributes,
     )  # fmt: skip
     with pytest.raises(Exception, match="another size"):
         opened.run(None, {"x": np.zeros((1, 1, 64), np.float32)})

@@ -47,6 +47,15 @@ class Graph:
         }
         self._names = [o.name for o in self._session.get_outputs()]
 
+    def score(self, tokens: Array, rows: Sequence[int]) -> list[Array]:
+        """Run the first tokens of row 0; return what some of them come to."""
+        feeds = {
+            "input_ids": tokens[None], "slots": np.zeros_like(tokens),
+            "positions": np.arange(len(tokens)), "rows": np.array(rows),
+        }  # fmt: skip
+        found = dict(zip(self._names, self._session.run(None, feeds | self._buffers), strict=True))
+        return [value[0] for name, value in found.items() if "." not in name]
+
     def run(self, places: Sequence[tuple[int, int, Array]]) -> list[list[Array]]:
         """Run a pass of some (row, start, tokens); return what each comes to, of every token."""
         feeds = {
@@ -100,6 +109,22 @@ def test_a_row_has_the_same_bits_at_every_width_and_in_company(
                 lengths[row] += width
         for (row, at, _), found in zip(places, company.run(places) if places else [], strict=True):
             hold_same(found, expected[row], at, f"row {row} of {len(places)} at {at}")
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("name", architectures(*MODELS, *NEIGHBOURS))
+def test_some_tokens_are_scored_as_all_are(
+    exported: Callable[[str], Exported], tmp_path: Path, name: str
+) -> None:
+    one = exported(name)
+    how = Lowering("ort-cpu", "int8")
+    case = lowered(*one.source, tmp_path, how, max_length=LENGTH, prefill=8)
+    graph = Graph(case.lowered.folder / ENGINE, threads=2)
+    text = np.random.default_rng(1).integers(0, one.geometry.vocab_size, LENGTH)
+    every = graph.score(text, range(LENGTH))
+    for rows in ([LENGTH - 1], [3, 1, 30], range(0, LENGTH, 2)):
+        for value, whole in zip(graph.score(text, rows), every, strict=True):
+            assert np.array_equal(value, whole[list(rows)])
 
 
 MIXED = [

@@ -45,6 +45,17 @@ def without_kernels() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """A norm of rows before they are multiplied."""
+
+    kind: str
+    weight: Array
+    bias: Array | None = None
+    epsilon: float = 1e-5
+    has_residual: bool = False
+
+
+@dataclass(frozen=True)
 class Stored:
     """Weights [N, K] as they are stored, and what they stand for."""
 
@@ -131,20 +142,35 @@ def session(
 
 def matmul(
     weights: Stored, bias: Array | None = None, *, activation: str = "none", exact: bool = False,
-    threads: int = 2,
+    norm: Norm | None = None, threads: int = 2,
 ) -> Any:  # fmt: skip
-    """Return a function of x [T, K]."""
+    """Return a function of x [T, K]; with a norm's residual, of x and it, to y and their sum."""
     floats = TensorProto.FLOAT
-    inputs: dict[str, tuple[int, list[Any]]] = {"x": (floats, [1, "T", weights.dense.shape[1]])}
+    rows = [1, "T", weights.dense.shape[1]]
     feeds = {}
     if bias is not None:
         parts = [in_memory("bias", bias)]
         if activation != "none":
             parts = [alternating(_taken(parts[0], 0), _taken(parts[0], 1))]
         feeds["bias"] = whole_tiles(parts[0]).load()
-        inputs["bias"] = (floats, [len(feeds["bias"])])
+    has_residual = norm is not None and norm.has_residual
+    if norm is not None:
+        feeds["weight"] = norm.weight
+    if norm is not None and norm.bias is not None:
+        feeds["norm_bias"] = norm.bias
+    inputs: dict[str, tuple[int, list[Any]]] = {"x": (floats, rows)}
+    for i, name in enumerate(("bias", "residual", "weight", "norm_bias")):
+        shape = rows if name == "residual" and has_residual else None
+        shape = [len(feeds[name])] if name in feeds else shape
+        inputs[name if shape else " " * (i + 1)] = (floats, shape or [])
     opened = session(
-        "MatMul", inputs, {"y": floats}, (weights.tiles,), threads=threads, activation=activation,
-        exact=int(exact), **weights.attributes,
+        "MatMul", inputs, {"y": floats, **({"sum": floats} if has_residual else {})},
+        (weights.tiles,), threads=threads, activation=activation, exact=int(exact),
+        norm="none" if norm is None else norm.kind, epsilon=0.0 if norm is None else norm.epsilon,
+        **weights.attributes,
     )  # fmt: skip
-    return lambda x: opened.run(None, {"x": x[None], **feeds})[0][0]
+    if not has_residual:
+        return lambda x: opened.run(None, {"x": x[None], **feeds})[0][0]
+    return lambda x, r: [
+        made[0] for made in opened.run(None, {"x": x[None], "residual": r[None], **feeds})
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -19,6 +19,8 @@ from specrt_export.lower.lazy_tensor import (
     smallest_format,
     stored_as,
 )
+from specrt_export.lower.logits import add_scores
+from specrt_export.lower.norm import SKIP
 from specrt_export.lower.ort_lowering import (
     OrtTarget,
     attend,
@@ -37,6 +39,7 @@ from specrt_export.lower.projections import (
     gated,
     read_projection,
 )
+from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.tiles import (
     TILE,
     alternating,
@@ -59,9 +62,14 @@ def lower_cpu(
     attend(view, target, Attention(target.geometry), counts)
     _tabulate_angles(view, target.max_length)
     counts["gate_up"] = _fuse_gates(view)
-    fuse_the_rest(view, target, counts)
+    _score_alone(view)
+    fuse_the_rest(view, counts, biases=False)
+    add_scores(view, target.confidence)
     _pack(view, target)
-    return finish(view, _emit_projections(view), _emit_embeddings(view), counts)
+    norms = len(view.nodes(*SKIP, *SKIP.values()))
+    projections = _emit_projections(view)
+    counts["norm"] = norms - len(view.nodes(*SKIP, *SKIP.values())), norms
+    return finish(view, projections, _emit_embeddings(view), counts)
 
 
 class Attention:
@@ -142,6 +150,53 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
 
 def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | None:
     return alternating(gate, up) if gate is not None and up is not None else None
+
+
+_TOKEN_BY_TOKEN = {
+    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu",
+}  # fmt: skip
+
+
+def _score_alone(view: GraphView) -> None:
+    """Compute what lies behind the last attention for those tokens alone that are scored.
+
+    ```
+    y ─ Projection ─┐                              y ─ Gather rows ─ Projection ─┐
+    x ─────────── Add ─ ... ─ Gather rows    =>    x ─ Gather rows ─────────── Add ─ ...
+    ```
+    """
+    gathers = [node for node in view.nodes("Gather") if view.depends_on(node.input[1], ["rows"])]
+    shapes = Shapes(view)
+    whole = shapes.dims(gathers[0].input[0]) if len(gathers) == 1 else None
+    if whole is None or view.attributes(gathers[0]).get("axis", 0) != 1:
+        return
+    last, rows = gathers[0].input
+
+    def tokens(node: onnx.NodeProto) -> list[str]:
+        return [name for name in node.input if view.depends_on(name, ["input_ids"])]
+
+    def has_tokens(name: str) -> bool:
+        dims = shapes.dims(name)
+        return dims is not None and len(dims) == 3 and dims[:2] == whole[:2]
+
+    behind = [gathers[0]]  # nodes that nothing but scored tokens need, the last ones first
+    for node in reversed(view.nodes(*_TOKEN_BY_TOKEN)):
+        value = node.output[0]
+        needed = all(any(reader is one for one in behind) for reader in view.readers(value))
+        if needed and value not in view.outputs and all(map(has_tokens, [value, *tokens(node)])):
+            behind.append(node)
+    made = {node.output[0] for node in behind[1:]}
+    if last not in made:
+        return
+    places = {
+        name: view.add("Gather", [name, rows], axis=1)
+        for name in dict.fromkeys(name for node in behind[1:] for name in tokens(node))
+        if name not in made
+    }
+    for node in behind[1:]:
+        node.input[:] = [places.get(name, name) for name in node.input]
+    view.replace(gathers[0].output[0], last)
+    view.tidy()
 
 
 def _pack(view: GraphView, target: OrtTarget) -> None:
@@ -237,6 +292,7 @@ def _emit_projections(view: GraphView) -> tuple[int, int]:
     ```
     x, W (, bias) ─ Projection ─ y      =>      x, tiles (, bias) ─ MatMul ─ y
     ```
+    A norm that nothing but products read is part of them; see `_normed`.
     """
     view.require_domain(SPECRT, 1)
     quantized = emitted = 0
@@ -245,18 +301,66 @@ def _emit_projections(view: GraphView) -> tuple[int, int]:
         quantized += projection.matrix.scales is not None
         emitted += _has_codes(projection.matrix)
         values, attributes = _tiled(view, projection.matrix)
-        inputs = [projection.x, values]
-        if projection.bias is not None:
-            inputs.append(view.add_stored(whole_tiles(projection.bias)))
+        bias = projection.bias and view.add_stored(whole_tiles(projection.bias))
         stated = view.attributes(node)
         if "gates" in stated:  # what a row of the product is, without the tiles' padding
             attributes["N"] = 2 * stated["gates"]
+        norm = _normed(view, projection.x)
         view.add(
-            "MatMul", inputs, outputs=[projection.output], domain=SPECRT,
-            activation=stated.get("activation", b"none").decode(), exact=0, **attributes,
+            "MatMul", _trimmed([norm.x, values, bias or "", *norm.inputs]),
+            outputs=[projection.output, *norm.outputs], domain=SPECRT,
+            activation=stated.get("activation", b"none").decode(), exact=0, norm=norm.kind,
+            epsilon=norm.epsilon, **attributes,
         )  # fmt: skip
     view.tidy()
     return emitted, quantized
+
+
+def _trimmed(inputs: list[str]) -> list[str]:
+    """Return inputs without those that are left out at the end."""
+    return inputs[: max(i for i, name in enumerate(inputs) if name) + 1]
+
+
+class Normed(NamedTuple):
+    """What a product reads, and the norm that it computes first."""
+
+    x: str
+    kind: str = "none"
+    epsilon: float = 0.0
+    inputs: Sequence[str] = ()
+    """The residual, the norm's weight and its bias."""
+    outputs: Sequence[str] = ()
+    """What x and the residual come to."""
+
+
+def _normed(view: GraphView, x: str) -> Normed:
+    """Return the norm that makes a value, if products alone read it.
+
+    ```
+    x, residual, weight ─ norm ─┬─ y ─ Projection
+                                └─ sum                =>   x, ..., residual, weight ─ MatMul ─ sum
+    ```
+    The first of its products makes the sum; for the others, the sum is normed once more.
+    """
+    norm = view.maker(x)
+    if norm is None or norm.op_type not in (*SKIP, *SKIP.values()):
+        return Normed(x)
+    plain = {with_residual: without for without, with_residual in SKIP.items()}
+    adds = norm.op_type in plain
+    scales = list(norm.input[1 + adds :])
+    readers = view.readers(x)
+    alone = x not in view.outputs and all(node.op_type == PROJECTION for node in readers)
+    if not alone or any(view.stored(name) is None for name in scales):
+        return Normed(x)
+    epsilon = view.attributes(norm).get("epsilon", 1e-5)
+    kind = "rms" if "Simplified" in norm.op_type else "layer"
+    if not adds:
+        return Normed(norm.input[0], kind, epsilon, ["", *scales])
+    total = norm.output[3] if len(norm.output) > 3 else ""
+    if len(readers) > 1:
+        total = total or view.fresh("sum")
+        view.add(plain[norm.op_type], [total, *scales], outputs=[x], axis=-1, epsilon=epsilon)
+    return Normed(norm.input[0], kind, epsilon, [norm.input[1], *scales], [total] if total else [])
 
 
 def _emit_embeddings(view: GraphView) -> tuple[int, int]:

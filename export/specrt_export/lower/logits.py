@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.view import GraphView
 
 CONFIDENCE = "confidence"
@@ -65,8 +66,26 @@ def add_confidence(view: GraphView) -> None:
     axis = view.add_constant("axis", np.array([-1], np.int64))
     shares = view.add("Softmax", ["logits"], axis=-1)
     view.add("ReduceMax", [shares, axis], outputs=[CONFIDENCE], keepdims=0)
+    _declare_confidence(view)
+
+
+def _declare_confidence(view: GraphView) -> None:
     dims = [d.dim_value or d.dim_param for d in _dims(view.graph, "argmax")]
     view.add_output(helper.make_tensor_value_info(CONFIDENCE, onnx.TensorProto.FLOAT, dims))
+
+
+def add_scores(view: GraphView, confidence: bool) -> None:
+    """Let the CPU kernels tell all that is read from the logits.
+
+    ```
+    logits [1, R, V] ─ Scores ─ argmax, confidence [1, R]
+    ```
+    """
+    outputs = ["argmax", CONFIDENCE] if confidence else ["argmax"]
+    view.add("Scores", ["logits"], outputs=outputs, domain=SPECRT)
+    if confidence:
+        _declare_confidence(view)
+    view.tidy()
 
 
 def _dims(graph: onnx.GraphProto, name: str) -> list[onnx.TensorShapeProto.Dimension]:

@@ -9,10 +9,11 @@ from specrt_export.lower.projections import MICROSOFT, add_projection, find_proj
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView
 
-_SKIP = {
+SKIP = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
     "LayerNormalization": "SkipLayerNormalization",
 }
+"""Norms, and what each is with a residual."""
 
 
 def fuse_rms_norm(view: GraphView) -> tuple[int, int]:
@@ -90,8 +91,10 @@ def lift_transposes(view: GraphView) -> None:
     view.tidy()
 
 
-def fuse_skip_norm(view: GraphView) -> tuple[int, int]:
+def fuse_skip_norm(view: GraphView, biases: bool = True) -> tuple[int, int]:
     """Join residual sums with the norms that read them; return how many, and of how many.
+
+    With `biases`, those of dense projections among what is summed are the norm's to add.
 
     ```
     a ─ Add ─┬─ norm ─ y           a ─ SkipSimplifiedLayerNormalization ─ y
@@ -100,7 +103,7 @@ def fuse_skip_norm(view: GraphView) -> tuple[int, int]:
     """
     shapes = Shapes(view)
     fused = total = 0
-    for norm in view.nodes(*_SKIP):
+    for norm in view.nodes(*SKIP):
         add = view.maker(norm.input[0], "Add")
         dims = add and shapes.dims(add.output[0])
         if not add or not dims or any(shapes.dims(name) != dims for name in add.input):
@@ -109,14 +112,14 @@ def fuse_skip_norm(view: GraphView) -> tuple[int, int]:
         scales = [view.stored(name) for name in norm.input[1:]]
         whole = all(s is not None and s.shape == (dims[-1],) for s in scales)
         if len(dims) == 3 and whole and view.attributes(norm).get("axis", -1) in (-1, 2):
-            _fuse_skip(view, norm, add)
+            _fuse_skip(view, norm, add, biases)
             fused += 1
     view.tidy()
     return fused, total
 
 
-def _fuse_skip(view: GraphView, norm: onnx.NodeProto, add: onnx.NodeProto) -> None:
-    first, second, bias = _without_bias(view, add)
+def _fuse_skip(view: GraphView, norm: onnx.NodeProto, add: onnx.NodeProto, biases: bool) -> None:
+    first, second, bias = _without_bias(view, add) if biases else (*add.input, [])
     inputs = [first, second, *norm.input[1:]]
     if bias and norm.op_type == "LayerNormalization" and len(norm.input) < 3:
         inputs.append("")
@@ -124,7 +127,7 @@ def _fuse_skip(view: GraphView, norm: onnx.NodeProto, add: onnx.NodeProto) -> No
     outputs = [norm.output[0], *(["", "", add.output[0]] if sum_is_read else [])]
     view.require_domain(MICROSOFT, 1)
     view.add(
-        _SKIP[norm.op_type],
+        SKIP[norm.op_type],
         [*inputs, *bias],
         outputs=outputs,
         domain=MICROSOFT,

@@ -86,7 +86,10 @@ def lower(
     view, counts = canonical_view(portable, weights, target)
     attend(view, target, GroupQueryAttention(view, target.geometry), counts)
     pairs = gated(view)
-    fuse_the_rest(view, target, counts)
+    fuse_the_rest(view, counts)
+    cheapen_argmax(view)
+    if target.confidence:
+        add_confidence(view)
     counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
     projections = emit_projections(view, target.accuracy_level)
     lowered = finish(view, projections, emit_embeddings(view), counts)
@@ -118,15 +121,15 @@ def attend(view: GraphView, target: OrtTarget, kernel: FusedKernel, counts: Coun
     counts["qkv"] = fusion.joined, layers
 
 
-def fuse_the_rest(view: GraphView, target: OrtTarget, counts: Counts) -> None:
-    """Replace what is left of groups of operators by the one that does it all."""
+def fuse_the_rest(view: GraphView, counts: Counts, *, biases: bool = True) -> None:
+    """Replace what is left of groups of operators by the one that does it all.
+
+    `biases`: of projections, go into the norms behind them; see `fuse_skip_norm`.
+    """
     join_siblings(view)
-    counts["skip_norm"] = fuse_skip_norm(view)
+    counts["skip_norm"] = fuse_skip_norm(view, biases)
     drop_reshapes(view)
     fix_reshapes(view)
-    cheapen_argmax(view)
-    if target.confidence:
-        add_confidence(view)
 
 
 def finish(

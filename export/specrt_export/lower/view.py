@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,11 @@ class GraphView:
         """Return the node that makes a value, if it has the asked operator."""
         node = self._maker.get(name)
         return node if node is not None and op_type in (None, node.op_type) else None
+
+    @property
+    def outputs(self) -> Set[str]:
+        """The names of the graph's outputs."""
+        return self._outputs
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
         """Return the nodes that read a value."""

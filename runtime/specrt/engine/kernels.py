@@ -18,7 +18,7 @@ KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
 SWITCH = "SPECRT_KERNELS"
 """The environment variable that names an instruction set to use instead of the best one."""
 
-LAYOUT = "strips of 4 tiles of 16"
+LAYOUT = "strips of 4 tiles of 16, norms in products"
 """Changes when graphs or weights are made otherwise: bundles built before are refused then."""
 
 LINE = 16

@@ -85,14 +85,6 @@ void blend(const float* weights, std::size_t weights_stride, const float* values
     for (int c = 0; c < C; c++) V::store(sums + q * stride + c * kTile, own[q][c]);
 }
 
-inline float sum_of_lanes(const float (&lanes)[kTile]) {
-  float part[kTile];
-  for (std::size_t i = 0; i < kTile; i++) part[i] = lanes[i];
-  for (std::size_t half = kTile / 2; half > 0; half /= 2)
-    for (std::size_t i = 0; i < half; i++) part[i] += part[i + half];
-  return part[0];
-}
-
 // Calls `body(Constant<N>{}, at)` for N = Most and fewer, until `count` are done.
 template <int Most, class Body>
 void in_parts(std::size_t count, const Body& body, std::size_t at = 0) {
@@ -129,10 +121,7 @@ float soften(const Attention& attention, float* scores, std::size_t first, std::
       most_of[i] = V::at_least(V::load(scores + begin + (group + i) * kTile), most_of[i]);
   });
   for (int i = 1; i < V::kVectors; i++) most_of[0] = V::at_least(most_of[i], most_of[0]);
-  alignas(64) float lanes[kTile];
-  V::store(lanes, most_of[0]);
-  float most = lanes[0];
-  for (const float lane : lanes) most = lane > most ? lane : most;
+  const float most = largest_of_lanes<V>(most_of[0]);
   auto sum = V::spread(0);
   in_parts<V::kVectors>((end - begin) / kTile, [&](auto n, std::size_t group) {
     typename V::Floats weights[n.value];
@@ -148,8 +137,7 @@ float soften(const Attention& attention, float* scores, std::size_t first, std::
     }
     for (int i = 0; i < n.value; i++) sum = V::add(sum, weights[i]);
   });
-  V::store(lanes, sum);
-  return sum_of_lanes(lanes);
+  return sum_of_lanes<V>(sum);
 }
 
 // Bytes of values that all queries read before the next ones: a third of a first cache.
@@ -233,13 +221,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
     for (std::size_t column = 0; column < size; column += kTile) {
       const auto result =
           V::divide(V::load(sums + query * stride + column), V::spread(totals[query]));
-      if (column + kTile <= size) {
-        V::store(to_y + column, result);
-      } else {
-        alignas(64) float lanes[kTile];
-        V::store(lanes, result);
-        for (std::size_t j = 0; column + j < size; j++) to_y[column + j] = lanes[j];
-      }
+      store_before<V>(to_y, column, size, result);
     }
   }
 }

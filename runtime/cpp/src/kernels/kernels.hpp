@@ -19,7 +19,7 @@ constexpr std::size_t kGroup = 4;
 constexpr std::size_t kStrip = 4;
 
 // How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
-constexpr char kLayout[] = "strips of 4 tiles of 16";
+constexpr char kLayout[] = "strips of 4 tiles of 16, norms in products";
 
 // Inputs of the largest block: sums of 65,536 products of a byte and a code, and what they start
 // at, stay below 2^31. Each is rounded to a float once, where it takes more than 24 bits: on all
@@ -95,6 +95,16 @@ struct Output {
   Activation activation;
 };
 
+// A norm of rows [rows, inputs] before they are multiplied.
+struct Norm {
+  const float* residual;  // added to the rows first, or none
+  const float* weight;    // [inputs]
+  const float* bias;      // [inputs], or none
+  float epsilon;
+  bool is_centred;  // LayerNorm, which takes the mean off first; else RMSNorm
+  float* sum;       // where the rows go as they were normed, with the residual; or none
+};
+
 // Attention of one layer over the KV buffers of some rows.
 struct Attention {
   std::size_t heads, kv_heads, head_dim;
@@ -148,6 +158,12 @@ struct Kernels {
   // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
+  // Norm rows [rows, inputs] into y, which is other memory.
+  void (*normalize)(const Norm& norm, const float* x, std::size_t rows, std::size_t inputs,
+                    float* y);
+  // Find the first of the largest of `count` logits, -1 where one is no number or the largest is
+  // infinite; and its share of the softmax where `confidence` is given, no number then.
+  void (*score)(const float* logits, std::size_t count, std::int64_t* best, float* confidence);
   // Loops that measure what a machine can do at most; see limits.hpp.
   std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
   std::size_t (*multiply_only)(Format format, std::size_t steps, float* result);

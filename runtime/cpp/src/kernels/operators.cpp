@@ -1,10 +1,16 @@
 // The operators of domain `specrt`, for ONNX Runtime on a CPU.
 //
-//   MatMul(x, values (, bias)) -> y
+//   MatMul(x, values (, bias, residual, norm_weight, norm_bias)) -> y (, sum)
 //     x [..., K] fp32; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation;
-//     values [tiles, bytes of a tile] as `Weights` says, with their scales.
+//     values [tiles, bytes of a tile] as `Weights` says, with their scales. With a norm,
+//     x + residual is normed before it is multiplied; sum [..., K] is x + residual.
 //     Attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu,
-//     gelu; exact: 1 multiplies codes with rows that are not quantized.
+//     gelu; exact: 1 multiplies codes with rows that are not quantized; norm: none, rms, layer;
+//     epsilon.
+//
+//   Scores(logits) -> argmax (, confidence)
+//     logits [..., V]; argmax [...] int64, the first of the largest, -1 where one is no number or
+//     the largest is infinite; confidence [...], its share of the softmax, no number then.
 //
 //   Embedding(tokens, values) -> y
 //     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
@@ -90,6 +96,12 @@ std::string text(const OrtKernelInfo* info, const char* name) {
   return value;
 }
 
+float number(const OrtKernelInfo* info, const char* name) {
+  float value = 0;
+  check(ort()->KernelInfoGetAttribute_float(info, name, &value));
+  return value;
+}
+
 struct Tensor {
   const void* data;
   std::vector<std::int64_t> shape;
@@ -122,13 +134,19 @@ Tensor input(const OrtKernelContext* context, std::size_t index) {
   return tensor;
 }
 
-float* output(OrtKernelContext* context, std::size_t index,
-              const std::vector<std::int64_t>& shape) {
+// The memory of an output; none where the graph leaves it out.
+void* output(OrtKernelContext* context, std::size_t index, const std::vector<std::int64_t>& shape) {
   OrtValue* value = nullptr;
   check(ort()->KernelContext_GetOutput(context, index, shape.data(), shape.size(), &value));
+  if (value == nullptr) return nullptr;
   void* data = nullptr;
   check(ort()->GetTensorMutableData(value, &data));
-  return static_cast<float*>(data);
+  return data;
+}
+
+float* floats(OrtKernelContext* context, std::size_t index,
+              const std::vector<std::int64_t>& shape) {
+  return static_cast<float*>(output(context, index, shape));
 }
 
 // Run `body(0)` to `body(parts - 1)` on the session's threads; throw what the first of them threw.
@@ -161,6 +179,9 @@ constexpr std::size_t kPartRows = 16;
 // longest prompt otherwise. So many multiply longer with a weight than it takes to come from
 // memory.
 constexpr std::size_t kMostRows = 512;
+
+// Logits for which another thread is worth waking: some 5 us.
+constexpr std::size_t kPartScores = 32 << 10;
 
 // Weights as the attributes of an operator and one of its inputs describe them.
 class StoredWeights {
@@ -211,12 +232,20 @@ class StoredWeights {
   Weights weights_{};
 };
 
+// What most operators have in common.
+struct Operator {
+  static bool is_made(std::size_t index) { return index == 0; }  // each time, or where it is read
+  static ONNXTensorElementDataType output_type(std::size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+};
+
 std::size_t tiles_of(std::size_t outputs) { return (outputs + kTile - 1) / kTile; }
 
-class MatMul {
+class MatMul : public Operator {
  public:
   static constexpr const char* kName = "MatMul";
-  static constexpr std::size_t kInputs = 3, kOutputs = 1;
+  static constexpr std::size_t kInputs = 6, kOutputs = 2;
   static bool is_required(std::size_t index) { return index < 2; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index == 1 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
@@ -225,13 +254,22 @@ class MatMul {
   explicit MatMul(const OrtKernelInfo* info)
       : stored_(info),
         activation_(activation(text(info, "activation"))),
-        is_exact_(integer(info, "exact") != 0) {}
+        is_exact_(integer(info, "exact") != 0) {
+    const std::string norm = text(info, "norm");
+    if (norm != "none" && norm != "rms" && norm != "layer")
+      throw std::runtime_error("specrt.MatMul has the norm '" + norm +
+                               "'; expected none, rms or layer");
+    norm_.is_centred = norm == "layer";
+    norm_.epsilon = number(info, "epsilon");
+    has_norm_ = norm != "none";
+  }
 
   void compute(OrtKernelContext* context) const {
     const bool paired = activation_ != Activation::none;
     const std::size_t outputs = paired ? stored_.outputs() / 2 : stored_.outputs();
     const std::size_t tiles = tiles_of(outputs) * (paired ? 2 : 1);
     const Tensor x = input(context, 0), bias = input(context, 2);
+    const Norm norm = has_norm_ ? read_norm(context, x) : Norm{};
     const Weights weights = stored_.read(context, 1, tiles);
     if (x.shape.empty() || (paired && stored_.outputs() % 2 != 0) ||
         static_cast<std::size_t>(x.shape.back()) != weights.inputs ||
@@ -240,10 +278,10 @@ class MatMul {
     const std::size_t rows = x.items() / weights.inputs;
     std::vector<std::int64_t> shape = x.shape;
     shape.back() = static_cast<std::int64_t>(outputs);
-    const Output result{output(context, 0, shape), outputs, static_cast<const float*>(bias.data),
+    const Output result{floats(context, 0, shape), outputs, static_cast<const float*>(bias.data),
                         activation_};
     if (rows > 0)
-      multiply(context, weights, tiles, static_cast<const float*>(x.data), rows, result);
+      multiply(context, weights, tiles, static_cast<const float*>(x.data), rows, norm, result);
   }
 
  private:
@@ -255,8 +293,22 @@ class MatMul {
                              "'; expected none, silu or gelu");
   }
 
+  Norm read_norm(OrtKernelContext* context, const Tensor& x) const {
+    const Tensor residual = input(context, 3), weight = input(context, 4), bias = input(context, 5);
+    if (weight.items() != stored_.inputs() ||
+        (bias.data != nullptr && bias.shape != weight.shape) ||
+        (residual.data != nullptr && residual.items() != x.items()))
+      throw std::runtime_error("specrt.MatMul got a norm of another size than its rows");
+    Norm norm = norm_;
+    norm.residual = static_cast<const float*>(residual.data);
+    norm.weight = static_cast<const float*>(weight.data);
+    norm.bias = static_cast<const float*>(bias.data);
+    norm.sum = floats(context, 1, x.shape);
+    return norm;
+  }
+
   void multiply(OrtKernelContext* context, const Weights& weights, std::size_t tiles,
-                const float* x, std::size_t rows, const Output& result) const {
+                const float* x, std::size_t rows, const Norm& norm, const Output& result) const {
     const std::size_t strips = (tiles + kStrip - 1) / kStrip;
     const std::size_t wanted = tiles * weights.tile_bytes() / kPartBytes + 1;
     const std::size_t parts = wanted < strips ? wanted : strips;
@@ -264,56 +316,125 @@ class MatMul {
       const std::size_t tile = strips * part / parts * kStrip;
       return tile < tiles ? tile : tiles;
     };
-    if (weights.block == 0 || is_exact_) {
-      const auto run = weights.block == 0 ? kernels().multiply_floats : multiply_exactly;
-      parallel(context, parts, [&](std::size_t part) {
-        run(weights, x, rows, first(part), first(part + 1), result);
-      });
-      return;
-    }
     for (std::size_t begin = 0; begin < rows; begin += kMostRows) {
       const std::size_t count = rows - begin < kMostRows ? rows - begin : kMostRows;
-      const QuantizedRows quantized = quantize(context, weights, x + begin * weights.inputs, count);
-      Output some = result;
-      some.y += begin * result.stride;
-      parallel(context, parts, [&](std::size_t part) {
-        kernels().multiply(weights, quantized, count, first(part), first(part + 1), some);
-      });
+      const float* some = x + begin * weights.inputs;
+      const Norm own = behind(norm, begin * weights.inputs);
+      Output to = result;
+      to.y += begin * result.stride;
+      if (weights.block > 0 && !is_exact_) {
+        const QuantizedRows quantized = quantize(context, weights, own, some, count);
+        parallel(context, parts, [&](std::size_t part) {
+          kernels().multiply(weights, quantized, count, first(part), first(part + 1), to);
+        });
+      } else {
+        const auto run = weights.block == 0 ? kernels().multiply_floats : multiply_exactly;
+        if (has_norm_) some = normalize(context, weights.inputs, own, some, count);
+        parallel(context, parts, [&](std::size_t part) {
+          run(weights, some, count, first(part), first(part + 1), to);
+        });
+      }
     }
   }
 
-  static QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const float* x,
-                                std::size_t rows) {
-    const QuantizedRows all = reserve(rows, weights);
-    const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
+  // The norm of the rows that begin after some floats.
+  static Norm behind(Norm norm, std::size_t floats) {
+    if (norm.residual != nullptr) norm.residual += floats;
+    if (norm.sum != nullptr) norm.sum += floats;
+    return norm;
+  }
+
+  // Run `body(row, count)` for kPartRows rows at a time.
+  template <class Body>
+  static void in_shares(OrtKernelContext* context, std::size_t rows, const Body& body) {
     parallel(context, (rows + kPartRows - 1) / kPartRows, [&](std::size_t part) {
       const std::size_t begin = part * kPartRows;
-      const std::size_t count = rows - begin < kPartRows ? rows - begin : kPartRows;
+      body(begin, rows - begin < kPartRows ? rows - begin : kPartRows);
+    });
+  }
+
+  static const float* normalize(OrtKernelContext* context, std::size_t inputs, const Norm& norm,
+                                const float* x, std::size_t rows) {
+    thread_local std::vector<float> memory;
+    float* normed = reserve(memory, rows * inputs);
+    in_shares(context, rows, [&](std::size_t row, std::size_t count) {
+      const std::size_t at = row * inputs;
+      kernels().normalize(behind(norm, at), x + at, count, inputs, normed + at);
+    });
+    return normed;
+  }
+
+  QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const Norm& norm,
+                         const float* x, std::size_t rows) const {
+    thread_local std::vector<std::int8_t> codes;
+    thread_local std::vector<float> scales;
+    thread_local std::vector<std::int32_t> sums;
+    const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
+    const QuantizedRows all{reserve(codes, rows * inputs), reserve(scales, rows * blocks),
+                            reserve(sums, rows * blocks)};
+    in_shares(context, rows, [&](std::size_t row, std::size_t count) {
+      thread_local std::vector<float> memory;
+      const float* from = x + row * inputs;
+      if (has_norm_) {
+        float* normed = reserve(memory, count * inputs);
+        kernels().normalize(behind(norm, row * inputs), from, count, inputs, normed);
+        from = normed;
+      }
       kernels().quantize(
-          x + begin * inputs, count, inputs, weights.block,
-          {all.codes + begin * inputs, all.scales + begin * blocks, all.sums + begin * blocks});
+          from, count, inputs, weights.block,
+          {all.codes + row * inputs, all.scales + row * blocks, all.sums + row * blocks});
     });
     return all;
   }
 
-  // Memory of this thread for quantized rows; what was there is overwritten.
-  static QuantizedRows reserve(std::size_t rows, const Weights& weights) {
-    thread_local std::vector<std::int8_t> codes;
-    thread_local std::vector<float> scales;
-    thread_local std::vector<std::int32_t> sums;
-    const std::size_t blocks = rows * (weights.inputs / weights.block);
-    if (codes.size() < rows * weights.inputs) codes.resize(rows * weights.inputs);
-    if (scales.size() < blocks) scales.resize(blocks);
-    if (sums.size() < blocks) sums.resize(blocks);
-    return {codes.data(), scales.data(), sums.data()};
+  // Memory of a thread; what was there is overwritten.
+  template <class Number>
+  static Number* reserve(std::vector<Number>& memory, std::size_t count) {
+    if (memory.size() < count) memory.resize(count);
+    return memory.data();
   }
 
   StoredWeights stored_;
   Activation activation_;
-  bool is_exact_;
+  bool is_exact_, has_norm_;
+  Norm norm_{};
 };
 
-class Embedding {
+class Scores : public Operator {
+ public:
+  static constexpr const char* kName = "Scores";
+  static constexpr std::size_t kInputs = 1, kOutputs = 2;
+  static bool is_required(std::size_t) { return true; }
+  static ONNXTensorElementDataType input_type(std::size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static ONNXTensorElementDataType output_type(std::size_t index) {
+    return index == 0 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+
+  explicit Scores(const OrtKernelInfo*) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor logits = input(context, 0);
+    if (logits.shape.empty()) throw std::runtime_error("specrt.Scores got logits without an axis");
+    const auto vocabulary = static_cast<std::size_t>(logits.shape.back());
+    const std::size_t items = logits.items();
+    std::vector<std::int64_t> shape = logits.shape;
+    shape.pop_back();
+    auto* best = static_cast<std::int64_t*>(output(context, 0, shape));
+    float* confidence = floats(context, 1, shape);
+    if (items == 0) return;
+    const std::size_t rows = items / vocabulary, wanted = items / kPartScores + 1;
+    const std::size_t parts = wanted < rows ? wanted : rows;
+    parallel(context, parts, [&](std::size_t part) {
+      for (std::size_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
+        kernels().score(static_cast<const float*>(logits.data) + row * vocabulary, vocabulary,
+                        best + row, confidence == nullptr ? nullptr : confidence + row);
+    });
+  }
+};
+
+class Embedding : public Operator {
  public:
   static constexpr const char* kName = "Embedding";
   static constexpr std::size_t kInputs = 2, kOutputs = 1;
@@ -334,7 +455,7 @@ class Embedding {
                                  std::to_string(weights.outputs) + " of the vocabulary");
     std::vector<std::int64_t> shape = tokens.shape;
     shape.push_back(static_cast<std::int64_t>(weights.inputs));
-    float* y = output(context, 0, shape);
+    float* y = floats(context, 0, shape);
     for (std::size_t i = 0; i < tokens.items(); i++)
       look_up(weights, static_cast<std::size_t>(rows[i]), y + i * weights.inputs);
   }
@@ -348,10 +469,11 @@ constexpr std::size_t kPartQueries = 32;
 // Floats of a line of a cache.
 constexpr std::size_t kLine = 16;
 
-class AttentionOperator {
+class AttentionOperator : public Operator {
  public:
   static constexpr const char* kName = "Attention";
   static constexpr std::size_t kInputs = 9, kOutputs = 3;
+  static bool is_made(std::size_t) { return true; }
   static bool is_required(std::size_t index) { return index != 1 && index != 2 && index < 7; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index == 5 || index == 6 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
@@ -417,7 +539,7 @@ class AttentionOperator {
     check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]),
                  static_cast<std::size_t>(places));
     float* y =
-        output(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
+        floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
     run(context, attention, tokens, count, y);
   }
 
@@ -425,14 +547,9 @@ class AttentionOperator {
   static std::size_t size(const OrtKernelInfo* info, const char* name) {
     return static_cast<std::size_t>(integer(info, name));
   }
-  static float number(const OrtKernelInfo* info, const char* name) {
-    float value = 0;
-    check(ort()->KernelInfoGetAttribute_float(info, name, &value));
-    return value;
-  }
   // The memory of an output; what the input holds is copied where it is other memory.
   static float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
-    float* memory = output(context, index, buffer.shape);
+    float* memory = floats(context, index, buffer.shape);
     if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(float));
     return memory;
   }
@@ -497,27 +614,27 @@ OrtStatus* guarded(const Body& body) {
   }
 }
 
-template <class Operator>
+template <class Described>
 const OrtCustomOp& described() {
   static const OrtCustomOp description = [] {
     OrtCustomOp op{};
     op.version = 16;  // with entries that return a status
-    op.GetName = [](const OrtCustomOp*) { return Operator::kName; };
+    op.GetName = [](const OrtCustomOp*) { return Described::kName; };
     op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
     op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
-      return Operator::input_type(index);
+      return Described::input_type(index);
     };
-    op.GetInputTypeCount = [](const OrtCustomOp*) { return Operator::kInputs; };
-    op.GetOutputType = [](const OrtCustomOp*, std::size_t) {
-      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    op.GetInputTypeCount = [](const OrtCustomOp*) { return Described::kInputs; };
+    op.GetOutputType = [](const OrtCustomOp*, std::size_t index) {
+      return Described::output_type(index);
     };
-    op.GetOutputTypeCount = [](const OrtCustomOp*) { return Operator::kOutputs; };
-    op.KernelDestroy = [](void* kernel) { delete static_cast<Operator*>(kernel); };
+    op.GetOutputTypeCount = [](const OrtCustomOp*) { return Described::kOutputs; };
+    op.KernelDestroy = [](void* kernel) { delete static_cast<Described*>(kernel); };
     op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-      return Operator::is_required(index) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+      return Described::is_required(index) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
     };
-    op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) {
-      return INPUT_OUTPUT_REQUIRED;
+    op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
+      return Described::is_made(index) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
     };
     op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return OrtMemTypeDefault; };
     op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 0; };
@@ -526,10 +643,10 @@ const OrtCustomOp& described() {
     op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
     op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info,
                            void** kernel) {
-      return guarded([&] { *kernel = new Operator(info); });
+      return guarded([&] { *kernel = new Described(info); });
     };
     op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      return guarded([&] { static_cast<const Operator*>(kernel)->compute(context); });
+      return guarded([&] { static_cast<const Described*>(kernel)->compute(context); });
     };
     return op;
   }();
@@ -558,8 +675,8 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
   if (domain == nullptr) {
     OrtCustomOpDomain* made = nullptr;
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
-    for (const OrtCustomOp* op :
-         {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>()})
+    for (const OrtCustomOp* op : {&described<MatMul>(), &described<Embedding>(),
+                                  &described<AttentionOperator>(), &described<Scores>()})
       if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
     domain = made;
   }

@@ -32,6 +32,43 @@ typename V::Floats exponential(typename V::Floats x) {
   return one[0];
 }
 
+// The sum of 16 lanes, in one order: 8 and 8, 4 and 4, 2 and 2, 1 and 1.
+template <class V>
+float sum_of_lanes(typename V::Floats value) {
+  alignas(64) float lanes[kTile];
+  V::store(lanes, value);
+  for (std::size_t half = kTile / 2; half > 0; half /= 2)
+    for (std::size_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+template <class V>
+float largest_of_lanes(typename V::Floats value) {
+  alignas(64) float lanes[kTile];
+  V::store(lanes, value);
+  float most = lanes[0];
+  for (const float lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
+
+// Load or store up to 16 floats: those before `end`. What is not there is loaded as `rest`.
+template <class V>
+typename V::Floats load_before(const float* from, std::size_t i, std::size_t end, float rest) {
+  if (i + kTile <= end) return V::load(from + i);
+  alignas(64) float lanes[kTile];
+  for (std::size_t lane = 0; lane < kTile; lane++)
+    lanes[lane] = i + lane < end ? from[i + lane] : rest;
+  return V::load(lanes);
+}
+
+template <class V>
+void store_before(float* to, std::size_t i, std::size_t end, typename V::Floats value) {
+  if (i + kTile <= end) return V::store(to + i, value);
+  alignas(64) float lanes[kTile];
+  V::store(lanes, value);
+  for (std::size_t lane = 0; i + lane < end; lane++) to[i + lane] = lanes[lane];
+}
+
 // x * sigmoid(scaled), the form of both activations.
 template <class V>
 typename V::Floats activate(typename V::Floats x, Activation activation) {
@@ -50,14 +87,7 @@ void write(const Weights& weights, const Output& output, std::size_t row, std::s
   const bool paired = output.activation != Activation::none;
   const std::size_t outputs = paired ? weights.outputs / 2 : weights.outputs;
   const std::size_t column = (paired ? tile / 2 : tile) * kTile;
-  float* y = output.y + row * output.stride + column;
-  if (column + kTile <= outputs) {
-    V::store(y, sum);
-  } else {
-    alignas(64) float part[kTile];
-    V::store(part, sum);
-    for (std::size_t i = 0; column + i < outputs; i++) y[i] = part[i];
-  }
+  store_before<V>(output.y + row * output.stride, column, outputs, sum);
 }
 
 // Write what some rows come to with tiles from `tile` to `end`; `sums` are [rows][kStrip] vectors.
