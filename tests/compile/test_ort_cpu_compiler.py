@@ -111,9 +111,9 @@ def poison(case: Case) -> None:
     (table,) = (t for t in case.model.graph.initializer if t.name == nodes[0].input[1])
     place = {entry.key: entry.value for entry in table.external_data}
     values = np.memmap(
-        case.lowered.folder / WEIGHTS, np.uint16, "r+", int(place["offset"]), (table.dims[1] // 2,)
+        case.lowered.folder / WEIGHTS, np.uint16, "r+", int(place["offset"]), (2 * table.dims[1],)
     )
-    values[POISON::16] = 0x7FC0  # a bf16 of the first tile of 16
+    values[POISON::64] = 0x7FC0  # a bf16 of the first strip: 4 tiles of 16
     values.flush()
 
 

@@ -52,7 +52,7 @@ def tiled_codes(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
             0, 3, 4, 5, 1, 2, 6
         )  # [strips, blocks, steps, groups, side, 16, 4]
         if small:
-            groups = groups[:, :, :, :1] | (groups[:, :, :, 1:] << 4)
+            groups = np.bitwise_or(groups[:, :, :, :1], np.left_shift(groups[:, :, :, 1:], 4))
         beside = _outputs(scales, first, last).astype(kind).reshape(-1, side, TILE, blocks)
         beside = np.ascontiguousarray(beside.transpose(0, 3, 1, 2)).view(np.uint8)
         shape = (*groups.shape[:2], -1)
