@@ -137,9 +137,7 @@ def test_norms_are_those_of_the_formula_and_of_onnx_runtime(inputs: int) -> None
     identity in fp32 shows what was multiplied.
     """
     identity = stored("fp32", inputs, inputs, 0)
-    identity = replace(
-        identity, tensors=(tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))),)
-    )
+    identity = replace(identity, tiles=tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))))
     x = rows_of(40, inputs) + 3
     residual = rows_of(41, inputs)[1:]
     for norm in norms(inputs):
@@ -173,9 +171,7 @@ def test_a_row_is_normed_alike_in_any_company(
     """It is multiplied as the same row is that was normed before."""
     weights = stored(format_, outputs, inputs, block)
     identity = stored("fp32", inputs, inputs, 0)
-    identity = replace(
-        identity, tensors=(tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))),)
-    )
+    identity = replace(identity, tiles=tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))))
     x, residual = rows_of(40, inputs), rows_of(41, inputs)[1:]
     for norm in norms(inputs):
         given = (x, residual) if norm.has_residual else (x,)

@@ -23,7 +23,8 @@ from peerbench.summary import figures, first_tokens
 from peerbench.table import HEADINGS, first_token_table, markdown, verdict
 from run_llamacpp import read_example
 
-from specrt.text import Tokenizer, read_prompts
+from specrt.text.prompt_file import read_prompts
+from specrt.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "benchmarks" / "peers"

@@ -255,12 +255,12 @@ class SingleRow:
     """The one row of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._forward = engine.forward
+        self._engine = engine
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """See `RowsEngine`."""
         ((_, tokens, start, rows),) = feeds
-        return (self._forward((tokens,), start, rows),)
+        return (self._engine.forward((tokens,), start, rows),)
 
 
 class PaddedRows:
