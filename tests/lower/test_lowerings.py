@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from numpy.typing import NDArray
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
 from lower.test_half import stays_on_device
 from portable.zoo import MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures
 from specrt.errors import BuildError
 from specrt_export.lower.canonical import split_heads
-from specrt_export.lower.lazy_tensor import ENGINE, INLINE_BYTES, WEIGHTS, in_memory
+from specrt_export.lower.lazy_tensor import (
+    ENGINE,
+    INLINE_BYTES,
+    WEIGHTS,
+    LazyTensor,
+    in_memory,
+    transposed,
+)
 from specrt_export.lower.projections import SPECRT, find_projection, find_projections
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import runs_here
@@ -198,3 +207,17 @@ def test_buffers_may_be_as_short_as_the_widest_pass(
 ) -> None:
     case = lowered(*draft, tmp_path, LOWERINGS[how], max_length=8, prefill=8)
     assert case.error([1, 5]) <= LOWERINGS[how].error
+
+
+def test_a_matrix_is_read_once_for_all_pieces_of_its_transpose() -> None:
+    matrix = np.arange(600, dtype=np.float32).reshape(20, 30)
+    reads = list[int]()
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        reads.append(end - begin)
+        return matrix[begin:end]
+
+    turned = transposed(LazyTensor("w", onnx.TensorProto.FLOAT, matrix.shape, rows))
+    pieces = [turned.rows(at, at + 3) for at in range(0, 30, 3)]
+    assert np.array_equal(np.concatenate(pieces), matrix.T)
+    assert sum(reads) == len(matrix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -185,13 +186,19 @@ def as_float(source: LazyTensor) -> LazyTensor:
 
 
 def transposed(source: LazyTensor) -> LazyTensor:
-    """Return a matrix [K, N] as [N, K]; it is loaded whole while it is written."""
+    """Return a matrix [K, N] as [N, K]; it is loaded whole, and kept until another one is."""
     rows, columns = source.shape
 
     def turned(begin: int, end: int) -> NDArray[Any]:
-        return source.load()[:, begin:end].T
+        return _whole(source)[:, begin:end].T
 
     return LazyTensor(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
+
+
+@lru_cache(maxsize=1)
+def _whole(source: LazyTensor) -> NDArray[Any]:
+    """Return all of a tensor, loaded once for all pieces of it that are read in a row."""
+    return source.load()
 
 
 def joined(parts: Sequence[LazyTensor], name: str | None = None) -> LazyTensor:
