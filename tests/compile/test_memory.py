@@ -16,7 +16,7 @@ from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
 
 MIB = 1 << 20
-VOCABULARY, GATES = 600_000, 200_000
+VOCABULARY, GATES = 600_000, 50_000
 
 MEASURED = r"""
 import os, re, sys
@@ -53,9 +53,10 @@ MOST = {"compile": 120 * MIB, "compile codes": 120 * MIB, "quantize": 180 * MIB}
 
 @pytest.fixture
 def large(engines: Path, tmp_path: Path) -> Path:
-    """Codelet's draft with a table of 600,000 tokens and a layer of 200,000 gates.
+    """Codelet's draft with a table of 600,000 tokens and a layer of 50,000 gates.
 
-    146 MiB of bf16, and three times 49, that no disk holds.
+    146 MiB of bf16, and three times 12, that no disk holds. Tiles are made in strips of 64
+    outputs.
     """
     model = read_graph(engines / "codelet" / "portable" / "draft.onnx")
     offset = 0

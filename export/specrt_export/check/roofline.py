@@ -369,7 +369,10 @@ Passes = Callable[[int], Callable[[], object]]
 
 
 def _products(nodes: Sequence[onnx.NodeProto], stored: Sequence[_Weights], threads: int) -> Passes:
-    """Return what makes passes of the kernels' products, over weights where they are."""
+    """Return what makes passes of the kernels' products, over weights where they are.
+
+    Without the norms before them, which the library's products lack.
+    """
     given: dict[str, Array] = {}
     written = []
     for place, (node, own) in enumerate(zip(nodes, stored, strict=True)):
@@ -378,7 +381,8 @@ def _products(nodes: Sequence[onnx.NodeProto], stored: Sequence[_Weights], threa
         product = helper.make_node(
             "MatMul", [f"x{own.inputs}", name], [f"y{place}"], domain=_DOMAIN
         )
-        product.attribute.extend(node.attribute)
+        product.attribute.extend(a for a in node.attribute if a.name != "norm")
+        product.attribute.append(helper.make_attribute("norm", "none"))
         written.append(product)
     return _passes(written, given, [], stored, threads)
 
