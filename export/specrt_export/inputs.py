@@ -19,6 +19,7 @@ from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system import size
 from specrt.text import Tokenizer, read_prompts, read_text
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.reader import SUFFIX
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -154,7 +155,7 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     local = recipe.folder / source.checkpoint
-    name = local if local.is_dir() else source.checkpoint
+    name = local if local.is_dir() or local.suffix == SUFFIX else source.checkpoint
     try:
         checkpoint = Checkpoint.open(name, source.revision or None)
     except CheckpointError as error:
