@@ -96,12 +96,13 @@ SCORED_VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.pre": "default",
     "tokenizer.ggml.tokens": [
-        "<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES, "<|end|>", "  \n",
+        "<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES,
+        "<|end|>", "<|endoftext|>", "  \n",
     ],
-    "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(PIECES), 3, 4],
+    "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(PIECES), 3, 3, 4],
     "tokenizer.ggml.scores": [
         *[0.0] * 259, *(-float(len(PIECES) - len(p) * 3 + i) for i, p in enumerate(PIECES)),
-        -1000.0, -1000.0,
+        -1000.0, -1000.0, -1000.0,
     ],
     "tokenizer.ggml.bos_token_id": 1,
     "tokenizer.ggml.eos_token_id": 2,
