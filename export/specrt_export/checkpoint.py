@@ -140,8 +140,9 @@ class Checkpoint:
 
         Raises: CheckpointError, naming the file at fault and what to do about it.
         """
-        if Path(name_or_path).suffix == SUFFIX:
-            return cls._open_gguf(Path(name_or_path).expanduser(), revision, config_only)
+        path = Path(name_or_path).expanduser()
+        if path.suffix == SUFFIX and not path.is_dir():
+            return cls._open_gguf(path, revision, config_only)
         folder = _folder(name_or_path, revision, config_only)
         config = _json(folder / "config.json", "a checkpoint folder holds one")
         weights = {} if config_only else _weights(folder)

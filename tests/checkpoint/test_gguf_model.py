@@ -13,6 +13,8 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 pytest.importorskip("gguf", exc_type=ImportError)
 
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.model import FLOATS, GgufModel
@@ -116,10 +118,11 @@ def test_quantized_weights_are_transformers_dequantized_ones(name: str, tmp_path
     missing, unexpected = ours.load_state_dict(dequantized(gguf), strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
-    # Theirs, in the configuration that is ours: what they leave out of it has a test of its own.
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, config=config, dtype=torch.float32
-    )
+    # In the configuration that is ours: what theirs leaves out has a test of its own.
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
+    assert set(read) == set(gguf.weights)
+    theirs.load_state_dict(read, strict=False)
     for key, parameter in theirs.named_parameters():
         assert torch.equal(ours.get_parameter(key), parameter), key
     ids = torch.arange(60).reshape(2, 30) * 7 % 320

@@ -131,8 +131,9 @@ def test_text_comes_back(name: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer(path, vocabulary.begin)
     assert tokenizer.size == len(vocabulary.tokens)
     for text in TEXTS:
-        # Phi-3's control tokens take blanks in, and U+2581 is how such a vocabulary spells one.
-        if text and "<" not in text and "▁" not in text:
+        # Phi-3's control tokens take blanks in, and U+2581 is how such a vocabulary spells one. A
+        # text that begins with a token of blanks loses one, in place of the prefix it has not got.
+        if text and not text.startswith("  \n") and "<" not in text and "▁" not in text:
             ids = tokenizer.encode(text, special=False)
             assert tokenizer.decode(ids) == text
 
@@ -197,6 +198,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "has no tokenizer.ggml.tokens"),
     "numbers for tokens": ({"tokens": [1, 2]}, "is a list of 2; expected a list of texts"),
     "a token twice": ({"tokens": [*ALPHABET, "a"]}, "holds 'a' twice, as 64 and as 256"),
+    "an endless token": ({"tokens": ["a", "b" * 10**6]}, "token 1 is 1000000 characters long"),
     "few types": ({"token_type": [1, 1]}, f"finite number for each of {SIZE} tokens"),
     "a far begin": ({"bos_token_id": 10**6}, f"is 1000000; expected an id below {SIZE}"),
     "a merge of none": ({"merges": ["h e", "q q"]}, "item 1 of tokenizer.ggml.merges is 'q q'"),

@@ -192,7 +192,7 @@ def _vector(file: GgufFile, name: str) -> Floats | None:
             f"{file.path}: {name} is {tensor.format.name}{list(tensor.shape)}; expected floats in "
             "one row. Convert the model again"
         )
-    return tensor.format.floats(tensor.rows(0, 1))[0]
+    return tensor.format.floats(tensor.rows(0, 1)).reshape(-1)
 
 
 def _biased(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:

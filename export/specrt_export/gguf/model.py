@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,13 +51,11 @@ class GgufModel:
     config: dict[str, Any]
     weights: Mapping[str, GgufWeight]
     places: Mapping[str, Place]
-    home: tempfile.TemporaryDirectory[str]
-    """Lives as long as this."""
+    folder: Path
+    """The checkpoint folder, which is there as long as this is."""
 
-    @property
-    def folder(self) -> Path:
-        """The checkpoint folder."""
-        return Path(self.home.name) / self.file.path.name
+    def __post_init__(self) -> None:
+        weakref.finalize(self, shutil.rmtree, self.folder.parent, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path) -> GgufModel:
@@ -81,15 +80,15 @@ class GgufModel:
             "generation_config.json": vocabulary.generation_config(),
         }
         try:
-            home = tempfile.TemporaryDirectory(prefix="specrt-gguf-")
-            folder = Path(home.name) / file.path.name
+            # Within another, so that messages name the file.
+            folder = Path(tempfile.mkdtemp(prefix="specrt-gguf-")) / file.path.name
             folder.mkdir()
             for name, value in texts.items():
                 text = json.dumps(value, ensure_ascii=False)
                 (folder / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise _full(Path(tempfile.gettempdir()), error) from error
-        return cls(file, config, named, _places(folder / FLOATS, named), home)
+        return cls(file, config, named, _places(folder / FLOATS, named), folder)
 
     def unpack(self) -> None:
         """Write the weights that the file stores as floats, once.

@@ -44,7 +44,7 @@ MOST_AXES = 4
 LARGEST = 1 << 40
 """More than any size that a model has."""
 
-NUMBERS = {
+NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -183,9 +183,9 @@ class GgufFile:
         The shortest that is the stored fp32: 1e-05, not 9.999999747378752e-06.
         """
         value = self._value(key, default)
-        if type(value) not in (int, float) or not np.isfinite(value):  # type: ignore[call-overload]
+        if type(value) not in (int, float) or not np.isfinite(value):
             raise self.wrong(key, "a finite number")
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
         short = float(str(np.float32(number))) if abs(number) < np.finfo(np.float32).max else number
         return short if np.float32(short) == np.float64(number) else number
 
@@ -309,6 +309,8 @@ def _parts(first: Path, count: int) -> list[Path]:
 
 def _read(path: Path) -> tuple[dict[str, Value], dict[str, GgufTensor]]:
     """Read one file, which is mapped for as long as that takes."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no plain file; name a GGUF file")
     try:
         with path.open("rb") as file:
             head = file.read(8)

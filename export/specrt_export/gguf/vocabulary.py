@@ -83,6 +83,9 @@ ENDS = frozenset((
 
 _METASPACE = "▁"
 
+LONGEST = 512
+"""Characters of a token: ways to cut one in two are tried all, in time of its length squared."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -130,6 +133,12 @@ class Vocabulary:
             raise CheckpointError(
                 f"{self.file.path} has no {key}, so text cannot be told from its ids; fetch a file "
                 "with a vocabulary"
+            )
+        longest = max(range(len(tokens)), key=lambda index: len(tokens[index]))
+        if len(tokens[longest]) > LONGEST:
+            raise CheckpointError(
+                f"{self.file.path}: token {longest} is {len(tokens[longest])} characters long; "
+                f"expected up to {LONGEST}. Fetch the file again, or convert the model again"
             )
         last = self.ids_of(tokens)
         if len(last) < len(tokens):
