@@ -35,7 +35,7 @@ TEXTS = [
     "a<tool>b", "it's 'LL I'Ve", "3 33 333 3333 33333 3.3", "HTTPServer fooBar ÀÉ ßX ǅa",
     "नमस्ते 世界 Привет", "🦙🦙 e\u0301 é", "\u3000\u00a0 x", "--- !!! ??? ... //", "x = [1,\n\n  2]",
     "$5 <=> 10^2 ~| a+b", "\r\n\r\n a\r\n", "١٢٣ ½ ²", "<0x41>", "▁the_world", "hellohellohello",
-    "\0", "          the", "wor ld", "hell", "ªb ʰ \u0300",
+    "\0", "          the", "wor ld", "hell", "ªb ʰ \u0300", "zz zzz",
 ]  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def learned() -> dict[str, Any]:
         "a +",
     ]
     merges = list(dict.fromkeys([*BYTES_VOCABULARY["tokenizer.ggml.merges"], *pairs]))
-    tokens = list(dict.fromkeys([*ALPHABET, *(m.replace(" ", "", 1) for m in merges)]))
+    # No merge makes the last: it is a token where a whole piece of text is one.
+    tokens = list(dict.fromkeys([*ALPHABET, *(m.replace(" ", "", 1) for m in merges), "zz"]))
     controls = ["<|begin|>", "<|eot_id|>", "<|end_of_text|>", "<tool>", ""]
     return {
         **BYTES_VOCABULARY,

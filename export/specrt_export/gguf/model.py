@@ -79,15 +79,7 @@ class GgufModel:
             "tokenizer_config.json": vocabulary.tokenizer_config(),
             "generation_config.json": vocabulary.generation_config(),
         }
-        try:
-            # Within another, so that messages name the file.
-            folder = Path(tempfile.mkdtemp(prefix="specrt-gguf-")) / file.path.name
-            folder.mkdir()
-            for name, value in texts.items():
-                text = json.dumps(value, ensure_ascii=False)
-                (folder / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise _full(Path(tempfile.gettempdir()), error) from error
+        folder = _written(file.path.name, texts)
         return cls(file, config, named, _places(folder / FLOATS, named), folder)
 
     def unpack(self) -> None:
@@ -120,6 +112,27 @@ class GgufModel:
             "files": {path.name: hash_file(path) for path in self.file.files},
             "formats": self.formats(),
         }
+
+
+def _written(name: str, texts: Mapping[str, dict[str, Any]]) -> Path:
+    """Write files into a new folder of a name, within another: messages name it then.
+
+    Raises: CheckpointError for a disk that is full; nothing is left there.
+    """
+    place = Path(tempfile.gettempdir())
+    try:
+        place = Path(tempfile.mkdtemp(prefix="specrt-gguf-"))
+        folder = place / name
+        folder.mkdir()
+        for file, value in texts.items():
+            text = json.dumps(value, ensure_ascii=False)
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        full = _full(Path(tempfile.gettempdir()), error)
+        if place.name.startswith("specrt-gguf-"):
+            shutil.rmtree(place, ignore_errors=True)
+        raise full from error
+    return folder
 
 
 def _full(folder: Path, error: OSError) -> CheckpointError:
