@@ -56,6 +56,17 @@ def test_the_configuration_is_transformers_own(family: Any) -> None:
     assert {key: read.get(key) for key in keys} == {key: wanted.get(key) for key in keys}
 
 
+def test_what_transformers_reads_of_a_file_is_the_same(family: Any) -> None:
+    _, path = family
+    theirs = load_gguf_checkpoint(str(path))["config"]
+    ours = GgufModel.open(path).config
+    # It tells Mistral by the whole name alone, takes tokens for rows of the table, where padding
+    # counts, and one token to end an answer.
+    shared = (set(theirs) & set(ours)) - {"model_type", "vocab_size", "eos_token_id"}
+    assert len(shared) >= 8
+    assert {k: ours[k] for k in shared} == {k: pytest.approx(theirs[k]) for k in shared}
+
+
 def test_every_parameter_has_one_tensor(family: Any) -> None:
     _, path = family
     checkpoint = Checkpoint.open(path)
