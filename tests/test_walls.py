@@ -34,6 +34,7 @@ specrt_export.quantize
 specrt_export.lint
 specrt_export.portable
 specrt_export.checkpoint
+specrt_export.gguf
 specrt_export.precision
 specrt_export
 specrt.loading

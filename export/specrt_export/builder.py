@@ -115,7 +115,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
         raise BuildError(
             f"{out} exists and is not a bundle; name another place with --out, or remove it"
         )
-    read = [recipe.path, *(model.checkpoint.folder for model in inputs)]
+    read = [recipe.path, *(model.checkpoint.origin for model in inputs)]
     read += [model.graph for model in inputs if model.graph is not None]
     if recipe.quality.calibration:
         read.append(calibration_path(recipe))
@@ -277,6 +277,9 @@ class ModelBuilder:
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
         graph, checkpoint = model.graph, model.checkpoint
+        if checkpoint.gguf is not None:
+            progress(f"unpack {model.role}", 0.0)
+            checkpoint.unpack()
         if graph is None:
             progress(f"export {model.role}", 0.0)
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
@@ -376,10 +379,9 @@ def fingerprint(builder: ModelBuilder, inputs: list[ModelInputs]) -> str:
     for model in inputs:
         if model.graph is not None:
             digest.update(model.graph.read_bytes())
-        for path in sorted(model.checkpoint.folder.iterdir()):
-            if path.suffix in (".json", ".safetensors", ".jinja"):
-                facts = path.stat()
-                digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+        for path in model.checkpoint.files:
+            facts = path.stat()
+            digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specrt.errors import CheckpointError, how_to_install
+from specrt_export.gguf.model import GgufModel
+from specrt_export.gguf.reader import SUFFIX
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -85,7 +87,10 @@ WANTED_FILES = (
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Where one weight lies: `bytes` bytes from `offset` of `file`, in safetensors' dtype name."""
+    """Where one weight lies: `bytes` bytes from `offset` of `file`, in safetensors' dtype name.
+
+    Whole numbers of a GGUF file have the name of their format instead, such as `Q4_K`.
+    """
 
     file: Path
     dtype: str
@@ -102,21 +107,59 @@ class Checkpoint:
     config: dict[str, Any]
     weights: Mapping[str, WeightBytes]
     """Empty when opened with `config_only`."""
+    gguf: GgufModel | None = None
+    """The file that a folder stands for; the folder is there as long as this is."""
+
+    @property
+    def origin(self) -> Path:
+        """What was named: the folder, or the GGUF file."""
+        return self.folder if self.gguf is None else self.gguf.file.path
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that decide what a build makes of it."""
+        if self.gguf is not None:
+            return list(self.gguf.file.files)
+        kinds = (".json", ".safetensors", ".jinja")
+        return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
+
+    def unpack(self) -> None:
+        """Write the weights that lie in another form than graphs read; a folder's never do.
+
+        Raises: CheckpointError.
+        """
+        if self.gguf is not None:
+            self.gguf.unpack()
 
     @classmethod
     def open(
         cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False
     ) -> Checkpoint:
-        """Look at a local folder, or at a hub name downloaded (or found in the cache) first.
+        """Look at a local folder or GGUF file, or at a hub name downloaded (or cached) first.
 
         Raises: CheckpointError, naming the file at fault and what to do about it.
         """
+        path = Path(name_or_path).expanduser()
+        if path.suffix == SUFFIX and not path.is_dir():
+            return cls._open_gguf(path, revision, config_only)
         folder = _folder(name_or_path, revision, config_only)
         config = _json(folder / "config.json", "a checkpoint folder holds one")
         weights = {} if config_only else _weights(folder)
         if config.get("model_type") in TEXT_PARTS and isinstance(config.get("text_config"), dict):
             config, weights = _text_part(config, weights)
         return cls(folder, config, MappingProxyType(weights))
+
+    @classmethod
+    def _open_gguf(cls, path: Path, revision: str | None, config_only: bool) -> Checkpoint:
+        if revision is not None:
+            raise CheckpointError(
+                f"revision {revision!r} given with the file {path}; a revision belongs to a hub "
+                "name, leave it out"
+            )
+        model = GgufModel.open(path)
+        places = {} if config_only else model.places
+        weights = {name: WeightBytes(**asdict(place)) for name, place in places.items()}
+        return cls(model.folder, model.config, MappingProxyType(weights), model)
 
 
 TEXT_PARTS = {"gemma3": "gemma3_text"}
@@ -153,7 +196,9 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
             )
         return folder
     if folder.exists():
-        raise CheckpointError(f"{folder} is a file; give the folder that holds config.json")
+        raise CheckpointError(
+            f"{folder} is a file; give the folder that holds config.json, or a GGUF file"
+        )
     name = str(name_or_path)
     if not is_hub_name(name):
         raise CheckpointError(

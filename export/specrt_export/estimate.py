@@ -21,6 +21,8 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
+from specrt_export.gguf.configuration import configuration
+from specrt_export.gguf.reader import SUFFIX, read_gguf
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe
 
 SHAPES = "shape.json"
@@ -409,10 +411,14 @@ def _working(recipe: Recipe, shape: ModelShape) -> int:
 def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
     """Return the config of a model and where it lies: its folder, the hub's cache, `shape.json`.
 
-    Raises: CheckpointError for a file that is no JSON object; RecipeError where there is none.
+    Raises: CheckpointError for a file that is damaged or no JSON object; RecipeError where there
+        is none.
     """
     source = recipe.sources[role]
-    local = recipe.folder / source.checkpoint / "config.json"
+    file = recipe.folder / source.checkpoint
+    if file.suffix == SUFFIX and file.is_file():
+        return configuration(read_gguf(file)), file
+    local = file / "config.json"
     if local.is_file():
         return _object(local), local
     cached = cached_file(source, "config.json")

@@ -20,6 +20,7 @@ from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.reader import SUFFIX
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -155,7 +156,7 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     local = recipe.folder / source.checkpoint
-    name = local if local.is_dir() else source.checkpoint
+    name = local if local.is_dir() or local.suffix == SUFFIX else source.checkpoint
     try:
         checkpoint = Checkpoint.open(name, source.revision or None)
     except CheckpointError as error:

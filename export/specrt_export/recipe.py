@@ -74,7 +74,7 @@ class ModelSource:
     """Where one model of the pair comes from."""
 
     checkpoint: str
-    """A folder beside the recipe, or a hub name."""
+    """A folder or a GGUF file beside the recipe, or a hub name."""
     revision: str = ""
     """Branch, tag or commit of a hub name."""
     graph: str = ""

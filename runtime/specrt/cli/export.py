@@ -47,7 +47,7 @@ def command(
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Write the portable graph of CHECKPOINT, a local folder or a hub name."""
+    """Write the portable graph of CHECKPOINT, a local folder, a GGUF file or a hub name."""
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
@@ -74,6 +74,11 @@ def _export(
     from specrt_export.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(name, revision, config_only)
+    if checkpoint.gguf is not None and not config_only:
+        raise ExportError(
+            f"{name} is a GGUF file, and a graph points at the weights of a folder; export it with "
+            "--config-only, or name the file as `checkpoint` in a recipe and build that"
+        )
     # After it, because importing torch takes seconds.
     from specrt_export.portable.exporter import attach_graph, export_graph
 

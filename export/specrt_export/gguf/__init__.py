@@ -1,0 +1,1 @@
+"""GGUF files: their container, blocks, configuration, weights and vocabulary. No torch here."""

@@ -1,0 +1,109 @@
+"""Blocks as whole numbers, scales and minimums: to the last bit what the gguf package makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specrt.errors import CheckpointError
+from specrt_export.gguf.blocks import FORMATS, Format
+from specrt_export.gguf.reader import read_gguf
+from specrt_export.gguf.weights import GgufWeight
+from support.gguf_files import container
+
+CODED = {n: format_ for n, format_ in FORMATS.items() if format_.decode is not None}
+NAMES = [format_.name for format_ in FORMATS.values()]
+
+HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+"""Where the fp16 numbers of a block are."""
+
+SCALES = np.array(
+    [0.0, -0.0, 1.0, -1.0, 0.0123, -7.5, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, 3e-5], np.float16
+)
+"""Zeros of both signs, the largest, the least that is no zero, and the least normal number."""
+
+
+def random_rows(format_: Format, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
+    """Return blocks of any bytes, with scales that are finite."""
+    chance = np.random.default_rng(seed)
+    made = chance.integers(0, 256, (rows * blocks, format_.bytes), np.uint8)
+    for at in HALVES.get(format_.name, ()):
+        some = chance.normal(size=len(made)).astype(np.float16)
+        scales = np.where(chance.random(len(made)) < 0.5, chance.choice(SCALES, len(made)), some)
+        made[:, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(-1, 2)
+    return made.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("number", FORMATS, ids=NAMES)
+def test_weights_are_the_references_bits(number: int) -> None:
+    gguf = pytest.importorskip("gguf", exc_type=ImportError)
+    rows = random_rows(FORMATS[number], 61, 8 if number in CODED else 640)
+    with np.errstate(all="ignore"):  # floats are any bits at all
+        ours = FORMATS[number].floats(rows)
+        theirs = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(number))
+    numbers = ~np.isnan(ours)
+    assert numbers.mean() > 0.9
+    bits = theirs.astype(np.float32).reshape(ours.shape).view(np.uint32)
+    assert (ours.view(np.uint32)[numbers] == bits[numbers]).all()
+    assert (np.isnan(theirs.reshape(ours.shape)) == np.isnan(ours)).all()
+
+
+@pytest.mark.parametrize("format_", CODED.values(), ids=lambda f: f.name)
+def test_codes_are_whole_numbers_with_scales(format_: Format) -> None:
+    rows = random_rows(format_, 40, 4)
+    codes = format_.codes(rows)
+    assert codes.codes.dtype == np.int8
+    assert (codes.codes.min(), codes.codes.max()) == (format_.least, format_.most)
+    assert codes.codes.shape == (40, 4 * format_.items)
+    assert codes.scales.shape == (40, 4 * format_.items // format_.block)
+    assert codes.scales.dtype == np.float32
+    assert (codes.minimums is not None) == format_.minimums
+    scales = np.repeat(codes.scales, format_.block, axis=1)
+    weights = scales * codes.codes.astype(np.float32)
+    if codes.minimums is not None:
+        assert codes.minimums.shape == codes.scales.shape
+        weights = weights - np.repeat(codes.minimums, format_.block, axis=1)
+    assert (format_.floats(rows).view(np.uint32) == weights.view(np.uint32)).all()
+
+
+def test_rows_are_read_apart_and_in_order(tmp_path: Path) -> None:
+    rows = random_rows(FORMATS[12], 24, 2)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(container([], [("w", [24, 512], 12, rows.tobytes())]))
+    tensor = read_gguf(path).tensors["w"]
+    whole = FORMATS[12].floats(rows)
+    order = np.random.default_rng(1).permutation(24)[:17]
+    plain, turned = GgufWeight("w", tensor), GgufWeight("w", tensor, order)
+    assert turned.shape == (17, 512)
+    for begin, end in ((0, 17), (3, 4), (5, 16)):
+        assert np.array_equal(plain.floats(begin, end), whole[begin:end])
+        assert np.array_equal(turned.floats(begin, end), whole[order[begin:end]])
+        assert np.array_equal(turned.codes(begin, end).floats(), whole[order[begin:end]])
+
+
+@pytest.mark.parametrize(("number", "at"), [(2, 0), (3, 2), (12, 2), (14, 208)])
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, number: int, at: int) -> None:
+    rows = random_rows(FORMATS[number], 3, 1)
+    rows[1, at : at + 2] = np.array([np.inf], "<f2").view(np.uint8)
+    path = tmp_path / "model.gguf"
+    shape = [3, FORMATS[number].items]
+    path.write_bytes(container([], [("w", shape, number, rows.tobytes())]))
+    weight = GgufWeight("w", read_gguf(path).tensors["w"])
+    weight.codes(0, 1)
+    for read in (weight.codes, weight.floats):
+        with pytest.raises(CheckpointError, match=r"w holds values that are no finite numbers"):
+            read(1, 3)
+
+
+def test_a_file_that_was_cut_since_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(container([], [("w", [4, 32], 8, bytes(4 * 34))]))
+    tensor = read_gguf(path).tensors["w"]
+    path.write_bytes(path.read_bytes()[:-60])
+    with pytest.raises(CheckpointError, match="ends before w does; fetch the file again"):
+        tensor.rows(0, 4)

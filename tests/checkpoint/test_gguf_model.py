@@ -1,0 +1,241 @@
+"""Models in GGUF: the configuration and the weights that transformers would have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+pytest.importorskip("gguf", exc_type=ImportError)
+
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from specrt.errors import CheckpointError
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.model import FLOATS, GgufModel
+from specrt_export.gguf.weights import GgufWeight
+from support import gguf_files
+from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
+
+NOT_SAID = {
+    "_name_or_path", "architectures", "attention_dropout", "dtype", "initializer_range",
+    "transformers_version",
+}  # fmt: skip
+"""What a configuration holds and a GGUF file does not, and no graph depends on."""
+
+CHANGES: dict[str, dict[str, Any]] = {"mistral": {"general__name": "Tiny Mistral 7B v0.3"}}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture(params=MODELS)
+def family(request: pytest.FixtureRequest, models: dict[str, Any], tmp_path: Path) -> Any:
+    """A model, and its file in fp32."""
+    name = request.param
+    model = models.setdefault(name, None) or gguf_files.made(name)
+    models[name] = model
+    return model, write_model(tmp_path / "tiny.gguf", model, **CHANGES.get(name, {}))
+
+
+def test_the_configuration_is_transformers_own(family: Any) -> None:
+    model, path = family
+    checkpoint = Checkpoint.open(path, config_only=True)
+    assert not checkpoint.weights
+    read = transformers.AutoConfig.from_pretrained(checkpoint.folder).to_dict()
+    wanted = model.config.to_dict()
+    wanted["head_dim"] = wanted.get("head_dim") or model.config.hidden_size // 4
+    keys = (set(read) | set(wanted)) - NOT_SAID
+    assert {key: read.get(key) for key in keys} == {key: wanted.get(key) for key in keys}
+
+
+def test_what_transformers_reads_of_a_file_is_the_same(family: Any) -> None:
+    _, path = family
+    theirs = load_gguf_checkpoint(str(path))["config"]
+    ours = GgufModel.open(path).config
+    # It tells Mistral by the whole name alone, takes tokens for rows of the table, where padding
+    # counts, and one token to end an answer.
+    shared = (set(theirs) & set(ours)) - {"model_type", "vocab_size", "eos_token_id"}
+    assert len(shared) >= 8
+    assert {k: ours[k] for k in shared} == {k: pytest.approx(theirs[k]) for k in shared}
+
+
+def test_every_parameter_has_one_tensor(family: Any) -> None:
+    _, path = family
+    checkpoint = Checkpoint.open(path)
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(config)
+    wanted = {name: tuple(p.shape) for name, p in empty.named_parameters()}
+    assert {name: weight.shape for name, weight in checkpoint.weights.items()} == wanted
+
+
+def test_weights_are_the_models(family: Any) -> None:
+    model, path = family
+    gguf = GgufModel.open(path)
+    gguf.unpack()
+    read = transformers.AutoModelForCausalLM.from_pretrained(gguf.folder, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        # Gemma's norms lose a bit by the 1 that was added.
+        assert torch.allclose(read.get_parameter(name), parameter, rtol=0, atol=1e-6), name
+    ids = torch.arange(60).reshape(2, 30) * 5 % 320
+    with torch.no_grad():
+        ours, theirs = read(ids).logits, model(ids).logits
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("store", [half, brain])
+def test_floats_keep_their_bytes(tmp_path: Path, store: Any) -> None:
+    from safetensors.numpy import load_file
+    from safetensors.torch import load_file as load_torch
+
+    model = gguf_files.made("qwen2")
+    gguf = GgufModel.open(write_model(tmp_path / "tiny.gguf", model, store))
+    gguf.unpack()
+    loaded = load_torch(gguf.folder / FLOATS) if store is brain else load_file(gguf.folder / FLOATS)
+    kind = torch.bfloat16 if store is brain else np.float16
+    assert loaded["model.layers.0.mlp.up_proj.weight"].dtype == kind
+    assert set(loaded) == set(gguf.weights)
+
+
+def dequantized(gguf: GgufModel) -> dict[str, Any]:
+    """Return all weights as fp32 tensors, through codes where there are some."""
+
+    def read(weight: GgufWeight) -> Any:
+        rows = weight.shape[0]
+        middle = rows // 3  # in two pieces, as builds read
+        parts = [
+            weight.codes(begin, end).floats() if weight.quantized else weight.floats(begin, end)
+            for begin, end in ((0, middle), (middle, rows))
+        ]
+        return torch.from_numpy(np.concatenate(parts))
+
+    return {name: read(weight) for name, weight in gguf.weights.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "phi3"])
+def test_quantized_weights_are_transformers_dequantized_ones(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made(name), quantized)
+    gguf = GgufModel.open(path)
+    config = transformers.AutoConfig.from_pretrained(gguf.folder)
+    ours = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    missing, unexpected = ours.load_state_dict(dequantized(gguf), strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    # In the configuration that is ours: what theirs leaves out has a test of its own.
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
+    assert set(read) == set(gguf.weights)
+    theirs.load_state_dict(read, strict=False)
+    for key, parameter in theirs.named_parameters():
+        assert torch.equal(ours.get_parameter(key), parameter), key
+    ids = torch.arange(60).reshape(2, 30) * 7 % 320
+    with torch.no_grad():
+        wanted = theirs.eval()(ids).logits
+        assert (ours.eval()(ids).logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+def test_places_name_formats(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made("llama"), quantized)
+    checkpoint = Checkpoint.open(path)
+    kinds = {weight.dtype for weight in checkpoint.weights.values()}
+    assert kinds == {"F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    assert checkpoint.gguf is not None
+    assert checkpoint.gguf.formats().startswith(("F32 ", "Q"))
+    assert set(checkpoint.gguf.provenance()["files"]) == {"tiny.gguf"}
+    assert (checkpoint.origin, checkpoint.files) == (path, [path])
+    checkpoint.unpack()
+    held = (checkpoint.folder / FLOATS).stat().st_size
+    assert held < 20_000  # norms alone
+    before = (checkpoint.folder / FLOATS).stat().st_mtime_ns
+    checkpoint.unpack()
+    assert (checkpoint.folder / FLOATS).stat().st_mtime_ns == before
+
+
+def test_the_folder_goes_with_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_model(tmp_path / "tiny.gguf", gguf_files.made("llama")))
+    folder = checkpoint.folder
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    del checkpoint
+    assert not folder.exists()
+
+
+def test_fused_queries_keys_and_values_are_taken_apart(tmp_path: Path) -> None:
+    model = gguf_files.made("llama")
+    plain = GgufModel.open(write_model(tmp_path / "plain.gguf", model))
+    tensors = gguf_files.tensors_of(model)
+    for layer in range(3):
+        parts = [tensors.pop(f"blk.{layer}.attn_{part}.weight") for part in "qkv"]
+        tensors[f"blk.{layer}.attn_qkv.weight"] = np.concatenate(parts)
+    values = {**gguf_files.described(model), **gguf_files.BYTES_VOCABULARY}
+    data = gguf_files.container(
+        [gguf_files.plain(key, held) for key, held in values.items()],
+        [(name, array.shape, 0, array.tobytes()) for name, array in tensors.items()],
+    )
+    (tmp_path / "fused.gguf").write_bytes(data)
+    fused = GgufModel.open(tmp_path / "fused.gguf")
+    assert set(fused.weights) == set(plain.weights)
+    for name, weight in fused.weights.items():
+        rows = weight.shape[0]
+        assert np.array_equal(weight.floats(0, rows), plain.weights[name].floats(0, rows)), name
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": ({"general__architecture": "gemma3n"}, "'gemma3n'.*did you mean 'gem"),
+    "no architecture": ({"general__architecture": None}, "has no general.architecture"),
+    "experts": ({"llama__expert_count": 8}, r"llama\.expert_count is 8.*dense model"),
+    "no heads": ({"llama__attention__head_count": 0}, r"head_count is 0; expected 1 to 64"),
+    "heads of 7": ({"llama__attention__head_count": 7}, "no even|an even number|rotary|expected"),
+    "keys unlike values": ({"llama__attention__value_length": 8}, "value_length is 8; expected 16"),
+    "half rotated": ({"llama__rope__dimension_count": 8}, r"expected|shape"),
+    "no layers": ({"llama__block_count": 0}, "block_count is 0; expected as many layers"),
+    "layers without end": ({"llama__block_count": 2**31}, "as many layers as the file holds"),
+    "a layer more": ({"llama__block_count": 4}, r"no tensor for model\.layers\.3\.input_layernorm"),
+    "a layer less": ({"llama__block_count": 2}, r"tensor blk\.2\..* has no place"),
+    "another width": ({"llama__embedding_length": 128}, r"\.weight has shape \[.*expected \["),
+    "another gate": ({"llama__feed_forward_length": 95}, r"ffn_.* has shape \[.*expected \[.*95"),
+    "a strange rotation": ({"llama__rope__scaling__type": "su"}, "'su'; expected 'none', 'linear'"),
+    "no epsilon": ({"llama__attention__layer_norm_rms_epsilon": None}, "has no llama.attention.la"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_metadata_that_do_not_fit_are_named(
+    changes: dict[str, Any], message: str, tmp_path: Path, models: dict[str, Any]
+) -> None:
+    model = models.setdefault("one", None) or gguf_files.made("llama")
+    models["one"] = model
+    path = write_model(tmp_path / "tiny.gguf", model, **changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint.open(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_frequencies_unlike_llama_3s_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    odd = np.linspace(1, 8, 16, dtype=np.float32)
+    monkeypatch.setattr(gguf_files, "_quotients", lambda rope, head: odd)
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made("llama3"))
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight holds 16 quotients up to 8"):
+        Checkpoint.open(path)
+
+
+def test_more_tokens_than_the_model_scores_are_refused(tmp_path: Path) -> None:
+    more = [*SCORED_VOCABULARY["tokenizer.ggml.tokens"], *(f"x{n}" for n in range(100))]
+    values = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": more}
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made("llama"), vocabulary=values)
+    with pytest.raises(CheckpointError, match=rf"has {len(more)} tokens, and the model scores 320"):
+        Checkpoint.open(path)
+
+
+def test_a_revision_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"revision 'main' given with the file"):
+        Checkpoint.open(tmp_path / "tiny.gguf", "main")
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf cannot be read: No such file"):
+        Checkpoint.open(tmp_path / "tiny.gguf")
