@@ -17,7 +17,7 @@ import specrt
 from specrt.cli.export import command as export
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.recipe import read_recipe
 from support import gguf_files

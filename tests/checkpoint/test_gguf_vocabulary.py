@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import CheckpointError
-from specrt.text import Tokenizer
+from specrt.text.tokenizer import Tokenizer
 from specrt_export.gguf.reader import read_gguf
 from specrt_export.gguf.vocabulary import CUTS, Vocabulary
 from support.gguf_files import (

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from specrt.bundle import hash_file
 from specrt.errors import CheckpointError
-from specrt.system import size
+from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import GgufFile, read_gguf
 from specrt_export.gguf.vocabulary import Vocabulary
