@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -43,6 +43,7 @@ from specrt_export.compile import (
     Progress,
 )
 from specrt_export.inputs import (
+    CalibrationPieces,
     ModelInputs,
     begin_token,
     calibration_path,
@@ -53,8 +54,9 @@ from specrt_export.inputs import (
     read_calibration,
 )
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import GraphRun, read_graph, runs_here
+from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
 from specrt_export.quantize import Quantized, quantize
+from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.recipe import Recipe
 
 TOKENIZER_FILES = (
@@ -75,7 +77,10 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
     check_inputs(recipe, inputs, out)
-    builder = replace(builder, gate=_gate(recipe, inputs[0].checkpoint))
+    pieces = _calibration(recipe, inputs[0].checkpoint)
+    if pieces is not None:
+        gate = QualityGate(recipe.engine, recipe.quality, pieces.scored)
+        builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
         models: dict[str, ModelRecord] = {}
@@ -86,6 +91,12 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _unfinished(out: Path) -> Path:
+    """Return where a killed build of a bundle leaves the codes that it found."""
+    return out.with_name(f".{out.name}.calibration")
 
 
 def is_fresh(recipe: Recipe, out: Path) -> bool:
@@ -117,7 +128,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
-def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
+def _calibration(recipe: Recipe, target: Checkpoint) -> CalibrationPieces | None:
     """Read the calibration text before any work, where there is one and something to measure.
 
     Raises: BuildError.
@@ -125,8 +136,10 @@ def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
     if not recipe.quality.calibration or not any(p.rewrites for p in recipe.precisions.values()):
         return None
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
-    pieces = read_calibration(calibration_path(recipe), tokenizer, recipe.engine.max_length)
-    return QualityGate(recipe.engine, recipe.quality, pieces)
+    fits = any(p.calibrated for p in recipe.precisions.values())
+    return read_calibration(
+        calibration_path(recipe), tokenizer, recipe.engine.max_length, fits=fits
+    )
 
 
 def _part(progress: Progress, number: int, parts: int) -> Progress:
@@ -205,6 +218,8 @@ class ModelBuilder:
     """Of each role."""
     gate: QualityGate | None = None
     """None without a calibration text."""
+    fitted: Sequence[Tokens] = ()
+    """Pieces of it that codes are found on."""
 
     @classmethod
     def of(cls, recipe: Recipe, gate: QualityGate | None = None) -> ModelBuilder:
@@ -248,7 +263,7 @@ class ModelBuilder:
             scratch = Path(name)
             original = self._export(model, scratch, progress)
             self._compare_with_model(model, original, progress)
-            quantized = self._quantize(role, original, scratch, progress)
+            quantized = self._quantize(role, original, scratch, _unfinished(previous), progress)
             source = original
             if quantized is not None:
                 source = GraphSource(quantized.graph, quantized.folder)
@@ -290,13 +305,19 @@ class ModelBuilder:
         check_parity(model.checkpoint, source.graph, reference=reference)
 
     def _quantize(
-        self, role: str, original: GraphSource, scratch: Path, progress: Progress
+        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
     ) -> Quantized | None:
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
             return None
         progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
-        return quantize(original.graph, original.weights, scratch / "quantized", precision)
+        text = CalibrationText(self.fitted, unfinished / role) if precision.calibrated else None
+
+        def calibrated(part: str, done: float) -> None:
+            progress(f"calibrate {role}, {part}", 0.2 + 0.1 * done)
+
+        folder = scratch / "quantized"
+        return quantize(original.graph, original.weights, folder, precision, calibrated, text)
 
     def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
         """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
