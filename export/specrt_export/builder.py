@@ -32,7 +32,7 @@ from specrt_export.check.equivalence import (
     check_parity,
     max_width,
 )
-from specrt_export.check.quality import QualityGate
+from specrt_export.check.quality import Likeliest, QualityGate, acceptance
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile import (
     KV_BYTES,
@@ -84,12 +84,16 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     with atomic_folder(out) as folder:
         builder.check()
         models: dict[str, ModelRecord] = {}
+        said: dict[str, Likeliest | None] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
-            models[model.role] = builder.build(model, folder, out, part)
+            models[model.role], said[model.role] = builder.build(model, folder, out, part)
         progress("write manifest", 0.95)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
+        target, draft = said["target"], said.get("draft")
+        if target is not None and draft is not None:
+            manifest = replace(manifest, acceptance=acceptance(target, draft))
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
 
@@ -247,7 +251,7 @@ class ModelBuilder:
 
     def build(
         self, model: ModelInputs, folder: Path, previous: Path, progress: Progress
-    ) -> ModelRecord:
+    ) -> tuple[ModelRecord, Likeliest | None]:
         """Build an engine, compare it with its graph, and measure what quantizing did.
 
         `folder` is the bundle that is built, `previous` where an older one may be.
@@ -273,14 +277,17 @@ class ModelBuilder:
                 progress(f"warning: {lowered.warning}", 0.4)
             progress(f"check {role}", 0.4)
             self._check(source, lowered)
-            quality = None
-            if quantized is not None and self.gate is not None:
+            quality, said = None, None
+            if self.gate is not None:
                 progress(f"measure {role}", 0.5)
-                with compiler.score(lowered, self.gate.max_width) as engine:
-                    quality = self.gate.check(role, original, quantized, engine)
+                if quantized is None:
+                    said = self.gate.likeliest(original)
+                else:
+                    with compiler.score(lowered, self.gate.max_width) as engine:
+                        quality, said = self.gate.check(role, original, quantized, engine)
             progress(f"compile {role}", 0.6)
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(original, lowered, compiled, quality)
+            return self._record(original, lowered, compiled, quality), said
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""

@@ -118,13 +118,12 @@ class SegmentedRun:
         self.kept |= made
 
     def _beginning(self) -> dict[str, Array]:
-        """Return what every piece begins with: position 0, and buffers for its keys and values."""
+        """Return what is the same for each piece: it begins at position 0, with empty buffers."""
         one, length = geometry_of(self._model), self._pieces.shape[1]
         empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
         buffers = {v.name: empty for v in self._model.graph.input
                    if v.name.startswith(("key.", "value."))}  # fmt: skip
-        zero = np.zeros(1, np.int64)
-        return {"start": zero, "rows": zero, **buffers}
+        return {"start": np.array([0]), "rows": np.array([length - 1]), **buffers}
 
     def _segment(
         self, segment: list[int], outputs: list[str], weights: Mapping[str, Floats]

@@ -71,7 +71,8 @@ class CalibratedCodes:
 
     def write(self, name: str, codes: Packed, scales: Floats) -> None:
         """Keep packed codes [N, K / 2] and scales [N, K / block]."""
-        for array, path in zip((codes, scales), self._paths(name), strict=True):
+        arrays: tuple[NDArray[Any], ...] = (codes, scales)
+        for array, path in zip(arrays, self._paths(name), strict=True):
             with atomic_file(path) as file:
                 np.save(file, array)
 

@@ -8,6 +8,7 @@ weight to the first, each is rounded to what makes its own term least. No invers
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -74,7 +75,7 @@ _MANY_THREADS = 1 << 28
 """Multiplications, some milliseconds' worth, from which on threads share a product."""
 
 
-def _open_product(threads: int, op_type: str, **attributes: int) -> ort.InferenceSession:
+def _open_product(threads: int, op_type: str, **attributes: Any) -> ort.InferenceSession:
     """Open a graph of one product; 0 threads are one for each core."""
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, None]) for n in "abc"]
     node = helper.make_node(op_type, ["a", "b"], ["c"], **attributes)
