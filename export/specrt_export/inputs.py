@@ -104,7 +104,7 @@ PIECE = 512
 MOST, FEWEST = 2048, 256
 """Tokens scored, spread over the whole text, and those a text needs to say anything."""
 
-MOST_FITTED, FEWEST_FITTED = 8192, 2048
+MOST_FITTED, FEWEST_FITTED = 6144, 2048
 """The same of tokens that codes are found on; more of them cost time in proportion."""
 
 

@@ -147,7 +147,7 @@ def test_pieces_are_spread_over_the_whole_text(tmp_path: Path, tokenizer: Tokeni
     path.write_text("a = 1\n" * 100, encoding="utf-8")
     (piece,) = read_calibration(path, tokenizer, 2048).scored
     assert FEWEST <= len(piece) < PIECE
-    with pytest.raises(BuildError, match=r"leaves 0 .*gptq.*give it 10240 tokens.*\"search\""):
+    with pytest.raises(BuildError, match=r"leaves 0 .*gptq.*give it 8192 tokens.*\"search\""):
         read_calibration(path, tokenizer, 2048, fits=True)
 
 
