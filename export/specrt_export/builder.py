@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -39,7 +39,7 @@ from specrt_export.check.equivalence import (
     check_parity,
     max_width,
 )
-from specrt_export.check.quality import QualityGate
+from specrt_export.check.quality import Likeliest, QualityGate, acceptance
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import (
     KV_BYTES,
@@ -50,6 +50,7 @@ from specrt_export.compile.compiler import (
     Progress,
 )
 from specrt_export.inputs import (
+    CalibrationPieces,
     ModelInputs,
     begin_token,
     calibration_path,
@@ -60,7 +61,8 @@ from specrt_export.inputs import (
     read_calibration,
 )
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import GraphRun, read_graph, runs_here
+from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
+from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import Quantized, quantize
 from specrt_export.recipe import Recipe
 
@@ -82,17 +84,30 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
     check_inputs(recipe, inputs, out)
-    builder = replace(builder, gate=_gate(recipe, inputs[0].checkpoint))
+    pieces = _calibration(recipe, inputs[0].checkpoint)
+    if pieces is not None:
+        gate = QualityGate(recipe.engine, recipe.quality, pieces.scored)
+        builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
         models: dict[str, ModelRecord] = {}
+        said: dict[str, Likeliest | None] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
-            models[model.role] = builder.build(model, folder, out, part)
+            models[model.role], said[model.role] = builder.build(model, folder, out, part)
         progress("write manifest", 0.95)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
+        target, draft = said["target"], said.get("draft")
+        if target is not None and draft is not None:
+            manifest = replace(manifest, acceptance=acceptance(target, draft))
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _unfinished(out: Path) -> Path:
+    """Return where a killed build of a bundle leaves the codes that it found."""
+    return out.with_name(f".{out.name}.calibration")
 
 
 def is_fresh(recipe: Recipe, out: Path) -> bool:
@@ -124,7 +139,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
-def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
+def _calibration(recipe: Recipe, target: Checkpoint) -> CalibrationPieces | None:
     """Read the calibration text before any work, where there is one and something to measure.
 
     Raises: BuildError.
@@ -132,8 +147,10 @@ def _gate(recipe: Recipe, target: Checkpoint) -> QualityGate | None:
     if not recipe.quality.calibration or not any(p.rewrites for p in recipe.precisions.values()):
         return None
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
-    pieces = read_calibration(calibration_path(recipe), tokenizer, recipe.engine.max_length)
-    return QualityGate(recipe.engine, recipe.quality, pieces)
+    fits = any(p.calibrated for p in recipe.precisions.values())
+    return read_calibration(
+        calibration_path(recipe), tokenizer, recipe.engine.max_length, fits=fits
+    )
 
 
 def _part(progress: Progress, number: int, parts: int) -> Progress:
@@ -212,6 +229,8 @@ class ModelBuilder:
     """Of each role."""
     gate: QualityGate | None = None
     """None without a calibration text."""
+    fitted: Sequence[Tokens] = ()
+    """Pieces of it that codes are found on."""
 
     @classmethod
     def of(cls, recipe: Recipe, gate: QualityGate | None = None) -> ModelBuilder:
@@ -239,7 +258,7 @@ class ModelBuilder:
 
     def build(
         self, model: ModelInputs, folder: Path, previous: Path, progress: Progress
-    ) -> ModelRecord:
+    ) -> tuple[ModelRecord, Likeliest | None]:
         """Build an engine, compare it with its graph, and measure what quantizing did.
 
         `folder` is the bundle that is built, `previous` where an older one may be.
@@ -255,7 +274,7 @@ class ModelBuilder:
             scratch = Path(name)
             original = self._export(model, scratch, progress)
             self._compare_with_model(model, original, progress)
-            quantized = self._quantize(role, original, scratch, progress)
+            quantized = self._quantize(role, original, scratch, _unfinished(previous), progress)
             source = original
             if quantized is not None:
                 source = GraphSource(quantized.graph, quantized.folder)
@@ -265,14 +284,17 @@ class ModelBuilder:
                 progress(f"warning: {lowered.warning}", 0.4)
             progress(f"check {role}", 0.4)
             self._check(source, lowered)
-            quality = None
-            if quantized is not None and self.gate is not None:
+            quality, said = None, None
+            if self.gate is not None:
                 progress(f"measure {role}", 0.5)
-                with compiler.score(lowered, self.gate.max_width) as engine:
-                    quality = self.gate.check(role, original, quantized, engine)
+                if quantized is None:
+                    said = self.gate.likeliest(original)
+                else:
+                    with compiler.score(lowered, self.gate.max_width) as engine:
+                        quality, said = self.gate.check(role, original, quantized, engine)
             progress(f"compile {role}", 0.6)
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(original, lowered, compiled, quality)
+            return self._record(original, lowered, compiled, quality), said
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
@@ -300,13 +322,19 @@ class ModelBuilder:
         check_parity(model.checkpoint, source.graph, reference=reference)
 
     def _quantize(
-        self, role: str, original: GraphSource, scratch: Path, progress: Progress
+        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
     ) -> Quantized | None:
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
             return None
         progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
-        return quantize(original.graph, original.weights, scratch / "quantized", precision)
+        text = CalibrationText(self.fitted, unfinished / role) if precision.calibrated else None
+
+        def calibrated(part: str, done: float) -> None:
+            progress(f"calibrate {role}, {part}", 0.2 + 0.1 * done)
+
+        folder = scratch / "quantized"
+        return quantize(original.graph, original.weights, folder, precision, calibrated, text)
 
     def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
         """Compare an engine with its graph, where the ONNX Runtime installed can run that."""

@@ -106,12 +106,27 @@ PIECE = 512
 MOST, FEWEST = 2048, 256
 """Tokens scored, spread over the whole text, and those a text needs to say anything."""
 
+MOST_FITTED, FEWEST_FITTED = 6144, 2048
+"""The same of tokens that codes are found on; more of them cost time in proportion."""
 
-def read_calibration(path: Path, tokenizer: Tokenizer, context: int) -> list[Tokens]:
+
+@dataclass(frozen=True)
+class CalibrationPieces:
+    """Pieces of a text: those that models are scored on, and those that codes are found on."""
+
+    scored: list[Tokens]
+    fitted: list[Tokens]
+    """Of one length; none of them is scored."""
+
+
+def read_calibration(
+    path: Path, tokenizer: Tokenizer, context: int, *, fits: bool = False
+) -> CalibrationPieces:
     """Read a text file, or prompts from JSON lines, as pieces of up to `context` tokens.
 
     Prompts follow one another, as if they were one text.
-    Raises: BuildError for a file that is missing, malformed or too short.
+    Raises: BuildError for a file that is missing, malformed or too short; `fits` is for one that
+    codes are to be found on, too.
     """
     try:
         lines = path.suffix == ".jsonl"
@@ -124,16 +139,32 @@ def read_calibration(path: Path, tokenizer: Tokenizer, context: int) -> list[Tok
             f"quality.calibration: {path} comes to {len(tokens)} tokens; expected {FEWEST} or more "
             "of text like what the model will be used for"
         )
-    return _pieces(np.array(tokens, np.int64), min(PIECE, context))
+    pieces = _pieces(np.array(tokens, np.int64), min(PIECE, context))
+    left = sum(map(len, pieces.fitted))
+    if fits and left < FEWEST_FITTED:
+        raise BuildError(
+            f"quality.calibration: {path} comes to {len(tokens)} tokens, which leaves {left} "
+            f"besides those that are scored, and quantizer 'gptq' takes {FEWEST_FITTED} or more; "
+            f'give it {MOST + MOST_FITTED} tokens of text, or use quantizer = "search"'
+        )
+    return pieces
 
 
-def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
-    """Cut tokens into whole pieces, `MOST` tokens of them; a short text is one piece."""
+def _pieces(tokens: Tokens, length: int) -> CalibrationPieces:
+    """Cut tokens into whole pieces, `MOST` tokens of them scored; a short text is one piece."""
     if len(tokens) < length:
-        return [tokens]
-    whole = len(tokens) // length
-    chosen = np.linspace(0, whole - 1, min(whole, max(1, MOST // length))).round()
-    return [tokens[at : at + length] for at in chosen.astype(int) * length]
+        return CalibrationPieces([tokens], [])
+    whole = tokens[: len(tokens) // length * length].reshape(-1, length)
+    scored = _spread(len(whole), MOST // length)
+    rest = [at for at in range(len(whole)) if at not in scored]
+    fitted = [rest[at] for at in _spread(len(rest), MOST_FITTED // length)]
+    return CalibrationPieces([whole[at] for at in scored], [whole[at] for at in fitted])
+
+
+def _spread(there: int, most: int) -> list[int]:
+    """Return places in a list, at the same distances."""
+    places = np.linspace(0, there - 1, min(there, max(1, most))).round()
+    return [int(place) for place in places]
 
 
 @dataclass(frozen=True)

@@ -50,23 +50,26 @@ class Precision:
     """Whether weights of 8 bits share one scale for each row, whatever `block` says."""
     positive: bool = False
     """Whether scales of int4 are positive: TensorRT's parser refuses others."""
+    calibrated: bool = False
+    """Whether codes of int4 are found with error feedback on a text, not each for itself."""
 
     @classmethod
     def of(
         cls, layers: str, embedding: str = "", head: str = "", block: int = 0,
-        *, per_row: bool = False,
+        *, per_row: bool = False, calibrated: bool = False,
     ) -> Precision:  # fmt: skip
         """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
         ends = "int8" if layers == "int4" else layers
         names = (layers, embedding or ends, head or ends)
         shared = {name for name in names if name in SCALED}
+        calibrated = calibrated and "int4" in (names[0], names[2])
         if per_row:
             blocked = "int4" in shared
             return cls(
                 *names, block=(block or BLOCKS[-1]) if blocked else 0,
-                per_row=bool(shared & set(PER_ROW)), positive=blocked,
+                per_row=bool(shared & set(PER_ROW)), positive=blocked, calibrated=calibrated,
             )  # fmt: skip
-        return cls(*names, block=(block or BLOCKS[0]) if shared else 0)
+        return cls(*names, block=(block or BLOCKS[0]) if shared else 0, calibrated=calibrated)
 
     def block_of(self, name: str, inner: int) -> int:
         """Return how many weights of a row of `inner` share a scale in one of the precisions."""
@@ -90,7 +93,8 @@ class Precision:
     def disk_bytes(self, end: bool) -> float:
         """Return the bytes that a weight takes on disk while an engine is built.
 
-        Codes and their scales lie in the quantized graph's folder and in the engine; what
+        Codes and their scales lie in the quantized graph's folder and in the engine, and those
+        that were calibrated also where a killed build would find them; what
         is stored as fp16 or bf16 is also fp32 in between. `end` is for a table of vocabulary size,
         which may be stored twice.
         """
@@ -99,7 +103,8 @@ class Precision:
         bits = 0.0
         for name in {self.embedding, self.head} if end else {self.layers}:
             if name in SCALED:
-                bits += 2 * (_BITS[name] + _SCALE_BITS / (self.block or BLOCKS[0]))
+                copies = 3 if self.calibrated and name == "int4" else 2
+                bits += copies * (_BITS[name] + _SCALE_BITS / (self.block or BLOCKS[0]))
             else:
                 bits += 2 * _BITS[name] + _BITS["fp32"]
         return bits / 8

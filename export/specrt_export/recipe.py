@@ -88,6 +88,8 @@ class ModelSource:
     block: int = 0
     """Weights that share a scale in int8 and int4; 32 when 0. With TensorRT in int4 alone, 128 when
     0: int8 and fp8 have one scale for each row there."""
+    quantizer: str = ""
+    """How codes of int4 are found; `engine.quantizer` when empty."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 
@@ -104,6 +106,9 @@ class EngineOptions:
     """What runs the models; `auto` is the fastest that works on the machine that builds."""
     precision: str = "fp32"
     """What the weights of both models are stored as, unless their tables say otherwise."""
+    quantizer: str = "search"
+    """How codes of int4 are found: `search` looks for each block's best scale; `gptq` also lets
+    the rest of a row make good what a weight loses, judged by the calibration text."""
     batch: int = 1
     """Rows of text that an engine holds, each with KV buffers of its own: as many completions can
     share a pass. On a CPU a pass costs what the tokens of its rows cost, without padding."""
@@ -225,6 +230,10 @@ class Recipe:
         """Return what a model is built for."""
         return self.sources[role].backend or self.engine.backend
 
+    def quantizer_of(self, role: str) -> str:
+        """Return how a model's codes of int4 are found."""
+        return self.sources[role].quantizer or self.engine.quantizer
+
     def spec_of(self, role: str) -> CompilerSpec:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
@@ -239,6 +248,7 @@ class Recipe:
                 source.head,
                 source.block,
                 per_row=self.spec_of(role).row_scales,
+                calibrated=self.quantizer_of(role) == "gptq",
             )
             for role, source in self.sources.items()
         }
@@ -338,6 +348,8 @@ MOST_CANDIDATES = 3840
 
 _BLOCKED = ("int8", "int4")
 
+_QUANTIZERS = ("search", "gptq")
+
 
 Problems = Iterator[tuple[bool, str]]
 
@@ -348,6 +360,7 @@ def problems(recipe: Recipe) -> Problems:
     yield from _engine(recipe)
     yield from _tensorrt(recipe)
     yield from _weights(recipe)
+    yield from _quantizers(recipe)
     yield from _quality(recipe)
 
 
@@ -461,6 +474,22 @@ def _weights(recipe: Recipe) -> Problems:
             block > 0 and precision.per_row and not precision.block,
             f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
             f"of {' and '.join(PER_ROW)}; remove it",
+        )
+
+
+def _quantizers(recipe: Recipe) -> Problems:
+    named = {"engine": recipe.engine.quantizer}
+    named |= {role: source.quantizer for role, source in recipe.sources.items() if source.quantizer}
+    for where, quantizer in named.items():
+        yield (
+            quantizer not in _QUANTIZERS,
+            f"{where}.quantizer is {quantizer!r}; expected {' or '.join(_QUANTIZERS)}",
+        )
+        asked = recipe.sources if where == "engine" else (where,)
+        yield (
+            quantizer == "gptq" and not any(recipe.precisions[r].calibrated for r in asked),
+            f"{where}.quantizer is 'gptq', and no layers or head of the {' and '.join(asked)} are "
+            "int4; remove it, or set a precision of int4",
         )
 
 

@@ -113,6 +113,19 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How often the draft's likeliest token is the target's, on the text of `Quality`.
+
+    That is the share of drafted tokens that greedy decoding accepts.
+    """
+
+    before: float
+    """Of the checkpoints."""
+    after: float
+    """Of the engines."""
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """One compiled model: its engine, its shape, and what lowering achieved."""
 
@@ -170,6 +183,8 @@ class Manifest:
     source: str
     """Hash of what the bundle was built from; another one means that it is stale."""
     files: dict[str, FileRecord]
+    acceptance: Agreement | None = None
+    """None where nothing is quantized, or there is no draft."""
 
     @property
     def max_width(self) -> int:
@@ -280,6 +295,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
+        (m.acceptance is not None and max(m.acceptance.before, m.acceptance.after) > 1,
+         "acceptance is above 1; expected shares"),
         (max(ends, default=0) >= vocab,
          f"eos_token_ids is {short(ends)}; expected ids below {vocab}"),
         ((m.bos_token_id or 0) >= vocab,

@@ -18,7 +18,9 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import (
     FEWEST,
+    FEWEST_FITTED,
     MOST,
+    MOST_FITTED,
     PIECE,
     begin_token,
     check_vocabulary,
@@ -132,15 +134,21 @@ def test_pieces_are_spread_over_the_whole_text(tmp_path: Path, tokenizer: Tokeni
     path = tmp_path / "text.jsonl"
     lines = [json.dumps({"prompt": f"value_{n} = {n}\n"}) for n in range(3000)]
     path.write_text("\n".join(lines), encoding="utf-8")
-    pieces = read_calibration(path, tokenizer, 128)
-    assert {len(piece) for piece in pieces} == {128}
+    found = read_calibration(path, tokenizer, 128, fits=True)
+    pieces = found.scored
+    assert {len(piece) for piece in [*pieces, *found.fitted]} == {128}
     assert sum(map(len, pieces)) == MOST
+    assert FEWEST_FITTED <= sum(map(len, found.fitted)) <= MOST_FITTED
+    scored = {piece.tobytes() for piece in pieces}
+    assert scored.isdisjoint(piece.tobytes() for piece in found.fitted)
     assert "value_1 " in tokenizer.decode(pieces[0].tolist())
     assert "value_299" in tokenizer.decode(pieces[-1].tolist())
     path = tmp_path / "short.txt"
     path.write_text("a = 1\n" * 100, encoding="utf-8")
-    (piece,) = read_calibration(path, tokenizer, 2048)
+    (piece,) = read_calibration(path, tokenizer, 2048).scored
     assert FEWEST <= len(piece) < PIECE
+    with pytest.raises(BuildError, match=r"leaves 0 .*gptq.*give it 8192 tokens.*\"search\""):
+        read_calibration(path, tokenizer, 2048, fits=True)
 
 
 @pytest.mark.parametrize(

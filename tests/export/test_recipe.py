@@ -86,6 +86,11 @@ WRONG = [
     (models(draft="block = 64"),
      "draft.block is 64, and nothing of the draft is int8 or int4; remove it"),
     (models(engine="[quality]\nmin_top1 = 99"), "quality.min_top1 is 99.0; expected a share"),
+    (models(engine='quantizer = "awq"'), "engine.quantizer is 'awq'; expected search or gptq"),
+    (models(engine='quantizer = "gptq"'), "no layers or head of the target and draft are int4"),
+    (models('precision = "int4"', 'precision = "int8"\nquantizer = "gptq"'),
+     "draft.quantizer is 'gptq', and no layers or head of the draft are int4; remove it, or set"),
+    (models('precision = "int4"\nquantizer = "gptq"'), "quality.calibration is missing, and the"),
     (models(target='backend = "ort-cuda"'), "engine.precision is 'fp32'; ort-cuda builds fp16"),
     (plans("candidatez = 5"), "unknown key 'candidatez'; did you mean 'candidates'"),
     *((plans(f"{more}kv_lengths = {lengths}"), f"kv_lengths is {lengths}; expected rising lengths")

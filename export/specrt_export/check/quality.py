@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry, Quality
+from specrt.bundle import Agreement, Geometry, Quality
 from specrt.engine.protocol import Engine, Feed, PackedEngine
 from specrt.errors import BuildError
 from specrt_export.compile.compiler import GraphSource
@@ -83,13 +83,40 @@ def measure(reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]) -> Q
     `kl` is the mean over positions of the sum of p·log(p / q), in nats; p is the reference's
     distribution. `top1` is the share of positions where both have the same likeliest token.
     """
-    divergence, agreed, tokens = 0.0, 0, 0
+    return _compare(reference, quantized, pieces)[0]
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """The likeliest token at each position of the pieces, by checkpoint and by engine."""
+
+    checkpoint: Tokens
+    engine: Tokens
+
+
+def _compare(
+    reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]
+) -> tuple[Quality, Likeliest]:
+    divergence, tops = 0.0, list[tuple[Tokens, Tokens]]()
     for piece in pieces:
         for one, other in _both(reference, quantized, piece):
             divergence += float(divergences(one, other).sum())
-            agreed += int((one.argmax(-1) == other.argmax(-1)).sum())
-            tokens += len(one)
-    return Quality(kl=max(0.0, divergence / tokens), top1=agreed / tokens, tokens=tokens)
+            tops.append((one.argmax(-1), other.argmax(-1)))
+    ours, theirs = (np.concatenate(side) for side in zip(*tops, strict=True))
+    tokens, kl = len(ours), max(0.0, divergence / len(ours))
+    quality = Quality(kl=kl, top1=float((ours == theirs).mean()), tokens=tokens)
+    return quality, Likeliest(ours, theirs)
+
+
+def acceptance(target: Likeliest, draft: Likeliest) -> Agreement | None:
+    """Return how often a draft's token is the target's, before and after quantizing either.
+
+    None where the pieces are not the same to both: a draft may know fewer tokens.
+    """
+    if len(target.engine) != len(draft.engine):
+        return None
+    before = float((target.checkpoint == draft.checkpoint).mean())
+    return Agreement(before, float((target.engine == draft.engine).mean()))
 
 
 def _both(reference: Scorer, quantized: Scorer, piece: Tokens) -> Iterator[tuple[Logits, Logits]]:
@@ -141,13 +168,13 @@ class QualityGate:
 
     def check(
         self, role: str, original: GraphSource, quantized: Quantized, engine: Engine
-    ) -> Quality:
-        """Return how far an engine is from the model it was made from.
+    ) -> tuple[Quality, Likeliest]:
+        """Return how far an engine is from the model it was made from, and what both say.
 
         Raises: BuildError beyond a limit, naming the parts of the model that hurt most.
         """
         with self._reference(original, quantized.folder.parent) as reference:
-            quality = measure(reference, EngineScorer(engine), self.pieces)
+            quality, likeliest = _compare(reference, EngineScorer(engine), self.pieces)
         if not isfinite(quality.kl):
             raise BuildError(
                 f"the quantized {role} returns no numbers on the calibration text. This is a "
@@ -161,7 +188,16 @@ class QualityGate:
                 f"({role}.precision, {role}.embedding, {role}.head, a smaller {role}.block), or "
                 "change the limits in [quality]"
             )
-        return quality
+        return quality, likeliest
+
+    def likeliest(self, original: GraphSource) -> Likeliest | None:
+        """Return what an unquantized model says; None where its graph cannot be run."""
+        if not runs_here():
+            return None
+        scorer = GraphScorer(GraphRun(original.graph, original.weights), self.max_width)
+        tops = [one.argmax(-1) for p in self.pieces for one, _ in _both(scorer, scorer, p)]
+        tokens = np.concatenate(tops)
+        return Likeliest(tokens, tokens)
 
     def _exceeded(self, quality: Quality) -> str:
         most, least = self.limits.max_kl, self.limits.min_top1

@@ -139,30 +139,38 @@ def runs_here() -> bool:
     return (major, minor) >= (1, 25)
 
 
+def open_session(
+    model: onnx.ModelProto, folder: Path
+) -> tuple[ort.InferenceSession, dict[str, Any]]:
+    """Open a graph on the CPU provider; also return the mapped weights that it may read."""
+    weights = map_weights(model, folder)
+    linked = _linked(model, weights, folder)
+    options = silent_options()
+    # ONNX Runtime maps files that it opens itself, and copies what it is handed.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(folder)
+    )
+    options.add_external_initializers(list(linked), list(linked.values()))
+    # Folding would cast and transpose every weight into memory of its own.
+    large = sum(weight.array.nbytes for weight in weights) > LARGE_BYTES
+    options.enable_cpu_mem_arena = not large
+    session = ort.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["ConstantFolding"] if large else [],
+    )
+    return session, linked
+
+
 class GraphRun:
     """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
 
     def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
         model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
-        weights = map_weights(model, folder)
         # Held as long as the session is: it may read the mapped bytes in place.
-        self._weights = _linked(model, weights, folder)
-        options = silent_options()
-        # ONNX Runtime maps files that it opens itself, and copies what it is handed.
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(folder)
-        )
-        options.add_external_initializers(list(self._weights), list(self._weights.values()))
-        # Folding would cast and transpose every weight into memory of its own.
-        large = sum(weight.array.nbytes for weight in weights) > LARGE_BYTES
-        options.enable_cpu_mem_arena = not large
-        self._session = ort.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ConstantFolding"] if large else [],
-        )
+        self._session, self._weights = open_session(model, folder)
         self._buffers: dict[str, NDArray[np.float32]] = {}
 
     def reset(self, batch: int, length: int) -> None:

@@ -70,6 +70,16 @@ def encode(
     return codes.reshape(weights.shape), scales.reshape(len(weights), -1)
 
 
+def int4_scales(rows: Floats, *, positive: bool) -> Floats:
+    """Return the scales [N] of least squared error of a block [block, N] of int4 weights."""
+    scales = np.empty(rows.shape[1], np.float32)
+    step = max(1, _CHUNK // len(rows))
+    for at in range(0, len(scales), step):
+        part = np.ascontiguousarray(rows[:, at : at + step])
+        scales[at : at + step] = _int4(part, positive=positive)[1]
+    return scales
+
+
 def decode(codes: NDArray[Any], scales: Floats) -> Floats:
     """Return the weights [N, K] that codes [N, K] and scales [N, K / block] stand for."""
     blocks = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]

@@ -31,7 +31,13 @@ from specrt_export.portable.external_data import (
 )
 from specrt_export.portable.graph import PRECISION, read_graph
 from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, Precision
-from specrt_export.quantize.codes import FP8, decode, encode, pack
+from specrt_export.quantize.calibration import (
+    CalibrationText,
+    Packed,
+    Progress,
+    calibrate,
+)
+from specrt_export.quantize.codes import FP8, decode, encode, pack, unpack
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.data"
 
@@ -55,10 +61,12 @@ def quantize(
     checkpoint: Path,
     folder: Path,
     precision: Precision,
-    progress: Callable[[float], None] = lambda done: None,
+    progress: Progress = lambda part, done: None,
+    text: CalibrationText | None = None,
 ) -> Quantized:
     """Write `graph.onnx` and `weights.data` into a new folder.
 
+    The text is for precisions whose codes are found on one.
     What a precision is not about, such as norms and biases, is copied as fp32: a type that a
     quantized graph stores is the one that was asked for. No tensor is ever whole in memory, unless
     it has to be turned.
@@ -67,7 +75,7 @@ def quantize(
     model = read_graph(graph)
     folder.mkdir(parents=True)
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        stored = _write_chosen(model, checkpoint, precision, store, progress)
+        stored = _write_chosen(model, checkpoint, precision, store, progress, text)
         graft(model, stored)
         _keep_rest(model, checkpoint, store)
     model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
@@ -77,19 +85,28 @@ def quantize(
 
 
 def _write_chosen(
-    model: onnx.ModelProto,
-    checkpoint: Path,
-    precision: Precision,
-    store: Store,
-    progress: Callable[[float], None],
-) -> list[Stored]:
+    model: onnx.ModelProto, checkpoint: Path, precision: Precision, store: Store,
+    progress: Progress, text: CalibrationText | None,
+) -> list[Stored]:  # fmt: skip
     tensors = {tensor.name: tensor for tensor in external_tensors(model)}
     choices = choose(model, precision)
+    found = None
+    calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
+    if calibrated and text is not None:
+        found = calibrate(model, checkpoint, calibrated, text, progress)
     stored = []
-    for number, choice in enumerate(choices):
-        progress(number / len(choices))
-        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint)))
+    for choice in choices:
+        codes = found.read(choice.name) if found is not None and choice in calibrated else None
+        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), codes))
     return stored
+
+
+def _calibrates(choice: Choice) -> bool:
+    """Tell whether a weight's codes depend on what it is multiplied with.
+
+    A table that is looked up in, too, is rounded for itself.
+    """
+    return choice.precision == "int4" and all(use.products for use in choice.uses)
 
 
 def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
@@ -176,6 +193,8 @@ class Use:
     """`layers`, `embedding` or `head`."""
     turned: bool
     """Whether the weight is [K, N] here, rather than [N, K] followed by a transposition."""
+    products: tuple[str, ...] = ()
+    """The nodes that multiply with it; none of a table that is looked up in."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +214,11 @@ class Choice:
     def name(self) -> str:
         """Name of the tensor that is stored."""
         return f"{self.weight}.{self.precision}"
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The nodes that multiply with it."""
+        return tuple(product for use in self.uses for product in use.products)
 
     @property
     def group(self) -> str:
@@ -282,10 +306,11 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
             ]
             if products:
                 role = "head" if head in products else "layers"
-                yield Use(node.name, index, role, turned=False)
+                yield Use(node.name, index, role, turned=False, products=tuple(products))
         elif node.op_type in ("MatMul", "Gemm") and index == 1:
             turned = not any(a.name == "transB" and a.i for a in node.attribute)
-            yield Use(node.name, index, "head" if node.name == head else "layers", turned)
+            role = "head" if node.name == head else "layers"
+            yield Use(node.name, index, role, turned, products=(node.name,))
         elif node.op_type == "Gather" and index == 0 and _by_token(node, readers):
             yield Use(node.name, index, "embedding", turned=False)
 
@@ -365,8 +390,13 @@ class Store:
         )
         return region.tensor
 
-    def write(self, choice: Choice, source: StoredTensor) -> Stored:
-        """Write a weight [N, K] as chosen; one that is stored [K, N] is turned first."""
+    def write(
+        self, choice: Choice, source: StoredTensor, found: tuple[Packed, Floats] | None = None
+    ) -> Stored:
+        """Write a weight [N, K] as chosen; one that is stored [K, N] is turned first.
+
+        `found` are its packed codes and scales where they are known.
+        """
         shape, read = source.shape, source.read
         if choice.turned:
             whole = _turned(source)
@@ -375,7 +405,11 @@ class Store:
 
         def work(begin: int, end: int) -> tuple[float, float]:
             weights = read(begin, end)
-            arrays, restored = _form(choice, weights)
+            if found is None:
+                arrays, restored = _form(choice, weights)
+            else:
+                arrays = [np.ascontiguousarray(array[begin:end]) for array in found]
+                restored = decode(unpack(arrays[0]), arrays[1])
             for region, array in zip(regions, arrays, strict=True):
                 region.write(begin, array)
             restored -= weights

@@ -86,6 +86,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("gammas", f"{_list(manifest.gammas)} (default {gamma})"),
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
+        *_acceptance_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
@@ -95,6 +96,18 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             f"KV buffers up to {needs['kv_bytes']}",
         ),
     ]
+
+
+def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what quantizing did to how often a drafted token is right."""
+    shares = manifest.acceptance
+    if shares is None:
+        return []
+    told = (
+        f"the draft says the target's likeliest token in {100 * shares.after:.1f} % of positions, "
+        f"{100 * shares.before:.1f} % before quantizing"
+    )
+    return [("acceptance", told)]
 
 
 def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:

@@ -1,0 +1,188 @@
+"""Running a portable graph over texts in segments, with no more weights at once than one has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specrt_export.portable.external_data import Floats
+from specrt_export.portable.graph import Tokens, geometry_of, open_session
+
+Array = NDArray[np.generic]
+
+
+def weight_name(product: str) -> str:
+    """Return the name under which a product of a segmented graph is given its weight [K, N]."""
+    return f"{product}.given"
+
+
+class SegmentedRun:
+    """All pieces of a text, taken through a graph from one tensor to the next.
+
+        input_ids ─ segment ─┬─ tensor 0 ─ segment ─┬─ tensor 1 ─ segment ─ ...
+                             └─ what else is read later: the residual stream, ...
+
+    What does not depend on the text (positions, masks, rotations) is computed in each segment
+    again; what does and is read later is kept, for all pieces. Weights of products are given to
+    each segment, so that none lies in memory longer than its own.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path, products: Iterable[str], pieces: Tokens
+    ) -> None:
+        """Take pieces [P, S] of a text; `products` are the nodes whose weights will be given."""
+        self._model, self._folder, self._pieces = model, folder, pieces
+        _give_weights(model.graph, set(products))
+        _cast_after_lookup(model.graph)
+        self._nodes = list(model.graph.node)
+        self._makers = {name: at for at, node in enumerate(self._nodes) for name in node.output}
+        self._varies = _text_dependent(model.graph)
+        self._done: set[int] = set()
+        self.kept: dict[str, Array] = {}
+        """Of each tensor that is read later, its values [P, ...]."""
+        self._ahead: list[str] = []
+        self._wanted: set[int] = set()
+
+    def plan(self, tensors: Iterable[str]) -> None:
+        """Say which tensors will be asked for, in their order: nothing else is computed."""
+        self._ahead = list(tensors)
+        self._wanted = self._ancestors(self._ahead, set())
+
+    def skip(self, tensor: str) -> None:
+        """Count a tensor as reached, its segment's results being `kept` from an earlier run."""
+        self._ahead.remove(tensor)
+        self._done |= {at for at in self._ancestors([tensor], self._done) if self._of_text(at)}
+
+    def products(self, tensor: str) -> list[str]:
+        """Return the products of the segment that ends at a tensor: those that need weights."""
+        nodes = self._ancestors([tensor], self._done)
+        return [n.name for n in (self._nodes[at] for at in sorted(nodes)) if _is_given(n)]
+
+    def advance(self, tensor: str, weights: Mapping[str, Floats]) -> Floats:
+        """Run the segment that ends at a tensor; return its values of all pieces [P * S, K].
+
+        `weights` are those of its products, by `weight_name`.
+        """
+        segment = self._ancestors([tensor], self._done)
+        self._done |= {at for at in segment if self._of_text(at)}
+        self._ahead.remove(tensor)
+        read_later = set(self._ahead) | {
+            name
+            for at in self._wanted - self._done
+            if self._of_text(at)
+            for name in self._nodes[at].input
+        }
+        made = [n for at in sorted(segment) for n in self._nodes[at].output]
+        outputs = [n for n in made if n in self._varies and (n in read_later or n == tensor)]
+        if outputs:
+            self._run(sorted(segment), outputs, weights)
+        self.kept = {n: a for n, a in self.kept.items() if n in read_later or n == tensor}
+        values = self.kept[tensor]
+        return values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+
+    def _of_text(self, at: int) -> bool:
+        return any(name in self._varies for name in self._nodes[at].output)
+
+    def _ancestors(self, tensors: Iterable[str], done: set[int]) -> set[int]:
+        """Return the nodes that tensors are made by, as far back as what is done."""
+        found: set[int] = set()
+        names = list(tensors)
+        while names:
+            at = self._makers.get(names.pop())
+            if at is not None and at not in found and at not in done:
+                found.add(at)
+                names += self._nodes[at].input
+        return found
+
+    def _run(self, segment: list[int], outputs: list[str], weights: Mapping[str, Floats]) -> None:
+        model = self._segment(segment, outputs, weights)
+        session, _held = open_session(model, self._folder)
+        names = {value.name for value in session.get_inputs()}
+        fixed = {name: array for name, array in (self._beginning() | dict(weights)).items()
+                 if name in names}  # fmt: skip
+        read = [name for name in self.kept if name in names]
+        made: dict[str, Array] = {}
+        for number, piece in enumerate(self._pieces):
+            feed = fixed | {name: self.kept[name][number] for name in read}
+            if "input_ids" in names:
+                feed["input_ids"] = piece[None]
+            for name, value in zip(outputs, session.run(outputs, feed), strict=True):
+                if name not in made:
+                    made[name] = np.empty((len(self._pieces), *value.shape), value.dtype)
+                made[name][number] = value
+        self.kept |= made
+
+    def _beginning(self) -> dict[str, Array]:
+        """Return what is the same for each piece: it begins at position 0, with empty buffers."""
+        one, length = geometry_of(self._model), self._pieces.shape[1]
+        empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
+        buffers = {v.name: empty for v in self._model.graph.input
+                   if v.name.startswith(("key.", "value."))}  # fmt: skip
+        return {"start": np.array([0]), "rows": np.array([length - 1]), **buffers}
+
+    def _segment(
+        self, segment: list[int], outputs: list[str], weights: Mapping[str, Floats]
+    ) -> onnx.ModelProto:
+        """Return the graph of some nodes, and of what they read."""
+        nodes = [self._nodes[at] for at in segment]
+        made = {name for node in nodes for name in node.output}
+        read = {name for node in nodes for name in node.input} - made
+        given = {name: array[0] for name, array in self.kept.items()} | dict(weights)
+        graph = onnx.GraphProto(name="segment", node=nodes)
+        graph.initializer.extend(t for t in self._model.graph.initializer if t.name in read)
+        graph.input.extend(v for v in self._model.graph.input if v.name in read)
+        for name in sorted(read & given.keys()):
+            kind = helper.np_dtype_to_tensor_dtype(given[name].dtype)
+            graph.input.append(helper.make_tensor_value_info(name, kind, given[name].shape))
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.CopyFrom(graph)
+        return model
+
+
+def _is_given(node: onnx.NodeProto) -> bool:
+    return len(node.input) > 1 and node.input[1] == weight_name(node.name)
+
+
+def _give_weights(graph: onnx.GraphProto, products: set[str]) -> None:
+    """Let products read weights [K, N] that are handed in, in the place of the graph's own."""
+    for node in graph.node:
+        if node.name in products:
+            node.input[1] = weight_name(node.name)
+            for attribute in node.attribute:
+                if attribute.name == "transB":
+                    attribute.i = 0
+
+
+def _cast_after_lookup(graph: onnx.GraphProto) -> None:
+    """Widen the rows of a table that were looked up, not the table.
+
+    table ── Cast ── Gather      becomes      table ── Gather ── Cast
+    """
+    casts = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Cast"}
+    tables = {tensor.name for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type == "Gather" and casts.get(node.input[0]) in tables:
+            node.input[0] = casts[node.input[0]]
+            rows = f"{node.output[0]}.stored"
+            nodes.append(helper.make_node("Cast", [rows], [node.output[0]], to=TensorProto.FLOAT))
+            node.output[0] = rows
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+
+
+def _text_dependent(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors that another text would give other values."""
+    names = {"input_ids"}
+    for node in graph.node:
+        if node.op_type != "Shape" and not names.isdisjoint(node.input):
+            names.update(node.output)
+    return names

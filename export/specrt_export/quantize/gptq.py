@@ -1,0 +1,189 @@
+"""Rounding with error feedback: what a weight loses by rounding, the others of its row make good.
+
+Source: Frantar et al. 2022, arXiv:2210.17323, in the form of Chen et al. 2025, arXiv:2507.18553:
+with H = Uᵀ·U the error of a row is |U·d|², d being what its weights lost. Going from the last
+weight to the first, each is rounded to what makes its own term least. No inverse is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from specrt.engine.ort import silent_options
+from specrt_export.portable.external_data import Floats
+from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, Codes
+
+DAMPINGS = (0.01, 0.1, 1.0)
+"""Of the mean second moment, added to each: keeps the factor from following few texts too far.
+
+The larger ones are for moments that fp32 cannot factor with the first.
+"""
+
+_SMALL = 64
+"""Columns whose factor LAPACK finds; the rest of the work is products of matrices."""
+
+_WIDE = 1024
+"""Rows of second moments that are summed at once."""
+
+FindScales = Callable[[Floats], Floats]
+"""Scales [N] of a block of weights [block, N]."""
+
+
+class Products:
+    """Products of matrices with ONNX Runtime's kernels.
+
+    NumPy's OpenBLAS knows few processors (of a Zen 5 it uses half). A product that is worth it is
+    shared by all threads; no other is, because threads that wait for one another often are slow
+    on a machine that has other work.
+    """
+
+    def __init__(self, *, shared: bool) -> None:
+        self._alone = (_open_product(1, "MatMul"), _open_product(1, "Gemm", transA=1))
+        self._shared = self._alone
+        if shared:
+            self._shared = (_open_product(0, "MatMul"), _open_product(0, "Gemm", transA=1))
+
+    def __call__(self, first: Floats, second: Floats) -> Floats:
+        """Return A·B for A [M, K] and B [K, N]."""
+        work = first.size * second.shape[1]
+        if work <= _ONE_THREAD:
+            return first @ second
+        product: Floats = self._session(work, 0).run(None, {"a": first, "b": second})[0]
+        return product
+
+    def turned(self, first: Floats, second: Floats) -> Floats:
+        """Return Aᵀ·B for A [K, M] and B [K, N]; fast where M is not much more than N."""
+        work = first.size * second.shape[1]
+        if work <= _ONE_THREAD:
+            return first.T @ second
+        product: Floats = self._session(work, 1).run(None, {"a": first, "b": second})[0]
+        return product
+
+    def _session(self, work: int, kind: int) -> ort.InferenceSession:
+        return (self._shared if work > _MANY_THREADS else self._alone)[kind]
+
+
+_ONE_THREAD = 1 << 18
+"""Multiplications up to which OpenBLAS starts no thread."""
+
+_MANY_THREADS = 1 << 28
+"""Multiplications, some milliseconds' worth, from which on threads share a product."""
+
+
+def _open_product(threads: int, op_type: str, **attributes: Any) -> ort.InferenceSession:
+    """Open a graph of one product; 0 threads are one for each core."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, None]) for n in "abc"]
+    node = helper.make_node(op_type, ["a", "b"], ["c"], **attributes)
+    graph = helper.make_graph([node], "product", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = silent_options()
+    options.enable_cpu_mem_arena = False
+    options.intra_op_num_threads = threads
+    data = model.SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def second_moments(inputs: Floats, multiply: Products) -> Floats:
+    """Return the upper half of Xᵀ·X for inputs X [T, K]; the lower half is not set."""
+    size = inputs.shape[1]
+    moments = np.empty((size, size), np.float32)
+    for at in range(0, size, _WIDE):
+        end = min(at + _WIDE, size)
+        moments[at:end, at:] = multiply.turned(inputs[:, at:end], inputs[:, at:])
+    return moments
+
+
+def factor(moments: Floats, multiply: Products, damping: float = DAMPINGS[0]) -> Floats:
+    """Return the upper factor of second moments [K, K] with a diagonal of ones, in their place.
+
+    Cholesky's, with each row divided by its diagonal. Inputs that are always 0 count as others.
+    Sums in fp32 are as exact as the moments, which are such sums; what they round is far
+    below the damping.
+    """
+    diagonal = np.einsum("ii->i", moments)
+    mean = float(diagonal.mean()) or 1.0
+    diagonal[diagonal == 0] = mean
+    diagonal += damping * mean
+    _cholesky(moments, multiply)
+    moments /= diagonal[:, None].copy()
+    return moments
+
+
+def _cholesky(matrix: Floats, multiply: Products) -> None:
+    """Put the upper factor in the place of a matrix whose lower half is neither read nor kept."""
+    size = len(matrix)
+    if size <= _SMALL:
+        upper = np.triu(matrix).astype(np.float64)
+        matrix[:] = np.linalg.cholesky(upper + np.triu(upper, 1).T).T
+        return
+    half = _half(size)
+    right, rest = matrix[:half, half:], matrix[half:, half:]
+    _cholesky(matrix[:half, :half], multiply)
+    _divide(right, matrix[:half, :half], multiply)
+    for at in range(0, len(rest), _WIDE):
+        end = min(at + _WIDE, len(rest))
+        rest[at:end, at:] -= multiply.turned(right[:, at:end], right[:, at:])
+    _cholesky(rest, multiply)
+
+
+def _half(size: int) -> int:
+    """Return about half a size, a multiple of what is small."""
+    return -(-size // 2 // _SMALL) * _SMALL
+
+
+def _divide(matrix: Floats, upper: Floats, multiply: Products) -> None:
+    """Put X in the place of a matrix that is Uᵀ·X."""
+    size = len(upper)
+    if size <= _SMALL:
+        inverse = np.linalg.inv(np.triu(upper).astype(np.float64)).astype(np.float32)
+        matrix[:] = multiply.turned(inverse, matrix)
+        return
+    half = _half(size)
+    _divide(matrix[:half], upper[:half, :half], multiply)
+    matrix[half:] -= multiply.turned(upper[:half, half:], matrix[:half])
+    _divide(matrix[half:], upper[half:, half:], multiply)
+
+
+def feed_back(
+    weights: Floats, upper: Floats, block: int, find_scales: FindScales, multiply: Products
+) -> tuple[Codes, Floats, Floats]:
+    """Return codes [K, N], scales [K / block, N] and the weights [K, N] they stand for.
+
+    `weights` [K, N] are a weight [N, K] turned; `upper` is the factor of what they are multiplied
+    with. Scales of a block are found when it is begun, for its weights as they are by then.
+    """
+    size, columns = weights.shape
+    adjusted = np.array(weights, np.float32, order="C")
+    lost = adjusted.copy()  # of weights not yet rounded: the weights themselves
+    codes = np.empty((size, columns), np.int8)
+    scales = np.empty((size // block, columns), np.float32)
+    inverse = np.empty_like(scales)
+
+    def visit(begin: int, end: int) -> None:
+        """Round weights from `end` down to `begin`, by halves, which are blocks at first."""
+        if end - begin == block:
+            scales[begin // block] = find_scales(adjusted[begin:end])
+            np.divide(1, scales[begin // block], out=inverse[begin // block])
+        if end - begin == 1:
+            rounded = adjusted[begin]
+            np.multiply(rounded, inverse[begin // block], out=rounded)
+            np.rint(rounded, out=rounded)
+            np.maximum(rounded, INT4_LEAST, out=rounded)
+            np.minimum(rounded, INT4_MOST, out=rounded)
+            codes[begin] = rounded
+            np.multiply(rounded, scales[begin // block], out=rounded)
+            lost[begin] -= rounded
+            return
+        blocks = (end - begin) // block
+        middle = begin + (blocks // 2 * block if blocks > 1 else (end - begin) // 2)
+        visit(middle, end)
+        adjusted[begin:middle] += multiply(upper[begin:middle, middle:end], lost[middle:end])
+        visit(begin, middle)
+
+    visit(0, size)
+    return codes, scales, adjusted
