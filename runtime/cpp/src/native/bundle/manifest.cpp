@@ -122,6 +122,16 @@ void check_quality(const Fields& model) {
   if (top1 > 1) throw std::runtime_error("quality.top1 is above 1; expected a share");
 }
 
+void check_acceptance(const Fields& manifest) {
+  if (!manifest.has("acceptance")) return;
+  const auto acceptance = manifest.record_or_null("acceptance");
+  if (!acceptance) return;
+  acceptance->only({"before", "after"});
+  for (const char* name : {"before", "after"})
+    if (acceptance->number(name) > 1)
+      throw std::runtime_error("acceptance is above 1; expected shares");
+}
+
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
@@ -181,6 +191,7 @@ Record read_record(const Json& json) {
     file.only({"bytes", "sha256"});
     record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256"), {}};
   }
+  check_acceptance(fields);
   check_manifest(record, gammas, windows);
   m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked
   std::sort(m.gammas.begin(), m.gammas.end());
