@@ -12,6 +12,15 @@ if [ ! -d "$venv/$sdist" ]; then
   "$venv/bin/python" -m pip download -q --no-deps --no-binary ik-llama-cpp-python -d "$venv" ik-llama-cpp-python==0.1.5
   tar -xzf "$venv/$sdist.tar.gz" -C "$venv"
 fi
-cmake -S "$venv/$sdist/vendor/ik_llama.cpp" -B "$venv/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+source=$venv/$sdist/vendor/ik_llama.cpp
+# The source distribution lacks the script that writes down which build it is.
+mkdir -p "$source/common/cmake"
+cat >"$source/common/cmake/build-info-gen-cpp.cmake" <<'END'
+set(BUILD_NUMBER 0)
+set(BUILD_COMMIT sdist)
+set(folder "${CMAKE_CURRENT_LIST_DIR}/..")
+configure_file("${folder}/build-info.cpp.in" "${folder}/build-info.cpp")
+END
+cmake -S "$source" -B "$venv/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
   -DGGML_OPENMP=ON -DGGML_IQK_FA_ALL_QUANTS=OFF -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF >/dev/null
 cmake --build "$venv/build" -j "$jobs" --target llama-server llama-bench

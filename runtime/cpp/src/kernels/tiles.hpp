@@ -127,6 +127,18 @@ struct Chunk {
   float* sums;  // [rows][kStrip] vectors
 };
 
+// How far ahead of what is fetched its page is found. To find one that the core has no entry of
+// takes as long as to read memory, and nothing is fetched meanwhile.
+constexpr std::size_t kPageAhead = 16384;
+// Inputs of floats between two times of fetching.
+constexpr std::size_t kPiece = 8;
+
+template <class V>
+void fetch(const std::uint8_t* next, std::size_t bytes) {
+  V::prefetch(next + kPageAhead);
+  for (std::size_t i = 0; i < bytes; i += 64) V::prefetch(next + i);
+}
+
 // Add to the sums of R rows with T tiles of codes. Not inline, as sums of many shapes in one
 // function end up in memory: 0.8 of the speed.
 template <class V, int Bits, int R, int T>
@@ -182,6 +194,7 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
     }
     values += strip * tile_scales;
     next += strip * tile_scales / chunk.readings;
+    V::prefetch(next + kPageAhead);  // before the sums it makes GCC 12 spill
   }
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
@@ -193,7 +206,7 @@ __attribute__((noinline)) void multiply_floats(const Weights& weights, const flo
                                                const Chunk& chunk) {
   constexpr std::size_t bytes = kTile * (F == Format::fp32 ? 4 : 2);
   const std::size_t inputs = weights.inputs, strip = weights.strip_tiles(chunk.tile);
-  const std::size_t fetched = strip * bytes / chunk.readings;
+  const std::size_t fetched = kPiece * strip * bytes / chunk.readings;
   const std::uint8_t* values =
       weights.values + weights.strip_values(chunk.tile, chunk.begin) + chunk.tile % kStrip * bytes;
   const std::uint8_t* next = chunk.next;
@@ -201,15 +214,18 @@ __attribute__((noinline)) void multiply_floats(const Weights& weights, const flo
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
-  for (std::size_t k = chunk.begin; k < chunk.end; k++) {
-    for (int t = 0; t < T; t++) {
-      V::prefetch(next + t * bytes);
-      const auto part = load_weights<V, F>(values + t * bytes);
-      for (int r = 0; r < R; r++)
-        sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
-    }
-    values += strip * bytes;
+  for (std::size_t k = chunk.begin; k < chunk.end;) {
+    fetch<V>(next, fetched);
     next += fetched;
+    const std::size_t end = chunk.end - k < kPiece ? chunk.end : k + kPiece;
+    for (; k < end; k++) {
+      for (int t = 0; t < T; t++) {
+        const auto part = load_weights<V, F>(values + t * bytes);
+        for (int r = 0; r < R; r++)
+          sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
+      }
+      values += strip * bytes;
+    }
   }
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
@@ -237,13 +253,14 @@ void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
 
 // Rows that are multiplied with a strip before the next ones: their sums lie in the first cache.
 constexpr std::size_t kPanelRows = 32;
-// Bytes of a strip that are read again from the first cache, where one reading does not do. Those
-// of the next ones are fetched beside them.
-constexpr std::size_t kChunkBytes = 17 << 10;
+// Bytes of a strip of int8 that up to some rows read again from the first cache. Those of the next
+// ones are fetched beside them. Other formats and more rows take longer to multiply than the second
+// cache to read, and to begin chunks takes a tenth.
+constexpr std::size_t kChunkBytes = 17 << 10, kChunkRows = 16;
 
 // Run `body(R, T, chunk)` over all rows and tiles, and over `steps` of the inputs. A strip comes
-// from memory once: where registers do not hold all rows with all its tiles, it is cut into chunks,
-// and each is read as often as it takes.
+// from memory once: where registers do not hold all rows with all its tiles, it is read again from
+// a cache.
 template <class V, bool Codes, class Body>
 void for_chunks(const Weights& weights, std::size_t rows, std::size_t first, std::size_t last,
                 std::size_t steps, const Output& output, const Body& body) {
@@ -259,7 +276,8 @@ void for_chunks(const Weights& weights, std::size_t rows, std::size_t first, std
       const std::size_t asked = V::tiles(Codes, (count + parts - 1) / parts);
       const std::size_t readings = parts * ((end - tile + asked - 1) / asked);
       const std::size_t some = step_bytes < kChunkBytes ? kChunkBytes / step_bytes : 1;
-      const std::size_t taken = readings > 1 ? some : steps;
+      const bool is_cut = readings > 1 && weights.format == Format::int8 && rows <= kChunkRows;
+      const std::size_t taken = is_cut ? some : steps;
       for (std::size_t i = 0; i < count * kStrip; i++) V::store(sums + i * kTile, V::spread(0));
       for (std::size_t begin = 0; begin < steps; begin += taken) {
         const std::size_t stop = begin + taken < steps ? begin + taken : steps;
