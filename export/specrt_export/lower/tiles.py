@@ -1,4 +1,4 @@
-"""Weights in the layout of the CPU kernels: strips of tiles of 16 outputs, read in one go.
+"""Weights in the layout of the CPU kernels: strips of 4 tiles of 16 outputs.
 
 `runtime/cpp/src/kernels/kernels.hpp` describes the layout. All instruction sets read the same one.
 """
@@ -21,7 +21,6 @@ TILE = 16
 
 GROUP = 4
 """Inputs whose products an instruction sums."""
-
 
 STRIP = 4
 """Tiles side by side, which a core reads as one stream."""

@@ -79,6 +79,7 @@ def _print_facts(facts: list[tuple[str, str]]) -> None:
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     gamma = AUTO if manifest.gamma is None else manifest.gamma
     needs = {name: size(count) for name, count in memory(bundle, manifest).items()}
+    versions = {name: v for name, v in manifest.versions.items() if name != "kernels"}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
@@ -89,7 +90,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         *_acceptance_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
-        ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
+        ("built with", ", ".join(f"{k} {v}" for k, v in versions.items())),
         (
             "memory",
             f"{needs['total_bytes']}: weights {needs['weight_bytes']}, "

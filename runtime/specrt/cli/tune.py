@@ -238,15 +238,17 @@ def verdict(tuning: Tuning, manifest: Manifest) -> str:
     if not tuning.settings:
         return "only costs were measured; --prompts FILE also finds the best drafter and gamma"
     plain = tuning.settings[0].tokens_per_second
-    best = next(
+    chosen = next(
         row.tokens_per_second
         for row in tuning.settings
         if (row.drafter, row.gamma) == (tuning.drafter, tuning.gamma)
     )
     text = (
-        f"best: drafter {tuning.drafter}, gamma {tuning.gamma}: {best / plain:.2f} times plain "
-        f"decoding ({best:.0f} against {plain:.0f} tokens/s)"
+        f"best: drafter {tuning.drafter}, gamma {tuning.gamma}: {chosen / plain:.2f} times plain "
+        f"decoding ({chosen:.0f} against {plain:.0f} tokens/s)"
     )
+    if tuning.gamma == AUTO and any(row.tokens_per_second > chosen for row in tuning.settings):
+        text += "; a fixed gamma is taken only where it is clearly faster, on most of the prompts"
     if manifest.gamma is not None and manifest.gamma != tuning.gamma:
         text += f"; the recipe names gamma {manifest.gamma}, which stays the default"
     return text

@@ -175,12 +175,13 @@ def _kernels() -> Check:
     except OSError as error:
         return Check(name, f"broken ({error})", False, install_kernels())
     forced = os.environ.get(SWITCH)
-    others = ", ".join(one for one in supported if one != used) or "nothing"
+    others = ", ".join(one for one in supported if one != used)
     if not used:
         remedy = f"unset {SWITCH}, or name one of these: {', '.join(supported)}"
         return Check(name, f"none: {SWITCH} is {forced!r}", False, remedy)
     how = f", forced by {SWITCH}" if forced else ""
-    return Check(name, f"{used}{how}; could be {others}", True)
+    rest = f"; {SWITCH} may name {others}" if others else ""
+    return Check(name, f"{used}{how}{rest}", True)
 
 
 def _library(name: str, purpose: str, remedy: str) -> Check:

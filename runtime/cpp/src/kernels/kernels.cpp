@@ -78,8 +78,7 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
     part.format = Format::fp32;
     part.block = part.scale_bytes = 0;
     part.tiles = step;
-    const std::size_t before = tile / step * kTile * (step == 2 ? 2 : 1);
-    part.outputs = weights.outputs - before;
+    part.outputs = weights.outputs - tile * kTile;
     part.values = reinterpret_cast<const std::uint8_t*>(floats.data());
     Output moved = output;
     moved.y += tile / step * kTile;

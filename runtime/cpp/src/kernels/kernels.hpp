@@ -102,7 +102,7 @@ struct Norm {
   const float* bias;      // [inputs], or none
   float epsilon;
   bool is_centred;  // LayerNorm, which takes the mean off first; else RMSNorm
-  float* sum;       // where the rows go as they were normed, with the residual; or none
+  float* sum;       // where rows + residual go, which are then normed; or none
 };
 
 // Attention of one layer over the KV buffers of some rows.
@@ -142,8 +142,8 @@ struct Tokens {
 struct Kernels {
   const char* name;
   bool (*supported)();
-  // Quantize rows [rows, inputs] by blocks. A block that holds no finite number has a scale that is
-  // none either.
+  // Quantize rows [rows, inputs] by blocks. A block with a number that is not finite has a scale
+  // that is not either.
   void (*quantize)(const float* x, std::size_t rows, std::size_t inputs, std::size_t block,
                    const QuantizedRows& result);
   // Multiply with the tiles from `first` to `last`, both even with an activation.

@@ -11,9 +11,9 @@ struct Neon {
   struct Codes {
     uint8x16_t quarters[4];
   };
-  // 32 registers: 4 rows of a tile, or 2 of a gate and its up, have 16 sums of codes, 4 or 8 of
-  // weights and one of codes of a row; their 16 sums of floats wait in memory, once a block. A row
-  // alone has 8 sums in 2 tiles: two pipes that take 4 cycles for a multiply-add are busy then.
+  // 32 registers: 4 rows of a tile have 16 sums of codes, 4 of weights and one of codes of a row;
+  // their 16 sums of floats wait in memory, once a block. A row alone has 8 sums in 2 tiles: two
+  // pipes that take 4 cycles for a multiply-add are busy then.
   static constexpr int kRows = 4;
   static constexpr std::size_t rows(bool, std::size_t) { return kRows; }
   static constexpr std::size_t tiles(bool, std::size_t rows) { return rows == 1 ? 2 : 1; }
