@@ -304,6 +304,8 @@ class MatMul : public Operator {
     norm.weight = static_cast<const float*>(weight.data);
     norm.bias = static_cast<const float*>(bias.data);
     norm.sum = floats(context, 1, x.shape);
+    if (norm.sum != nullptr && norm.residual == nullptr)
+      throw std::runtime_error("specrt.MatMul was asked for a sum, and got no residual");
     return norm;
   }
 
