@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
 from specrt.engine import ort_contrib
+from specrt.engine.ort import RowScores
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 
@@ -126,3 +129,54 @@ def test_buffers_of_another_shape_say_what_to_do(opener: Opener) -> None:
     for name in ("fp32 1", "fp32 1 contrib", "int8 1 contrib"):
         with pytest.raises(EngineError, match=r"build the bundle again"):
             opener(name, max_length=MAX_LENGTH + 20)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", KINDS[::3])
+def test_a_pass_interrupted_anywhere_harms_none_that_follows(
+    kind: str, first: bool, opener: Opener
+) -> None:
+    """The first one, and one whose scores outgrow those before."""
+    one, text = opener(rows(kind, 1)), text_of(0, 12)
+    wanted = one.forward([text], 0)
+    wanted = RowScores(*(None if kept is None else kept.copy() for kept in wanted))
+    interrupted, lines = True, 0
+    while interrupted:
+        engine = opener(rows(kind))
+        if not first:
+            engine.forward_rows([Feed(0, text[:3], 0, 1)])
+        lines += 1
+        interrupted = _interrupted(lambda: engine.forward_rows([Feed(1, text, 0, 9)]), lines)  # noqa: B023
+        for count in (5, 12):
+            (found,) = engine.forward_rows([Feed(2, text[:count], 0, count)])
+            for scores, expected in zip(found, wanted, strict=True):
+                assert (scores is None) == (expected is None), lines
+                if scores is not None:
+                    np.testing.assert_array_equal(scores, expected[:, :count])
+        engine.close()
+    assert lines > 20
+
+
+def _interrupted(run: Callable[[], object], lines: int) -> bool:
+    """Interrupt something before so many lines of the engine; return whether it had as many."""
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if "engine" not in frame.f_code.co_filename:
+            return None
+        left -= event == "line"
+        if left == 0:
+            left = -1
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

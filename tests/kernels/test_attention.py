@@ -59,7 +59,7 @@ class Layer:
             inputs |= {name: (FLOAT, [1, "T", None]) for name in "kv"}
         else:
             inputs |= {"": (0, []), " ": (0, [])}
-        inputs |= {"key": (FLOAT, list(self.keys.shape)), "value": (FLOAT, list(self.values.shape))}
+        inputs |= {"key": (FLOAT, [None] * 5), "value": (FLOAT, [None] * 4)}
         inputs |= {"slots": (INT64, ["T"]), "positions": (INT64, ["T"])}
         if case.angles:
             inputs |= {n: (FLOAT, [None, case.angles // 2]) for n in ("cos", "sin")}
@@ -186,6 +186,34 @@ def test_tokens_behind_the_cosines_are_refused() -> None:
     fed = next(passes(case)).taken(slice(0, 1))
     with pytest.raises(Exception, match="it has 1 rows of 8"):
         replace(fed, positions=np.array([8])).of(layer)
+
+
+def test_buffers_of_other_shapes_are_refused() -> None:
+    case = CASES[0]
+    fed = next(passes(case)).taken(slice(0, 1))
+    for keys, values in (
+        ((1, 2, 17, 16, 1), (1, 2, 17, 16)),  # as many numbers, and no whole group
+        ((2, 2, 1, 16, 16), (1, 2, 32, 16)),
+    ):
+        layer = Layer(case)
+        layer.keys, layer.values = np.zeros(keys, np.float32), np.zeros(values, np.float32)
+        with pytest.raises(Exception, match="KV buffers of other sizes"):
+            fed.of(layer)
+
+
+def test_keys_without_values_are_refused() -> None:
+    one = {"q": (FLOAT, [1, "T", None]), "k": (FLOAT, [1, "T", None]), " ": (0, [])}
+    buffers = {"key": (FLOAT, [1, 1, 1, 1, 16]), "value": (FLOAT, [1, 1, 16, 16])}
+    places = {"slots": (INT64, ["T"]), "positions": (INT64, ["T"])}
+    opened = session(
+        "Attention", {**one, **buffers, **places}, {"y": FLOAT, "k2": FLOAT, "v2": FLOAT},
+        num_heads=1, kv_num_heads=1, head_size=1, scale=1.0, softcap=0.0, local_window_size=0,
+    )  # fmt: skip
+    feeds: dict[str, Array] = {name: np.ones((1, 1, 1), np.float32) for name in "qk"}
+    feeds |= {"key": np.ones((1, 1, 1, 1, 16)), "value": np.ones((1, 1, 16, 16))}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    with pytest.raises(Exception, match="inputs of other sizes"):
+        opened.run(None, feeds | {name: np.zeros(1, np.int64) for name in places})
 
 
 def test_a_pass_of_no_tokens_leaves_the_buffers() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
 
 from shared import REPOSITORY
 from specrt_export.lower.lazy_tensor import in_memory
@@ -196,6 +196,37 @@ def test_norms_of_another_size_are_refused() -> None:
     for wrong in (Norm("rms", np.ones(63, np.float32)), Norm("mean", np.ones(64, np.float32))):
         with pytest.raises(Exception, match="norm"):
             matmul(weights, norm=wrong)(rows_of(1, 64))
+
+
+def one_product(inputs: dict[str, Any], outputs: dict[str, int], **attributes: Any) -> Any:
+    """Open a product without a bias with fp32 weights [16, K]."""
+    tiles = in_memory("tiles", np.zeros((1, 64 * attributes["K"]), np.uint8))
+    attributes = {"N": 16, "block_size": 0, "format": "fp32", "activation": "none", "exact": 0,
+                  "epsilon": 1e-5, **attributes}  # fmt: skip
+    return session("MatMul", inputs, outputs, (tiles,), **attributes)
+
+
+def test_norms_without_a_weight_and_sums_without_a_residual_are_refused() -> None:
+    rows = (1, ["T", None])
+    bare = one_product({"x": rows}, {"y": 1}, K=1, norm="rms")
+    with pytest.raises(Exception, match="norm of another size"):
+        bare.run(None, {"x": np.ones((2, 1), np.float32)})
+    left_out = {" ": (0, []), "  ": (0, [])}
+    alone = one_product(
+        {"x": rows, **left_out, "weight": (1, [None])}, {"y": 1, "sum": 1}, K=16, norm="rms"
+    )
+    with pytest.raises(Exception, match="sum without a residual"):
+        alone.run(None, {"x": np.ones((2, 16), np.float32), "weight": np.ones(16, np.float32)})
+
+
+@pytest.mark.parametrize("outputs", [-1, 1 << 60])
+def test_tables_of_sizes_that_none_has_are_refused(outputs: int) -> None:
+    tiles = in_memory("tiles", np.zeros((0, 1024), np.uint8))
+    with pytest.raises(Exception, match=f"has N {outputs}"):
+        session(
+            "Embedding", {"tokens": (TensorProto.INT64, [None])}, {"y": 1}, (tiles,),
+            N=outputs, K=16, block_size=0, format="fp32",
+        )  # fmt: skip
 
 
 def test_what_is_no_number_stays_so() -> None:

@@ -79,3 +79,9 @@ def test_long_rows_have_the_same_scores_in_any_company(both: list[Any], vocabula
 def test_no_rows_have_no_scores(both: list[Any]) -> None:
     argmax, confidence = both[0].run(None, {"logits": np.zeros((1, 0, 64), np.float32)})
     assert argmax.shape == confidence.shape == (1, 0)
+
+
+def test_rows_of_no_logits_have_no_best(both: list[Any]) -> None:
+    argmax, confidence = both[0].run(None, {"logits": np.zeros((1, 50, 0), np.float32)})
+    assert (argmax == -1).all()
+    assert np.isnan(confidence).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from math import exp
 from statistics import mean
 
 import pytest
@@ -234,6 +235,17 @@ def test_a_probe_that_hits_lets_the_policy_draft_again() -> None:
     policy.observe(Round([0, 0], 1, 1, 20, 130))
     assert policy.choose() == 1
     assert policy.rate > 1 / 100
+
+
+def test_it_goes_on_after_a_long_draft_of_ever_surer_tokens_that_are_all_right() -> None:
+    most = 144
+    policy = AutoGamma(Costs.assume(most), most)
+    for _ in range(3):
+        assert policy.choose() == most
+        for place in range(1, most + 1):
+            policy.decide(place, 1 / (1 + exp(36 - place / 2)))
+        policy.observe(Round([7] * (most + 1), most, most, 10**4 * most, 10**7))
+    assert policy.choose() == most
 
 
 def test_without_drafts_there_is_nothing_to_fall_back_from() -> None:

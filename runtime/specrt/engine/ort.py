@@ -136,10 +136,11 @@ class OrtEngine:
         if self._session is None:
             raise EngineError(CLOSED)
         if self._binding is None:
-            self._binding = self._session.io_binding()
+            binding = self._session.io_binding()
             for name, cache in self._caches.items():
-                bind_input(self._binding, name, cache)
-                bind_output(self._binding, f"present_{name}", cache)
+                bind_input(binding, name, cache)
+                bind_output(binding, f"present_{name}", cache)
+            self._binding = binding  # with all of them, or an interruption leaves some out
         tokens, rows = self._bound
         self._bound = 0, 0  # an interruption leaves it half bound
         if not self._scores or self._scores["argmax"].shape[1] < scored:
@@ -168,13 +169,14 @@ class OrtEngine:
     def _reserve_scores(self, rows: int) -> None:
         """Allocate scores of so many rows, at least twice as many as before."""
         most = max(rows, 2 * self._scores["argmax"].shape[1]) if self._scores else rows
-        self._values.clear()
-        self._scores = {
+        scores: dict[str, NDArray[Any]] = {
             "argmax": np.zeros((1, most), np.int64),
             "logits": np.zeros((1, most, self.geometry.vocab_size), np.float32),
         }
         if any(o.name == "confidence" for o in self._session.get_outputs()):
-            self._scores["confidence"] = np.zeros((1, most), np.float32)
+            scores["confidence"] = np.zeros((1, most), np.float32)
+        self._values.clear()
+        self._scores = scores  # all or none: what an interruption left out would never be bound
 
     def _scored(self, first: int, last: int) -> RowScores:
         """Return the scores of rows that follow each other."""

@@ -96,8 +96,10 @@ class Acceptance:
         for place, features in enumerate(self._drafted[:evaluated]):
             right, times = place < accepted, self._times(features)
             if right:
+                scale = times + 1.0 / ODDS[-1]  # 1 for the easiest: a long draft leaves no zeros
                 belief = [
-                    b * odds / (1.0 + times * odds) for b, odds in zip(belief, ODDS, strict=True)
+                    b * odds * scale / (1.0 + times * odds)
+                    for b, odds in zip(belief, ODDS, strict=True)
                 ]
             else:
                 belief = [b / (1.0 + times * odds) for b, odds in zip(belief, ODDS, strict=True)]

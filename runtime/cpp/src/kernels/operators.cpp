@@ -86,6 +86,19 @@ std::int64_t integer(const OrtKernelInfo* info, const char* name) {
   return value;
 }
 
+// Beyond what attributes count: so the product of three does not overflow.
+constexpr std::int64_t kMostCount = 1 << 21;
+
+// An attribute that counts something.
+std::size_t size(const OrtKernelInfo* info, const char* name) {
+  const std::int64_t value = integer(info, name);
+  if (value < 0 || value >= kMostCount)
+    throw std::runtime_error("an operator of specrt has " + std::string(name) + " " +
+                             std::to_string(value) + "; expected 0 to " +
+                             std::to_string(kMostCount - 1));
+  return static_cast<std::size_t>(value);
+}
+
 std::string text(const OrtKernelInfo* info, const char* name) {
   std::size_t size = 0;
   OrtStatus* status = ort()->KernelInfoGetAttribute_string(info, name, nullptr, &size);
@@ -187,9 +200,9 @@ constexpr std::size_t kPartScores = 32 << 10;
 class StoredWeights {
  public:
   explicit StoredWeights(const OrtKernelInfo* info) {
-    weights_.outputs = static_cast<std::size_t>(integer(info, "N"));
-    weights_.inputs = static_cast<std::size_t>(integer(info, "K"));
-    weights_.block = static_cast<std::size_t>(integer(info, "block_size"));
+    weights_.outputs = size(info, "N");
+    weights_.inputs = size(info, "K");
+    weights_.block = size(info, "block_size");
     weights_.format = format(text(info, "format"));
     const bool in_codes = weights_.format == Format::int4 || weights_.format == Format::int8;
     const std::size_t block = weights_.block;
@@ -295,7 +308,7 @@ class MatMul : public Operator {
 
   Norm read_norm(OrtKernelContext* context, const Tensor& x) const {
     const Tensor residual = input(context, 3), weight = input(context, 4), bias = input(context, 5);
-    if (weight.items() != stored_.inputs() ||
+    if (weight.data == nullptr || weight.items() != stored_.inputs() ||
         (bias.data != nullptr && bias.shape != weight.shape) ||
         (residual.data != nullptr && residual.items() != x.items()))
       throw std::runtime_error("specrt.MatMul got a norm of another size than its rows");
@@ -305,7 +318,7 @@ class MatMul : public Operator {
     norm.bias = static_cast<const float*>(bias.data);
     norm.sum = floats(context, 1, x.shape);
     if (norm.sum != nullptr && norm.residual == nullptr)
-      throw std::runtime_error("specrt.MatMul was asked for a sum, and got no residual");
+      throw std::runtime_error("specrt.MatMul was asked for a sum without a residual");
     return norm;
   }
 
@@ -420,13 +433,13 @@ class Scores : public Operator {
     const Tensor logits = input(context, 0);
     if (logits.shape.empty()) throw std::runtime_error("specrt.Scores got logits without an axis");
     const auto vocabulary = static_cast<std::size_t>(logits.shape.back());
-    const std::size_t items = logits.items();
     std::vector<std::int64_t> shape = logits.shape;
     shape.pop_back();
     auto* best = static_cast<std::int64_t*>(output(context, 0, shape));
     float* confidence = floats(context, 1, shape);
-    if (items == 0) return;
-    const std::size_t rows = items / vocabulary, wanted = items / kPartScores + 1;
+    std::size_t rows = 1;
+    for (const std::int64_t size : shape) rows *= static_cast<std::size_t>(size);
+    const std::size_t wanted = rows * vocabulary / kPartScores + 1;
     const std::size_t parts = wanted < rows ? wanted : rows;
     parallel(context, parts, [&](std::size_t part) {
       for (std::size_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
@@ -486,14 +499,17 @@ class AttentionOperator : public Operator {
     attention_.heads = size(info, "num_heads");
     attention_.kv_heads = size(info, "kv_num_heads");
     attention_.head_dim = size(info, "head_size");
-    attention_.window = size(info, "local_window_size");
+    attention_.window = static_cast<std::size_t>(integer(info, "local_window_size"));
     attention_.scale = number(info, "scale");
     attention_.softcap = number(info, "softcap");
-    const std::size_t kv_heads = attention_.kv_heads;
-    if (kv_heads == 0 || attention_.heads % kv_heads != 0 || attention_.head_dim == 0)
-      throw std::runtime_error("specrt.Attention has " + std::to_string(attention_.heads) +
-                               " heads over " + std::to_string(kv_heads) +
-                               " of keys; expected a multiple");
+    const std::size_t heads = attention_.heads, kv_heads = attention_.kv_heads;
+    const std::size_t head_dim = attention_.head_dim;
+    if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
+        heads * head_dim >= std::size_t{kMostCount})
+      throw std::runtime_error("specrt.Attention has " + std::to_string(heads) + " heads of " +
+                               std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
+                               " of keys; expected a multiple, and fewer than " +
+                               std::to_string(kMostCount) + " numbers");
   }
 
   void compute(OrtKernelContext* context) const {
@@ -508,11 +524,13 @@ class AttentionOperator : public Operator {
     const std::size_t count = rows.items();
     if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
         query.items() != count * (joined ? wide + 2 * narrow : wide) ||
-        (!joined && (key.items() != count * narrow || value.items() != count * narrow)))
+        (!joined && (value.data == nullptr || key.items() != count * narrow ||
+                     value.items() != count * narrow)))
       throw std::runtime_error(
           "specrt.Attention got inputs of other sizes than its attributes say");
     attention.positions = static_cast<std::size_t>(values.shape[2]);
-    if (keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
+    if (attention.positions % kTile != 0 || keys.shape[0] != values.shape[0] ||
+        keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
         values.items() != static_cast<std::size_t>(keys.shape[0]) * attention.kv_heads *
                               attention.positions * attention.value_stride())
       throw std::runtime_error("specrt.Attention got KV buffers of other sizes than it expects");
@@ -546,9 +564,6 @@ class AttentionOperator : public Operator {
   }
 
  private:
-  static std::size_t size(const OrtKernelInfo* info, const char* name) {
-    return static_cast<std::size_t>(integer(info, name));
-  }
   // The memory of an output; what the input holds is copied where it is other memory.
   static float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
     float* memory = floats(context, index, buffer.shape);

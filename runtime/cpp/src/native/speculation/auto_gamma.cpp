@@ -57,8 +57,9 @@ void Acceptance::learn(std::size_t accepted, std::size_t evaluated) {
     const Features& features = drafted_[place];
     const double factor = times(features), chance = 1 - 1 / (1 + factor * ease_[place]);
     const bool right = place < accepted;
+    const double scale = factor + 1 / odds_.back();  // 1 for the easiest, see Python's
     for (std::size_t i = 0; i < kLevels; ++i) {
-      belief_[i] *= (right ? odds_[i] : 1) / (1 + factor * odds_[i]);
+      belief_[i] *= (right ? odds_[i] * scale : 1) / (1 + factor * odds_[i]);
     }
     for (std::size_t i = 0; i < features.size(); ++i) {
       seen_[i] += chance * (1 - chance) * features[i] * features[i];
