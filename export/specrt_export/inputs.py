@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.errors import BuildError, CheckpointError, RecipeError, RequestError
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
@@ -28,7 +29,8 @@ from specrt_export.portable.graph import (
     geometry_of,
     read_graph,
 )
-from specrt_export.recipe import ModelSource, Recipe
+from specrt_export.precision import PRECISIONS, STORED
+from specrt_export.recipe import ModelSource, Recipe, problems
 
 UNUSED = re.compile(
     r"""
@@ -201,6 +203,52 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     return ModelInputs(role, checkpoint, graph)
 
 
+def settle(recipe: Recipe, inputs: Sequence[ModelInputs]) -> Recipe:
+    """Return a recipe whose quantized checkpoints are kept as they are stored.
+
+    Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
+    for something else of such a checkpoint, or for this of another.
+    """
+    for model in inputs:
+        recipe = _settle(recipe, model)
+    for wrong, message in problems(recipe):
+        if wrong:
+            raise RecipeError(f"{recipe.path}: {message}")
+    return recipe
+
+
+def _settle(recipe: Recipe, model: ModelInputs) -> Recipe:
+    role, gguf, source = model.role, model.checkpoint.gguf, recipe.sources[model.role]
+    where = f"{recipe.path}: {role}"
+    key = f"{role}.precision" if source.precision else "engine.precision"
+    asked = source.precision or recipe.engine.precision
+    if gguf is None or not gguf.quantized:
+        if asked == STORED:
+            raise RecipeError(
+                f"{recipe.path}: {key} is {STORED!r}, and the weights of {source.checkpoint} are "
+                f"floats; set {role}.precision to one of {', '.join(PRECISIONS)}"
+            )
+        return recipe
+    try:
+        gguf.check_kept()
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}.checkpoint: {error}") from error
+    if asked not in ("", STORED):
+        raise RecipeError(
+            f"{recipe.path}: {key} is {asked!r}, and {source.checkpoint} is quantized already "
+            f"({gguf.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
+            "build from the model's floats"
+        )
+    if STORED not in recipe.spec_of(role).precisions:
+        raise RecipeError(
+            f"{where}.checkpoint: {source.checkpoint} is quantized ({gguf.formats()}), and the "
+            f"operators of {recipe.backend_of(role)} do not take its codes and scales as they "
+            "are; build for ort-cpu, or from the model's floats"
+        )
+    kept = replace(source, precision=STORED)
+    return replace(recipe, target=kept) if role == "target" else replace(recipe, draft=kept)
+
+
 def calibration_path(recipe: Recipe) -> Path:
     """Return where the recipe's calibration text is."""
     return recipe.folder / recipe.quality.calibration
@@ -243,12 +291,22 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
+_CODE_BYTES = {"int4": 0.5, "int8": 1.0}
+
+
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
     ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
+    coded = model.checkpoint.coded
     total = sum(
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
-        for weight in model.checkpoint.weights.values()
+        for name, weight in model.checkpoint.weights.items()
+        if name not in coded
+    )
+    # Codes and fp32 scales, in the kept graph's folder and in the engine.
+    total += sum(
+        2 * prod(weight.shape) * (_CODE_BYTES[weight.format.precision] + 4 / weight.format.block)
+        for weight in coded.values()
     )
     return int(total * recipe.spec_of(model.role).disk_factor)
 

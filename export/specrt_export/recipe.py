@@ -17,7 +17,7 @@ from specrt.params import AUTO, Gamma
 from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import is_hub_name
-from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, Precision
+from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,7 +55,7 @@ _PLANS = CompilerSpec(
 COMPILERS: dict[str, CompilerSpec] = {
     "ort-cpu": CompilerSpec(
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
-        tuple(p for p in PRECISIONS if p != "fp8"),
+        (*(p for p in PRECISIONS if p != "fp8"), STORED),
         on_cpu=True,
     ),
     "ort-cuda": CompilerSpec(
@@ -104,8 +104,9 @@ class EngineOptions:
 
     backend: str = next(iter(COMPILERS))
     """What runs the models; `auto` is the fastest that works on the machine that builds."""
-    precision: str = "fp32"
-    """What the weights of both models are stored as, unless their tables say otherwise."""
+    precision: str = ""
+    """What the weights of both models are stored as, unless their tables say otherwise; when empty
+    `stored`, as they are, of a quantized checkpoint, and fp32 of others."""
     quantizer: str = "search"
     """How codes of int4 are found: `search` looks for each block's best scale; `gptq` also lets
     the rest of a row make good what a weight loses, judged by the calibration text."""
@@ -447,7 +448,15 @@ def _weights(recipe: Recipe) -> Problems:
         backend = recipe.backend_of(role)
         known = recipe.spec_of(role).precisions
         own = f"{role}.precision" if source.precision else "engine.precision"
-        values = {own: source.precision or recipe.engine.precision}
+        values = {own: source.precision or recipe.engine.precision or STORAGE[0]}
+        kept = values[own] == STORED
+        for key in ("embedding", "head"):
+            value = getattr(source, key)
+            yield (
+                value == STORED or (kept and value != ""),
+                f"{role}.{key} is {value!r}, and {own} {values[own]!r}; {STORED!r} is for all of a "
+                f"model, remove {role}.{key}",
+            )
         values |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
         for key, value in values.items():
             yield (
@@ -456,8 +465,8 @@ def _weights(recipe: Recipe) -> Problems:
             )
     common = recipe.engine.precision
     yield (
-        common not in PRECISIONS,
-        f"engine.precision is {common!r}; expected one of {', '.join(PRECISIONS)}",
+        common not in ("", *PRECISIONS, STORED),
+        f"engine.precision is {common!r}; expected one of {', '.join((*PRECISIONS, STORED))}",
     )
     for role, precision in recipe.precisions.items():
         block = recipe.sources[role].block
