@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,12 @@ from support.gguf_files import SCORED_VOCABULARY, Store, half, quantized, write_
 
 pytestmark = pytest.mark.export
 
-BLOCKS = {"Q4_0": (32, 18, 8), "Q5_0": (32, 22, 16), "Q6_K": (256, 210, 4096), "Q8_0": (32, 34, 128)}  # fmt: skip
+BLOCKS = {
+    "Q4_0": (32, 18, 8),
+    "Q5_0": (32, 22, 16),
+    "Q6_K": (256, 210, 4096),
+    "Q8_0": (32, 34, 128),
+}
 """Weights and bytes of a block, and about the largest code, of Q6_K times a scale of 8 bits."""
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
@@ -148,12 +152,20 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
 
 
 WRONG = {
-    "another precision": ("[engine]", '[engine]\nprecision = "int4"', r"\.precision is 'int4', and target\.gguf is quantized .*target\.precision to 'stored'"),
+    "another precision": (
+        "[engine]", '[engine]\nprecision = "fp16"',
+        r"\.precision is 'fp16', and target\.gguf is quantized .*target\.precision to 'stored'",
+    ),
     "a block": ("[draft]", "block = 64\n[draft]", r"target\.block is 64"),
-    "an embedding": ("[draft]", 'embedding = "int8"\n[draft]', r"target\.embedding is 'int8'.* remove target\.embedding"),
+    "an embedding": (
+        "[draft]", 'embedding = "bf16"\n[draft]',
+        r"target\.embedding is 'bf16'.* remove target\.embedding",
+    ),
     "a quantizer": ("[engine]", '[engine]\nquantizer = "gptq"', r"engine\.quantizer is 'gptq'"),
-    "a device": ("[draft]", 'backend = "tensorrt"\nprecision = "fp16"\n[draft]', r"'fp16', and target\.gguf is quantized"),
-    "a device's operators": ("[draft]", 'backend = "tensorrt"\n[draft]', r"operators of tensorrt do not take .*build for ort-cpu"),
+    "a device's operators": (
+        "[draft]", 'backend = "tensorrt"\n[draft]',
+        r"operators of tensorrt do not take .*build for ort-cpu",
+    ),
 }  # fmt: skip
 
 
