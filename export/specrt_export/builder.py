@@ -58,14 +58,14 @@ from specrt_export.inputs import (
     check_inputs,
     end_tokens,
     find_inputs,
+    gguf_files,
     read_calibration,
-    settle,
 )
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import Quantized, keep, quantize
-from specrt_export.recipe import Recipe
+from specrt_export.recipe import Recipe, settle
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -81,7 +81,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
     inputs = find_inputs(recipe)
-    recipe = settle(recipe, inputs)
+    recipe = settle(recipe, gguf_files(inputs))
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
@@ -117,7 +117,7 @@ def is_fresh(recipe: Recipe, out: Path) -> bool:
     try:
         manifest = Bundle.open(out).manifest
         inputs = find_inputs(recipe)
-        builder = ModelBuilder.of(settle(recipe, inputs))
+        builder = ModelBuilder.of(settle(recipe, gguf_files(inputs)))
         return manifest.source == fingerprint(builder, inputs)
     except SpecrtError:
         return False

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.errors import BuildError, CheckpointError, RecipeError, RequestError
+from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.reader import SUFFIX
+from specrt_export.gguf.reader import SUFFIX, GgufFile
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -29,8 +29,7 @@ from specrt_export.portable.graph import (
     geometry_of,
     read_graph,
 )
-from specrt_export.precision import PRECISIONS, STORED
-from specrt_export.recipe import ModelSource, Recipe, problems
+from specrt_export.recipe import ModelSource, Recipe
 
 UNUSED = re.compile(
     r"""
@@ -203,50 +202,10 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     return ModelInputs(role, checkpoint, graph)
 
 
-def settle(recipe: Recipe, inputs: Sequence[ModelInputs]) -> Recipe:
-    """Return a recipe whose quantized checkpoints are kept as they are stored.
-
-    Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
-    for something else of such a checkpoint, or for this of another.
-    """
-    for model in inputs:
-        recipe = _settle(recipe, model)
-    for wrong, message in problems(recipe):
-        if wrong:
-            raise RecipeError(f"{recipe.path}: {message}")
-    return recipe
-
-
-def _settle(recipe: Recipe, model: ModelInputs) -> Recipe:
-    role, gguf, source = model.role, model.checkpoint.gguf, recipe.sources[model.role]
-    where = f"{recipe.path}: {role}"
-    key = f"{role}.precision" if source.precision else "engine.precision"
-    asked = source.precision or recipe.engine.precision
-    if gguf is None or not gguf.quantized:
-        if asked == STORED:
-            raise RecipeError(
-                f"{recipe.path}: {key} is {STORED!r}, and the weights of {source.checkpoint} are "
-                f"floats; set {role}.precision to one of {', '.join(PRECISIONS)}"
-            )
-        return recipe
-    try:
-        gguf.check_kept()
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}.checkpoint: {error}") from error
-    if asked not in ("", STORED):
-        raise RecipeError(
-            f"{recipe.path}: {key} is {asked!r}, and {source.checkpoint} is quantized already "
-            f"({gguf.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
-            "build from the model's floats"
-        )
-    if STORED not in recipe.spec_of(role).precisions:
-        raise RecipeError(
-            f"{where}.checkpoint: {source.checkpoint} is quantized ({gguf.formats()}), and the "
-            f"operators of {recipe.backend_of(role)} do not take its codes and scales as they "
-            "are; build for ort-cpu, or from the model's floats"
-        )
-    kept = replace(source, precision=STORED)
-    return replace(recipe, target=kept) if role == "target" else replace(recipe, draft=kept)
+def gguf_files(inputs: Iterable[ModelInputs]) -> dict[str, GgufFile]:
+    """Return the GGUF files among the models."""
+    there = {model.role: model.checkpoint.gguf for model in inputs}
+    return {role: gguf.file for role, gguf in there.items() if gguf is not None}
 
 
 def calibration_path(recipe: Recipe) -> Path:

@@ -19,6 +19,7 @@ from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.estimate import estimate
 from specrt_export.portable.exporter import export_graph
 from specrt_export.portable.external_data import map_weights
 from specrt_export.portable.graph import read_graph
@@ -140,6 +141,9 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
     assert "compare draft with transformers" in stages
     assert is_fresh(read_recipe(recipe), out)
     manifest = Bundle.open(out).manifest
+    for model, guess in zip(manifest.models, estimate(read_recipe(recipe)).models, strict=True):
+        assert guess.precision == "stored"
+        assert guess.engine_bytes == pytest.approx(model.weight_bytes, rel=0.1)
     assert (manifest.target.precision, manifest.target.head) == ("stored", "stored")
     with specrt.load(out, threads=1) as generator:
         params = SamplingParams(max_tokens=40, ignore_eos=True)

@@ -11,7 +11,6 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any, BinaryIO
 from specrt.bundle import hash_file
 from specrt.errors import CheckpointError
 from specrt.system.memory import size
-from specrt_export.gguf.blocks import FORMATS
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import GgufFile, read_gguf
 from specrt_export.gguf.vocabulary import Vocabulary
@@ -102,38 +100,11 @@ class GgufModel:
         except OSError as error:
             raise _full(self.folder, error) from error
 
-    @property
-    def quantized(self) -> bool:
-        """Whether any of its weights are stored as whole numbers."""
-        return any(weight.quantized for weight in self.weights.values())
-
-    def check_kept(self) -> None:
-        """Refuse whole numbers that no engine holds as they are.
-
-        Raises: CheckpointError naming the first tensor of them.
-        """
-        for weight in self.weights.values():
-            if weight.quantized and (not weight.format.precision or len(weight.shape) != 2):
-                tensor, kept = weight.tensor, [f.name for f in FORMATS.values() if f.precision]
-                what = (
-                    "whose minimums engines do not hold" if weight.format.minimums else "a vector"
-                )
-                raise CheckpointError(
-                    f"{tensor.file}: {tensor.name} is stored as {tensor.format.name}, {what}; take "
-                    f"a file of the model in {', '.join(kept)}, F16 or BF16 (this one has "
-                    f"{self.formats()})"
-                )
-
-    def formats(self) -> str:
-        """Return what its tensors are stored as, the most frequent first."""
-        counts = Counter(tensor.format.name for tensor in self.file.tensors.values())
-        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
     def provenance(self) -> dict[str, Any]:
         """Return where the weights are from: each file's name and hash, and the formats."""
         return {
             "files": {path.name: hash_file(path) for path in self.file.files},
-            "formats": self.formats(),
+            "formats": self.file.formats(),
         }
 
 
