@@ -58,13 +58,14 @@ from specrt_export.inputs import (
     check_inputs,
     end_tokens,
     find_inputs,
+    gguf_files,
     read_calibration,
 )
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
 from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.quantizer import Quantized, quantize
-from specrt_export.recipe import Recipe
+from specrt_export.quantize.quantizer import Quantized, keep, quantize
+from specrt_export.recipe import Recipe, settle
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -80,6 +81,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
     inputs = find_inputs(recipe)
+    recipe = settle(recipe, gguf_files(inputs))
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
@@ -114,7 +116,9 @@ def is_fresh(recipe: Recipe, out: Path) -> bool:
     """Tell whether `out` holds a bundle that opens, built from exactly these inputs."""
     try:
         manifest = Bundle.open(out).manifest
-        return manifest.source == fingerprint(ModelBuilder.of(recipe), find_inputs(recipe))
+        inputs = find_inputs(recipe)
+        builder = ModelBuilder.of(settle(recipe, gguf_files(inputs)))
+        return manifest.source == fingerprint(builder, inputs)
     except SpecrtError:
         return False
 
@@ -273,7 +277,12 @@ class ModelBuilder:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             scratch = Path(name)
             original = self._export(model, scratch, progress)
-            self._compare_with_model(model, original, progress)
+            # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
+            parameters = _parameters(original)
+            if model.checkpoint.coded:
+                kept = keep(original.graph, model.checkpoint, scratch / "kept")
+                original = GraphSource(kept.graph, kept.folder)
+            self._compare_with_model(model, original, parameters, progress)
             quantized = self._quantize(role, original, scratch, _unfinished(previous), progress)
             source = original
             if quantized is not None:
@@ -294,7 +303,7 @@ class ModelBuilder:
                         quality, said = self.gate.check(role, original, quantized, engine)
             progress(f"compile {role}", 0.6)
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(original, lowered, compiled, quality), said
+            return self._record(parameters, lowered, compiled, quality), said
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
@@ -309,17 +318,17 @@ class ModelBuilder:
         return GraphSource(graph, checkpoint.folder)
 
     def _compare_with_model(
-        self, model: ModelInputs, source: GraphSource, progress: Progress
+        self, model: ModelInputs, source: GraphSource, parameters: int, progress: Progress
     ) -> None:
         """Compare the portable graph with transformers, where that is installed and has room."""
         if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
             return
-        reference, reason = _open_reference(model.checkpoint, _parameters(source))
+        reference, reason = _open_reference(model.checkpoint, parameters)
         if reference is None:
             progress(f"warning: {model.role} is not compared with transformers: {reason}", 0.1)
             return
         progress(f"compare {model.role} with transformers", 0.1)
-        check_parity(model.checkpoint, source.graph, reference=reference)
+        check_parity(model.checkpoint, source.graph, reference=reference, folder=source.weights)
 
     def _quantize(
         self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
@@ -348,7 +357,7 @@ class ModelBuilder:
             check_engine(reference, engine, widths, lowered.compute, self.recipe.backend_of(role))
 
     def _record(
-        self, original: GraphSource, lowered: LoweredModel, compiled: CompiledModel,
+        self, parameters: int, lowered: LoweredModel, compiled: CompiledModel,
         quality: Quality | None,
     ) -> ModelRecord:  # fmt: skip
         role = lowered.role
@@ -357,8 +366,7 @@ class ModelBuilder:
             engine=f"{role}/{compiled.file}",
             geometry=lowered.geometry,
             model_type=lowered.model_type,
-            # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
-            parameters=_parameters(original),
+            parameters=parameters,
             weight_bytes=compiled.weight_bytes,
             kv_item_bytes=KV_BYTES[lowered.compute],
             fused=lowered.fused,

@@ -14,6 +14,7 @@ from typing import Any
 from specrt.errors import CheckpointError, how_to_install
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
+from specrt_export.gguf.weights import GgufWeight
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -122,6 +123,12 @@ class Checkpoint:
             return list(self.gguf.file.files)
         kinds = (".json", ".safetensors", ".jinja")
         return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
+
+    @property
+    def coded(self) -> dict[str, GgufWeight]:
+        """The weights that are stored as whole numbers."""
+        there = self.gguf.weights if self.gguf is not None else {}
+        return {name: weight for name, weight in there.items() if weight.quantized}
 
     def unpack(self) -> None:
         """Write the weights that lie in another form than graphs read; a folder's never do.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
-from specrt_export.gguf.reader import SUFFIX, read_gguf
-from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe
+from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe, settle
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -288,7 +289,12 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 
     Raises: CheckpointError, RecipeError.
     """
-    models = tuple(_model(recipe, role, source) for role, source in recipe.sources.items())
+    there = {role: find_gguf(recipe, role) for role in recipe.sources}
+    files = {role: file for role, file in there.items() if file is not None}
+    recipe = settle(recipe, files)
+    models = tuple(
+        _model(recipe, role, source, files.get(role)) for role, source in recipe.sources.items()
+    )
     on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
     return RecipeEstimate(
         name=recipe.name,
@@ -300,7 +306,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     )
 
 
-def _model(recipe: Recipe, role: str, source: ModelSource) -> ModelEstimate:
+def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None) -> ModelEstimate:
     config, where = find_config(recipe, role)
     shape = ModelShape.from_config(config, where)
     g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
@@ -310,16 +316,17 @@ def _model(recipe: Recipe, role: str, source: ModelSource) -> ModelEstimate:
             f"trained for {g.max_positions} positions, so expected at most these"
         )
     weights = _Weights(recipe, role, shape)
+    kept = file if precision.keeps else None
     return ModelEstimate(
         role=role,
         checkpoint=source.checkpoint,
         model_type=shape.model_type,
         precision=precision.layers,
         parameters=shape.parameters,
-        engine_bytes=weights.engine(),
+        engine_bytes=_kept(kept, step=False) if kept else weights.engine(),
         kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
         working_bytes=_working(recipe, shape),
-        step_bytes=weights.step(),
+        step_bytes=_kept(kept, step=True) if kept else weights.step(),
     )
 
 
@@ -393,6 +400,32 @@ class _Weights:
         return self._backend.float_factor if floats else 1.0
 
 
+def _kept(file: GgufFile, *, step: bool) -> int:
+    """Return the bytes of a file's weights in an engine, or those that a step reads of them."""
+    tied = "output.weight" not in file.tensors
+    total = 0
+    for tensor in file.tensors.values():
+        form, items = tensor.format, prod(tensor.shape)
+        if step and tensor.name == "token_embd.weight" and not tied:
+            continue
+        if form.precision:
+            # A block of several scales has products of them, which fp16 does not hold.
+            scale = 2 if form.block == form.items else 4
+            total += int(_SCALED[form.precision] * items) + scale * (items // form.block)
+        else:
+            total += items * (4 if len(tensor.shape) == 1 else form.bytes)
+    return total
+
+
+def find_gguf(recipe: Recipe, role: str) -> GgufFile | None:
+    """Return the GGUF file that a recipe names as a checkpoint, if it is one and there.
+
+    Raises: CheckpointError.
+    """
+    file = recipe.folder / recipe.sources[role].checkpoint
+    return read_gguf(file) if file.suffix == SUFFIX and file.is_file() else None
+
+
 def _working(recipe: Recipe, shape: ModelShape) -> int:
     """Return the most that a prefill pass and the logits of a verify pass keep at once.
 
@@ -415,10 +448,10 @@ def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
         is none.
     """
     source = recipe.sources[role]
-    file = recipe.folder / source.checkpoint
-    if file.suffix == SUFFIX and file.is_file():
-        return configuration(read_gguf(file)), file
-    local = file / "config.json"
+    gguf = find_gguf(recipe, role)
+    if gguf is not None:
+        return configuration(gguf), gguf.path
+    local = recipe.folder / source.checkpoint / "config.json"
     if local.is_file():
         return _object(local), local
     cached = cached_file(source, "config.json")

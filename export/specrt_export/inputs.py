@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,7 +21,7 @@ from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.reader import SUFFIX
+from specrt_export.gguf.reader import SUFFIX, GgufFile
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -201,6 +202,12 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     return ModelInputs(role, checkpoint, graph)
 
 
+def gguf_files(inputs: Iterable[ModelInputs]) -> dict[str, GgufFile]:
+    """Return the GGUF files among the models."""
+    there = {model.role: model.checkpoint.gguf for model in inputs}
+    return {role: gguf.file for role, gguf in there.items() if gguf is not None}
+
+
 def calibration_path(recipe: Recipe) -> Path:
     """Return where the recipe's calibration text is."""
     return recipe.folder / recipe.quality.calibration
@@ -243,12 +250,22 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
+_CODE_BYTES = {"int4": 0.5, "int8": 1.0}
+
+
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
     """Return about what building one model takes."""
     ends, precision = model.checkpoint.config.get("vocab_size"), recipe.precisions[model.role]
+    coded = model.checkpoint.coded
     total = sum(
         prod(weight.shape) * precision.disk_bytes(end=weight.shape[:1] == (ends,))
-        for weight in model.checkpoint.weights.values()
+        for name, weight in model.checkpoint.weights.items()
+        if name not in coded
+    )
+    # Codes and fp32 scales, in the kept graph's folder and in the engine.
+    total += sum(
+        2 * prod(weight.shape) * (_CODE_BYTES[weight.format.precision] + 4 / weight.format.block)
+        for weight in coded.values()
     )
     return int(total * recipe.spec_of(model.role).disk_factor)
 

@@ -14,6 +14,10 @@ SCALED = ("int8", "int4", "fp8")
 PRECISIONS = (*STORAGE, *SCALED)
 
 
+STORED = "stored"
+"""What a recipe calls the codes and scales of a quantized checkpoint, kept as they are."""
+
+
 BLOCKS = (32, 64, 128)
 """Weights along the inner axis that share a scale: what a recipe may ask for."""
 
@@ -59,6 +63,7 @@ class Precision:
         *, per_row: bool = False, calibrated: bool = False,
     ) -> Precision:  # fmt: skip
         """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
+        layers = layers or STORAGE[0]
         ends = "int8" if layers == "int4" else layers
         names = (layers, embedding or ends, head or ends)
         shared = {name for name in names if name in SCALED}
@@ -82,8 +87,13 @@ class Precision:
 
     @property
     def rewrites(self) -> bool:
-        """Whether any weight is stored otherwise than as fp32."""
-        return set(self.names) != {"fp32"}
+        """Whether any weight is stored otherwise than its checkpoint or fp32 says."""
+        return not set(self.names) <= {"fp32", STORED}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether weights are those of a quantized checkpoint, as they are."""
+        return self.layers == STORED
 
     @property
     def quantizes(self) -> bool:

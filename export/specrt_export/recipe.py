@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 from specrt.bundle import MOST_ROWS
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
-from specrt.errors import RecipeError
+from specrt.errors import CheckpointError, RecipeError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import is_hub_name
-from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, Precision
+from specrt_export.gguf.reader import GgufFile
+from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,7 +56,7 @@ _PLANS = CompilerSpec(
 COMPILERS: dict[str, CompilerSpec] = {
     "ort-cpu": CompilerSpec(
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
-        tuple(p for p in PRECISIONS if p != "fp8"),
+        (*(p for p in PRECISIONS if p != "fp8"), STORED),
         on_cpu=True,
     ),
     "ort-cuda": CompilerSpec(
@@ -104,8 +105,9 @@ class EngineOptions:
 
     backend: str = next(iter(COMPILERS))
     """What runs the models; `auto` is the fastest that works on the machine that builds."""
-    precision: str = "fp32"
-    """What the weights of both models are stored as, unless their tables say otherwise."""
+    precision: str = ""
+    """What the weights of both models are stored as, unless their tables say otherwise; when empty
+    `stored`, as they are, of a quantized checkpoint, and fp32 of others."""
     quantizer: str = "search"
     """How codes of int4 are found: `search` looks for each block's best scale; `gptq` also lets
     the rest of a row make good what a weight loses, judged by the calibration text."""
@@ -320,6 +322,52 @@ def _best_here(recipe: Recipe) -> str:
     return best if fits else next(iter(COMPILERS))
 
 
+def settle(recipe: Recipe, files: Mapping[str, GgufFile]) -> Recipe:
+    """Return a recipe whose quantized checkpoints are kept as they are stored.
+
+    `files` are those of the models in GGUF.
+    Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
+    for something else of such a checkpoint, or for this of another.
+    """
+    for role in recipe.sources:
+        recipe = _settle(recipe, role, files.get(role))
+    for wrong, message in problems(recipe):
+        if wrong:
+            raise RecipeError(f"{recipe.path}: {message}")
+    return recipe
+
+
+def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
+    source, asked = recipe.sources[role], recipe.engine.precision
+    key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
+    asked = source.precision or asked
+    if file is None or not file.quantized:
+        if asked == STORED:
+            raise RecipeError(
+                f"{key} is {STORED!r}, and the weights of {source.checkpoint} are floats; set "
+                f"{role}.precision to one of {', '.join(PRECISIONS)}"
+            )
+        return recipe
+    try:
+        file.check_kept()
+    except CheckpointError as error:
+        raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
+    if asked not in ("", STORED):
+        raise RecipeError(
+            f"{key} is {asked!r}, and {source.checkpoint} is quantized already "
+            f"({file.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
+            "build from the model's floats"
+        )
+    if STORED not in recipe.spec_of(role).precisions:
+        raise RecipeError(
+            f"{recipe.path}: {role}.checkpoint: {source.checkpoint} is quantized "
+            f"({file.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
+            "codes and scales as they are; build for ort-cpu, or from the model's floats"
+        )
+    kept = replace(source, precision=STORED)
+    return replace(recipe, target=kept) if role == "target" else replace(recipe, draft=kept)
+
+
 def parse(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
@@ -447,7 +495,15 @@ def _weights(recipe: Recipe) -> Problems:
         backend = recipe.backend_of(role)
         known = recipe.spec_of(role).precisions
         own = f"{role}.precision" if source.precision else "engine.precision"
-        values = {own: source.precision or recipe.engine.precision}
+        values = {own: source.precision or recipe.engine.precision or STORAGE[0]}
+        kept = values[own] == STORED
+        for key in ("embedding", "head"):
+            value = getattr(source, key)
+            yield (
+                value == STORED or (kept and value != ""),
+                f"{role}.{key} is {value!r}, and {own} {values[own]!r}; {STORED!r} is for all of a "
+                f"model, remove {role}.{key}",
+            )
         values |= {f"{role}.{key}": getattr(source, key) for key in ("embedding", "head")}
         for key, value in values.items():
             yield (
@@ -456,8 +512,8 @@ def _weights(recipe: Recipe) -> Problems:
             )
     common = recipe.engine.precision
     yield (
-        common not in PRECISIONS,
-        f"engine.precision is {common!r}; expected one of {', '.join(PRECISIONS)}",
+        common not in ("", *PRECISIONS, STORED),
+        f"engine.precision is {common!r}; expected one of {', '.join((*PRECISIONS, STORED))}",
     )
     for role, precision in recipe.precisions.items():
         block = recipe.sources[role].block

@@ -21,7 +21,7 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.recipe import read_recipe
 from support import gguf_files
-from support.gguf_files import SCORED_VOCABULARY, brain, half, quantized, write_model
+from support.gguf_files import SCORED_VOCABULARY, brain, half, write_model
 
 pytestmark = pytest.mark.export
 
@@ -78,15 +78,6 @@ def test_a_pair_of_floats_gives_transformers_text(target: Any, tmp_path: Path) -
             assert made == wanted
     write_model(tmp_path / "draft.gguf", gguf_files.made("qwen3"), half, SCORED_VOCABULARY)
     assert not is_fresh(recipe, out)
-
-
-def test_whole_numbers_are_refused_by_name_until_storage_has_them(
-    target: Any, tmp_path: Path
-) -> None:
-    write_model(tmp_path / "target.gguf", target, quantized, SCORED_VOCABULARY)
-    with pytest.raises(SpecrtError, match=r"is stored as Q\d_\d; expected one of F32"):
-        build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_graph_of_a_file_is_one_without_weights(target: Any, tmp_path: Path) -> None:

@@ -40,8 +40,9 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert found.name == tmp_path.name
     assert (found.target.checkpoint, found.draft and found.draft.checkpoint) == ("t", "d")
     assert (found.engine.backend, found.engine.precision, found.engine.batch) == (
-        "ort-cpu", "fp32", 1,
+        "ort-cpu", "", 1,
     )  # fmt: skip
+    assert {precision.names for precision in found.precisions.values()} == {("fp32",) * 3}
     assert (found.engine.gammas, found.engine.gamma) == (tuple(range(1, 9)), "auto")
     other = recipe(tmp_path, PAIR).rename(tmp_path / "pair.toml")
     assert read_recipe(other).name == "pair"

@@ -196,6 +196,9 @@ class Reference:
 
         from specrt_export.portable.trace import quiet
 
+        if checkpoint.coded:
+            self._model = _filled(checkpoint)
+            return
         with quiet(), no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
@@ -213,6 +216,27 @@ class Reference:
             output = self._model(input_ids=torch.from_numpy(tokens), use_cache=False)
         logits: Logits = output.logits.numpy()
         return logits
+
+
+def _filled(checkpoint: Checkpoint) -> Any:
+    """Return a quantized checkpoint's model, with the floats that its codes stand for."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from specrt_export.portable.trace import quiet
+
+    assert checkpoint.gguf is not None
+    weights = checkpoint.gguf.weights
+    with quiet(), no_progress_bar(), torch.no_grad():
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(
+            AutoConfig.from_pretrained(checkpoint.folder),
+            dtype=torch.float32,
+            attn_implementation="eager",
+        )
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name].floats(0, parameter.shape[0])))
+    return model.eval()
 
 
 @contextmanager
@@ -276,15 +300,17 @@ class ParityReport:
 
 def check_parity(
     checkpoint: Checkpoint, graph: Path, *, tolerance: float = PARITY_TOLERANCE,
-    reach: int = REACH, reference: Reference | None = None,
+    reach: int = REACH, reference: Reference | None = None, folder: Path | None = None,
 ) -> ParityReport:  # fmt: skip
     """Run graph and model on the same random tokens; return how close their logits are.
+
+    The graph's weights are in `folder`, or the checkpoint's own.
 
     Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
     stale keys; beyond each sliding window of at most `reach` tokens.
     Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
     """
-    run = GraphRun(graph, checkpoint.folder)
+    run = GraphRun(graph, folder or checkpoint.folder)
     reference = Reference(checkpoint) if reference is None else reference
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]

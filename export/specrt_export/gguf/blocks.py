@@ -60,6 +60,13 @@ class Format:
     minimums: bool = False
     decode: Decode | None = None
 
+    @property
+    def precision(self) -> str:
+        """What holds its codes and scales as they are; empty for floats, and with minimums."""
+        if self.decode is None or self.minimums:
+            return ""
+        return "int4" if self.least >= -8 and self.most <= 7 else "int8"
+
     def codes(self, rows: Bytes) -> Codes:
         """Return rows of blocks [N, row_bytes] as whole numbers."""
         assert self.decode is not None, f"{self.name} holds floats"

@@ -11,7 +11,6 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +100,11 @@ class GgufModel:
         except OSError as error:
             raise _full(self.folder, error) from error
 
-    def formats(self) -> str:
-        """Return what its tensors are stored as, the most frequent first."""
-        counts = Counter(tensor.format.name for tensor in self.file.tensors.values())
-        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
     def provenance(self) -> dict[str, Any]:
         """Return where the weights are from: each file's name and hash, and the formats."""
         return {
             "files": {path.name: hash_file(path) for path in self.file.files},
-            "formats": self.formats(),
+            "formats": self.file.formats(),
         }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -152,6 +153,32 @@ class GgufFile:
     def path(self) -> Path:
         """The file, or the first part."""
         return self.files[0]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any tensor is stored as whole numbers."""
+        return any(tensor.format.decode is not None for tensor in self.tensors.values())
+
+    def formats(self) -> str:
+        """Return what its tensors are stored as, the most frequent first."""
+        counts = Counter(tensor.format.name for tensor in self.tensors.values())
+        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+    def check_kept(self) -> None:
+        """Refuse whole numbers that no engine holds as they are.
+
+        Raises: CheckpointError naming the first tensor of them.
+        """
+        for tensor in self.tensors.values():
+            form = tensor.format
+            if form.decode is None or (form.precision and len(tensor.shape) == 2):
+                continue
+            what = "whose minimums engines do not hold" if form.minimums else "and is no matrix"
+            kept = ", ".join(one.name for one in FORMATS.values() if one.precision)
+            raise CheckpointError(
+                f"{tensor.file}: {tensor.name} is stored as {form.name}, {what}; take a file of "
+                f"the model in {kept}, F16 or BF16 (this one has {self.formats()})"
+            )
 
     @property
     def architecture(self) -> str:

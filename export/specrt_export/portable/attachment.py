@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint, WeightBytes
-from specrt_export.portable.graph import ATTACHED, TYPES
+from specrt_export.portable.graph import ATTACHED, CODED, TYPES
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
@@ -28,14 +28,19 @@ def attach(model: ir.Model, checkpoint: Checkpoint) -> None:
 
         weight (bf16) ── Cast(to=FLOAT) ── what read the weight
 
-    Raises: CheckpointError for a weight that is missing, misshapen or quantised.
+    One stored as whole numbers stays without bytes, for `quantize.keep` to fill in.
+    Raises: CheckpointError for a weight that is missing, misshapen or quantised otherwise.
     """
     casts = []
+    coded = checkpoint.coded
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if not isinstance(tensor, ir.ExternalTensor) or tensor.location != UNATTACHED:
             continue
         stored = _find(checkpoint, value)
+        if value.name in coded:
+            value.const_value = _external(value, CODED, ir.DataType.FLOAT)
+            continue
         dtype = ir.DataType(TYPES[stored.dtype])
         if dtype != ir.DataType.FLOAT:
             casts.append(_cast(value))
@@ -72,7 +77,7 @@ def _find(checkpoint: Checkpoint, value: ir.Value) -> WeightBytes:
             f"{stored.file}: {value.name} has shape {list(stored.shape)}, config.json calls for "
             f"{list(value.shape)}; check that both are of one model"
         )
-    if stored.dtype not in TYPES:
+    if stored.dtype not in TYPES and value.name not in checkpoint.coded:
         raise CheckpointError(
             f"{stored.file}: {value.name} is stored as {stored.dtype}; expected one of "
             f"{', '.join(TYPES)}. Export the checkpoint it was quantised from"

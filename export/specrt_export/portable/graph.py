@@ -33,6 +33,9 @@ MODEL_TYPE = "specrt.model_type"
 
 
 PRECISION = "specrt.precision"
+
+CODED = "coded"
+"""Location of a weight that its checkpoint holds as whole numbers; no file has this name."""
 """What a quantized graph stores its weights as; no other graph has it."""
 
 
@@ -112,6 +115,9 @@ def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -
         place = {entry.key: entry.value for entry in tensor.external_data}
         bare = tensor.name.partition(".")[2]
         stored = checkpoint.weights.get(tensor.name) or checkpoint.weights.get(bare)
+        coded = checkpoint.coded.get(tensor.name)
+        if coded is not None and place.get("location") == CODED:
+            continue
         if stored is None or (
             stored.file.name != place.get("location")
             or stored.offset != int(place.get("offset", 0))

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -18,7 +18,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specrt.errors import BuildError
+from specrt.errors import BuildError, CheckpointError
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.weights import GgufWeight
 from specrt_export.portable.external_data import (
     DataFile,
     Floats,
@@ -29,8 +31,8 @@ from specrt_export.portable.external_data import (
     narrow,
     widen,
 )
-from specrt_export.portable.graph import PRECISION, read_graph
-from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, Precision
+from specrt_export.portable.graph import CODED, PRECISION, read_graph
+from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
 from specrt_export.quantize.calibration import (
     CalibrationText,
     Packed,
@@ -82,6 +84,44 @@ def quantize(
     data = model.SerializeToString(deterministic=True)
     (folder / GRAPH).write_bytes(data)
     return Quantized(folder, precision, tuple(stored))
+
+
+def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
+    """Write `graph.onnx` and `weights.data` of a checkpoint that is quantized already.
+
+    Its codes and scales stay as they are, bit for bit; floats are copied as fp32.
+    Raises: ExportError, CheckpointError.
+    """
+    model = read_graph(graph)
+    folder.mkdir(parents=True)
+    with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
+        coded = checkpoint.coded
+        stored = [store.write_codes(one, coded[one.weight]) for one in _coded(model, coded)]
+        graft(model, stored)
+        _keep_rest(model, checkpoint.folder, store)
+    (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
+    return Quantized(folder, Precision.of(STORED), tuple(stored))
+
+
+def _coded(model: onnx.ModelProto, coded: Mapping[str, GgufWeight]) -> list[Choice]:
+    """Return the weights that a checkpoint holds as whole numbers.
+
+    Raises: CheckpointError for one that is read in another way than matrices are.
+    """
+    readers, head = _readers(model.graph), _head(model.graph)
+    choices = []
+    for tensor in external_tensors(model):
+        if location(tensor) != CODED:
+            continue
+        one = coded[tensor.name]
+        uses = tuple(_uses(tensor.name, readers, head))
+        if len(uses) != len(readers[tensor.name]) or any(use.turned for use in uses):
+            raise CheckpointError(
+                f"{one.tensor.file}: {one.tensor.name} is stored as {one.format.name}, and the "
+                "model does more than multiply with it; take a file that stores it as F16 or F32"
+            )
+        choices.append(Choice(tensor.name, one.format.precision, one.format.block, uses, False))
+    return choices
 
 
 def _write_chosen(
@@ -419,6 +459,19 @@ class Store:
         lost, there = sum(part[0] for part in sums), sum(part[1] for part in sums)
         tensors = tuple(region.tensor for region in regions)
         return Stored(choice, tensors, lost / there if there else 0.0)
+
+    def write_codes(self, choice: Choice, weight: GgufWeight) -> Stored:
+        """Copy the codes and scales of a weight [N, K] as they are."""
+        regions = _reserve(self._file, choice, weight.shape)
+
+        def work(begin: int, end: int) -> None:
+            rows = weight.codes(begin, end)
+            codes = pack(rows.codes) if choice.precision == "int4" else rows.codes
+            for region, array in zip(regions, (codes, rows.scales), strict=True):
+                region.write(begin, array)
+
+        self._by_slices(work, *weight.shape)
+        return Stored(choice, tuple(region.tensor for region in regions), 0.0)
 
     def _by_slices(self, work: Callable[[int, int], Any], rows: int, items: int) -> list[Any]:
         """Do some work for all rows; as many slices are in memory as there are threads."""
