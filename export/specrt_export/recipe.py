@@ -329,12 +329,13 @@ def settle(recipe: Recipe, files: Mapping[str, GgufFile]) -> Recipe:
     Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
     for something else of such a checkpoint, or for this of another.
     """
+    settled = recipe
     for role in recipe.sources:
-        recipe = _settle(recipe, role, files.get(role))
-    for wrong, message in problems(recipe):
+        settled = _settle(settled, role, files.get(role))
+    for wrong, message in problems(settled) if settled is not recipe else ():
         if wrong:
             raise RecipeError(f"{recipe.path}: {message}")
-    return recipe
+    return settled
 
 
 def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
