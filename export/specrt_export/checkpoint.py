@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specrt.errors import CheckpointError, how_to_install
-from specrt_export.gguf.model import GgufModel
+from specrt_export.gguf.model import GgufModel, WeightBytes
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.gguf.weights import GgufWeight
 
@@ -87,20 +87,6 @@ WANTED_FILES = (
 
 
 @dataclass(frozen=True)
-class WeightBytes:
-    """Where one weight lies: `bytes` bytes from `offset` of `file`, in safetensors' dtype name.
-
-    Whole numbers of a GGUF file have the name of their format instead, such as `Q4_K`.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A model folder that was looked at, with no weight read."""
 
@@ -165,8 +151,7 @@ class Checkpoint:
             )
         model = GgufModel.open(path)
         places = {} if config_only else model.places
-        weights = {name: WeightBytes(**asdict(place)) for name, place in places.items()}
-        return cls(model.folder, model.config, MappingProxyType(weights), model)
+        return cls(model.folder, model.config, MappingProxyType(places), model)
 
 
 TEXT_PARTS = {"gemma3": "gemma3_text"}

@@ -11,7 +11,8 @@ from math import sqrt
 from growth.axes import Axis
 from growth.shape import Shape
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint, WeightBytes
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.model import WeightBytes
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 BUFFER = "rotary_emb.inv_freq"

@@ -31,12 +31,12 @@ SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a weight lies once it can be read, in safetensors' words."""
+class WeightBytes:
+    """Where a weight lies: `bytes` bytes from `offset` of `file`, once that is there."""
 
     file: Path
     dtype: str
-    """That of floats; of whole numbers the name of their format, such as `Q4_K`."""
+    """Of floats as safetensors names it; of whole numbers their format, such as `Q4_K`."""
     shape: tuple[int, ...]
     offset: int
     bytes: int
@@ -49,7 +49,7 @@ class GgufModel:
     file: GgufFile
     config: dict[str, Any]
     weights: Mapping[str, GgufWeight]
-    places: Mapping[str, Place]
+    places: Mapping[str, WeightBytes]
     folder: Path
     """The checkpoint folder, which is there as long as this is."""
 
@@ -137,7 +137,7 @@ def _full(folder: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _places(floats: Path, named: Mapping[str, GgufWeight]) -> dict[str, Place]:
+def _places(floats: Path, named: Mapping[str, GgufWeight]) -> dict[str, WeightBytes]:
     """Return where each weight is, or will be."""
     places = {}
     at = len(_header({n: w for n, w in named.items() if not w.quantized}))
@@ -145,12 +145,12 @@ def _places(floats: Path, named: Mapping[str, GgufWeight]) -> dict[str, Place]:
         if weight.quantized:
             tensor = weight.tensor
             length = math.prod(weight.shape[:-1]) * tensor.row_bytes
-            places[name] = Place(
+            places[name] = WeightBytes(
                 tensor.file, tensor.format.name, weight.shape, tensor.offset, length
             )
             continue
         length = _bytes(weight)
-        places[name] = Place(floats, weight.dtype, weight.shape, at, length)
+        places[name] = WeightBytes(floats, weight.dtype, weight.shape, at, length)
         at += length
     return places
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint, WeightBytes
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.gguf.model import WeightBytes
 from specrt_export.portable.graph import ATTACHED, CODED, TYPES
 
 UNATTACHED = "unattached.safetensors"
