@@ -35,6 +35,7 @@ specrt_export.lint
 specrt_export.portable
 specrt_export.checkpoint
 specrt_export.gguf
+specrt_export.quantize.codes
 specrt_export.precision
 specrt_export
 specrt.loading

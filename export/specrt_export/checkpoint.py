@@ -14,7 +14,7 @@ from typing import Any
 from specrt.errors import CheckpointError, how_to_install
 from specrt_export.gguf.model import GgufModel, WeightBytes
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.gguf.weights import GgufWeight
+from specrt_export.quantize.codes import CodedWeight
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -111,8 +111,8 @@ class Checkpoint:
         return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
 
     @property
-    def coded(self) -> dict[str, GgufWeight]:
-        """The weights that are stored as whole numbers."""
+    def coded(self) -> dict[str, CodedWeight]:
+        """The weights that are stored in codes."""
         there = self.gguf.weights if self.gguf is not None else {}
         return {name: weight for name, weight in there.items() if weight.quantized}
 

@@ -250,7 +250,7 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
-_CODE_BYTES = {"int4": 0.5, "int8": 1.0}
+_CODE_BYTES = {"int4": 0.5, "fp4": 0.5, "int8": 1.0, "fp8": 1.0}
 
 
 def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
@@ -262,9 +262,9 @@ def _disk_bytes(recipe: Recipe, model: ModelInputs) -> int:
         for name, weight in model.checkpoint.weights.items()
         if name not in coded
     )
-    # Codes and fp32 scales, in the kept graph's folder and in the engine.
+    # Codes, fp32 scales and minimums, in the kept graph's folder and in the engine.
     total += sum(
-        2 * prod(weight.shape) * (_CODE_BYTES[weight.format.precision] + 4 / weight.format.block)
+        2 * prod(weight.shape) * (_CODE_BYTES[weight.precision] + 8 / weight.block)
         for weight in coded.values()
     )
     return int(total * recipe.spec_of(model.role).disk_factor)

@@ -57,7 +57,7 @@ def test_weights_are_the_references_bits(number: int) -> None:
 def test_codes_are_whole_numbers_with_scales(format_: Format) -> None:
     rows = random_rows(format_, 40, 4)
     codes = format_.codes(rows)
-    assert codes.codes.dtype == np.int8
+    assert codes.codes.dtype == (np.uint8 if format_.minimums else np.int8)
     assert (codes.codes.min(), codes.codes.max()) == (format_.least, format_.most)
     assert codes.codes.shape == (40, 4 * format_.items)
     assert codes.scales.shape == (40, 4 * format_.items // format_.block)

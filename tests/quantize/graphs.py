@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
-from specrt_export.portable.graph import ATTACHED, GEOMETRY
+from specrt_export.portable.external_data import Floats
+from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session
+from specrt_export.quantize.codes import Codes, Origin
+from specrt_export.quantize.quantizer import prune
 
 VOCAB, WIDTH = 256, 64
 
@@ -75,3 +79,72 @@ def _add(nodes: list[onnx.NodeProto], op_type: str, inputs: list[str], **attribu
 
 def normal(seed: int, *shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+FORMATS = ("int4", "int4-zeros", "int4-minimums", "int4-unsigned", "int8", "int8-zeros",
+           "int8-minimums", "int8-unsigned", "fp4", "fp8")  # fmt: skip
+"""Kinds of codes; with zeros and minimums they are unsigned, as files have them."""
+
+
+def random_codes(kind: str, rows: int, inner: int, block: int, seed: int = 0) -> Codes:
+    """Return codes of a kind, of which every one occurs, with scales that fp16 holds."""
+    rng = np.random.default_rng(seed)
+    name, _, beside = kind.partition("-")
+    shape, blocks = (rows, inner), (rows, inner // block)
+    scales = rng.uniform(-0.3, 0.3, blocks).astype(np.float16).astype(np.float32)
+    most = 16 if name in ("int4", "fp4") else 256
+    codes = rng.integers(0, most, shape).astype(np.uint8)
+    if name == "fp8":  # without the two that are no numbers
+        codes = np.where(codes & 127 == 127, np.uint8(0), codes)
+    if beside == "zeros":
+        return Codes(name, codes, scales, zeros=rng.integers(0, most, blocks).astype(np.uint8))
+    if beside == "minimums":
+        return Codes(name, codes, scales, minimums=normal(seed + 1, *blocks))
+    if beside or name in ("fp4", "fp8"):
+        return Codes(name, codes, scales)
+    return Codes(name, (codes.astype(np.int16) - most // 2).astype(np.int8), scales)
+
+
+@dataclass(frozen=True)
+class HeldCodes:
+    """Codes in memory; a `CodedWeight`."""
+
+    name: str
+    whole: Codes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.whole.codes.shape
+
+    @property
+    def precision(self) -> str:
+        return self.whole.format
+
+    @property
+    def block(self) -> int:
+        return self.shape[1] // self.whole.scales.shape[1]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(Path("held"), self.name, self.precision)
+
+    def codes(self, begin: int, end: int) -> Codes:
+        one = self.whole
+        return Codes(
+            one.format, one.codes[begin:end], one.scales[begin:end],
+            None if one.zeros is None else one.zeros[begin:end],
+            None if one.minimums is None else one.minimums[begin:end],
+        )  # fmt: skip
+
+    def floats(self, begin: int, end: int) -> Floats:
+        return self.codes(begin, end).floats()
+
+
+def values_of(model: onnx.ModelProto, folder: Path, names: Iterable[str]) -> list[Any]:
+    """Return values of a graph that no input decides, as plain ONNX Runtime makes them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.input[:], copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    prune(copy)
+    return list(open_session(copy, folder)[0].run(None, {}))

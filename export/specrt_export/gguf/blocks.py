@@ -14,30 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specrt_export.quantize.codes import Codes, Floats
+
 Bytes = NDArray[np.uint8]
-
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Rows of weights as whole numbers."""
-
-    codes: NDArray[np.int8]
-    """[N, K]."""
-    scales: Floats
-    """[N, K / block]."""
-    minimums: Floats | None = None
-    """[N, K / block]; None where zero is a code."""
-
-    def floats(self) -> Floats:
-        """Return the weights [N, K]."""
-        blocks = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
-        blocks *= self.scales[..., None]
-        if self.minimums is not None:
-            blocks -= self.minimums[..., None]
-        return blocks.reshape(self.codes.shape)
-
 
 Decode = Callable[[Bytes], tuple[NDArray[Any], Floats, Floats | None]]
 
@@ -62,10 +41,11 @@ class Format:
 
     @property
     def precision(self) -> str:
-        """What holds its codes and scales as they are; empty for floats, and with minimums."""
-        if self.decode is None or self.minimums:
+        """What holds its codes as they are; empty for floats."""
+        if self.decode is None:
             return ""
-        return "int4" if self.least >= -8 and self.most <= 7 else "int8"
+        small = (self.least >= -8 and self.most <= 7) or (self.least >= 0 and self.most <= 15)
+        return "int4" if small else "int8"
 
     def codes(self, rows: Bytes) -> Codes:
         """Return rows of blocks [N, row_bytes] as whole numbers."""
@@ -73,9 +53,10 @@ class Format:
         codes, scales, minimums = self.decode(rows.reshape(-1, self.bytes))
         count = len(rows)
         return Codes(
-            codes.reshape(count, -1).astype(np.int8, copy=False),
+            self.precision,
+            codes.reshape(count, -1),
             scales.reshape(count, -1),
-            None if minimums is None else minimums.reshape(count, -1),
+            minimums=None if minimums is None else minimums.reshape(count, -1),
         )
 
     def floats(self, rows: Bytes) -> Floats:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.gguf.blocks import Bytes, Codes, Floats, Format
+from specrt_export.gguf.blocks import Bytes, Format
 from specrt_export.gguf.configuration import Family, family_of
 from specrt_export.gguf.reader import GgufFile, GgufTensor
+from specrt_export.quantize.codes import Codes, Floats, Origin
 
 Order = NDArray[np.int64]
 
@@ -58,6 +59,21 @@ class GgufWeight:
     def quantized(self) -> bool:
         """Whether it is stored as whole numbers."""
         return self.format.decode is not None
+
+    @property
+    def precision(self) -> str:
+        """See `CodedWeight`."""
+        return self.format.precision
+
+    @property
+    def block(self) -> int:
+        """See `CodedWeight`."""
+        return self.format.block
+
+    @property
+    def origin(self) -> Origin:
+        """See `CodedWeight`."""
+        return Origin(self.tensor.file, self.tensor.name, self.format.name)
 
     def codes(self, begin: int, end: int) -> Codes:
         """Return rows `begin` to `end` as whole numbers, their scales and minimums.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import BuildError
 from specrt_export.portable.external_data import (
+    HALVES,
     STORAGE,
     DataFile,
     disk_full,
@@ -44,7 +45,7 @@ class LazyTensor:
     onnx_type: int
     shape: tuple[int, ...]
     rows: Rows
-    """Returns the part `[begin:end]` along the first axis; of int4 [n, K] the bytes [n, K / 2]."""
+    """Returns the part `[begin:end]` along the first axis; of 4 bits the bytes [n, K / 2]."""
     bytes_of: str = ""
     """Name of the tensor with the same bytes in another shape, where there is one."""
 
@@ -62,7 +63,7 @@ class LazyTensor:
     def row_bytes(self) -> int:
         """Bytes of one row."""
         size = prod(self.shape[1:]) * STORAGE[self.onnx_type].itemsize
-        return size // 2 if self.onnx_type == onnx.TensorProto.INT4 else size
+        return size // 2 if self.onnx_type in HALVES else size
 
     @property
     def nbytes(self) -> int:

@@ -29,7 +29,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint) -> None:
 
         weight (bf16) ── Cast(to=FLOAT) ── what read the weight
 
-    One stored as whole numbers stays without bytes, for `quantize.keep` to fill in.
+    One stored in codes stays without bytes, for `quantize.keep` to fill in.
     Raises: CheckpointError for a weight that is missing, misshapen or quantised otherwise.
     """
     casts = []

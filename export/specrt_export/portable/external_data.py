@@ -27,11 +27,14 @@ STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.INT8: np.dtype(np.int8),
     # Two to a byte, the first in the low half.
     onnx.TensorProto.INT4: np.dtype(np.uint8),
+    onnx.TensorProto.UINT4: np.dtype(np.uint8),
     onnx.TensorProto.FLOAT8E4M3FN: np.dtype(np.uint8),
-    # The codes of an engine, whose zero lies in the middle.
     onnx.TensorProto.UINT8: np.dtype(np.uint8),
 }
 """How the types of weights lie in memory."""
+
+HALVES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+"""Types of which two lie in a byte."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class MappedWeight:
     name: str
     onnx_type: int
     array: NDArray[Any]
-    """Shapes: that of the tensor; of int4 [N, K] the bytes, [N, K / 2]."""
+    """Shapes: that of the tensor; of 4 bits [N, K] the bytes, [N, K / 2]."""
 
 
 def map_weights(model: onnx.ModelProto, folder: Path) -> list[MappedWeight]:
@@ -71,7 +74,7 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> list[MappedWeight]:
 
 def _stored_shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
     *outer, inner = tensor.dims or (1,)
-    if tensor.data_type == onnx.TensorProto.INT4:
+    if tensor.data_type in HALVES:
         inner //= 2
     return (*outer, inner) if tensor.dims else ()
 

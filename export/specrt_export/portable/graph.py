@@ -33,10 +33,10 @@ MODEL_TYPE = "specrt.model_type"
 
 
 PRECISION = "specrt.precision"
+"""What a quantized graph stores its weights as; no other graph has it."""
 
 CODED = "coded"
-"""Location of a weight that its checkpoint holds as whole numbers; no file has this name."""
-"""What a quantized graph stores its weights as; no other graph has it."""
+"""Location of a weight that its checkpoint holds in codes; no file has this name."""
 
 
 TYPES = {

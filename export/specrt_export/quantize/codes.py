@@ -1,24 +1,120 @@
-"""Weights as small whole numbers: symmetric codes, one scale for each block of weights."""
+"""Weights as codes of 4 or 8 bits, in blocks that share a scale."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt_export.portable.external_data import Floats
+Floats = NDArray[np.float32]
 
-Codes = NDArray[np.int8]
-
-
-INT8_MOST = 127
+Integers = NDArray[np.int8]
 
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP4_VALUES = np.concatenate([FP4_VALUES, -FP4_VALUES])
+"""What the codes of fp4 stand for: a sign, two bits of exponent and one of mantissa.
+
+Source: OCP Microscaling Formats (MX) 1.0, 5.3.3 (E2M1).
+"""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Rows of weights in codes, and what these stand for in fp32, rounded in this order.
+
+    ```
+    int4, int8      scale * (code - zero), or scale * code - minimum
+    fp4, fp8        scale * value of the code
+    ```
+    """
+
+    format: str
+    """int4, int8, fp4 or fp8."""
+    codes: NDArray[Any]
+    """[N, K]: int8, or uint8 where no code is negative; of fp4 and fp8 the bits, uint8."""
+    scales: Floats
+    """[N, K / block]."""
+    zeros: NDArray[Any] | None = None
+    """[N, K / block], of the type of the codes and as small; None where all are 0."""
+    minimums: Floats | None = None
+    """[N, K / block]; None where there are none. There are never zeros and minimums."""
+
+    def floats(self) -> Floats:
+        """Return the weights [N, K]."""
+        blocks = self._values().reshape(*self.scales.shape, -1)
+        if self.zeros is not None:
+            blocks -= self.zeros[..., None]
+        blocks *= self.scales[..., None]
+        if self.minimums is not None:
+            blocks -= self.minimums[..., None]
+        return blocks.reshape(self.codes.shape)
+
+    def _values(self) -> Floats:
+        if self.format == "fp4":
+            return np.take(FP4_VALUES, self.codes)
+        stored = self.codes.view(FP8) if self.format == "fp8" else self.codes
+        values: Floats = stored.astype(np.float32)
+        return values
+
+
+class Origin(NamedTuple):
+    """Where a weight of a checkpoint is from."""
+
+    file: Path
+    tensor: str
+    format: str
+    """What the file's own kind calls its format."""
+
+
+class CodedWeight(Protocol):
+    """A weight [N, K] that a checkpoint holds in codes.
+
+    All of its rows have zeros, or all minimums, or none of them has either; codes of one type.
+    """
+
+    @property
+    def name(self) -> str:
+        """What transformers calls it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in the model."""
+
+    @property
+    def precision(self) -> str:
+        """The format of its codes: int4, int8, fp4 or fp8."""
+
+    @property
+    def block(self) -> int:
+        """Weights of a row that share a scale."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it is from."""
+
+    def codes(self, begin: int, end: int) -> Codes:
+        """Return rows `begin` to `end`.
+
+        Raises: CheckpointError for scales that are no finite numbers.
+        """
+
+    def floats(self, begin: int, end: int) -> Floats:
+        """Return rows `begin` to `end` as the fp32 weights that they stand for.
+
+        Raises: CheckpointError.
+        """
+
+
+INT8_MOST = 127
 
 
 FP8_MOST = 448.0
@@ -44,7 +140,7 @@ _SMALLEST = np.float32(1e-30)
 
 def encode(
     weights: Floats, precision: str, block: int, *, positive: bool = False
-) -> tuple[Codes, Floats]:
+) -> tuple[Integers, Floats]:
     """Return codes and scales of weights; codes of fp8 are the bytes of its numbers.
 
     `positive` keeps scales of int4 from being negative; of normal weights that leaves 9 % more
@@ -54,7 +150,7 @@ def encode(
     blocks = np.ascontiguousarray(weights).reshape(-1, block)
     codes = np.empty(blocks.shape, np.int8)
     scales = np.empty(len(blocks), np.float32)
-    finders: dict[str, Callable[[Floats], tuple[Codes, Floats]]] = {
+    finders: dict[str, Callable[[Floats], tuple[Integers, Floats]]] = {
         "int4": partial(_int4, positive=positive),
         "int8": _int8,
         "fp8": _fp8,
@@ -86,21 +182,28 @@ def decode(codes: NDArray[Any], scales: Floats) -> Floats:
     return blocks.reshape(codes.shape)
 
 
-def pack(codes: Codes) -> NDArray[np.uint8]:
+def pack(codes: NDArray[Any]) -> NDArray[np.uint8]:
     """Return int4 codes [N, K] two to a byte, [N, K / 2], the first in the low half."""
     pairs = codes.view(np.uint8).reshape(len(codes), -1, 2)
     return (pairs[..., 0] & np.uint8(15)) | (pairs[..., 1] << np.uint8(4))
 
 
-def unpack(packed: NDArray[np.uint8]) -> Codes:
+def unpack(packed: NDArray[np.uint8]) -> Integers:
     """Return the int4 codes [N, K] of bytes [N, K / 2]."""
     # Up and down again as a signed number, which copies the sign into the upper half.
-    halves: Codes = np.stack([packed << 4, packed & 0xF0], axis=-1).view(np.int8)
-    codes: Codes = (halves >> 4).reshape(len(packed), -1)
+    halves: Integers = np.stack([packed << 4, packed & 0xF0], axis=-1).view(np.int8)
+    codes: Integers = (halves >> 4).reshape(len(packed), -1)
     return codes
 
 
-def _int8(rows: Floats) -> tuple[Codes, Floats]:
+def unpack_unsigned(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the codes [N, K] from 0 to 15 of bytes [N, K / 2]."""
+    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
+        len(packed), -1
+    )
+
+
+def _int8(rows: Floats) -> tuple[Integers, Floats]:
     """Round to 127 steps of the largest weight."""
     scales = _half(_scales(rows, INT8_MOST))
     codes = np.rint(rows / scales)
@@ -122,7 +225,7 @@ def _half(scales: Floats) -> Floats:
     return np.where(fits, rounded, scales)
 
 
-def _fp8(rows: Floats) -> tuple[Codes, Floats]:
+def _fp8(rows: Floats) -> tuple[Integers, Floats]:
     """Round to numbers of 4 bits of exponent and 3 of mantissa, the largest weight being 448.
 
     Source: Micikevicius et al. 2022, arXiv:2209.05433 (E4M3).
@@ -138,7 +241,7 @@ def _scales(rows: Floats, most: float) -> Floats:
     return np.where(largest > 0, largest / np.float32(most), np.float32(1)).astype(np.float32)
 
 
-def _int4(rows: Floats, *, positive: bool) -> tuple[Codes, Floats]:
+def _int4(rows: Floats, *, positive: bool) -> tuple[Integers, Floats]:
     """Search each block's scale for the least squared error.
 
     The largest weight is put on the side of -8, where codes reach one step further, so scales may

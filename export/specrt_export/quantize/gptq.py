@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from specrt.engine.ort import silent_options
 from specrt_export.portable.external_data import Floats
-from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, Codes
+from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, Integers
 
 DAMPINGS = (0.01, 0.1, 1.0)
 """Of the mean second moment, added to each: keeps the factor from following few texts too far.
@@ -151,7 +151,7 @@ def _divide(matrix: Floats, upper: Floats, multiply: Products) -> None:
 
 def feed_back(
     weights: Floats, upper: Floats, block: int, find_scales: FindScales, multiply: Products
-) -> tuple[Codes, Floats, Floats]:
+) -> tuple[Integers, Floats, Floats]:
     """Return codes [K, N], scales [K / block, N] and the weights [K, N] they stand for.
 
     `weights` [K, N] are a weight [N, K] turned; `upper` is the factor of what they are multiplied

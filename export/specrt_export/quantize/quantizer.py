@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.weights import GgufWeight
 from specrt_export.portable.external_data import (
     DataFile,
     Floats,
@@ -39,7 +38,15 @@ from specrt_export.quantize.calibration import (
     Progress,
     calibrate,
 )
-from specrt_export.quantize.codes import FP8, decode, encode, pack, unpack
+from specrt_export.quantize.codes import (
+    FP4_VALUES,
+    CodedWeight,
+    Codes,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.data"
 
@@ -103,8 +110,8 @@ def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
     return Quantized(folder, Precision.of(STORED), tuple(stored))
 
 
-def _coded(model: onnx.ModelProto, coded: Mapping[str, GgufWeight]) -> list[Choice]:
-    """Return the weights that a checkpoint holds as whole numbers.
+def _coded(model: onnx.ModelProto, coded: Mapping[str, CodedWeight]) -> list[Choice]:
+    """Return the weights that a checkpoint holds in codes.
 
     Raises: CheckpointError for one that is read in another way than matrices are.
     """
@@ -117,10 +124,10 @@ def _coded(model: onnx.ModelProto, coded: Mapping[str, GgufWeight]) -> list[Choi
         uses = tuple(_uses(tensor.name, readers, head))
         if len(uses) != len(readers[tensor.name]) or any(use.turned for use in uses):
             raise CheckpointError(
-                f"{one.tensor.file}: {one.tensor.name} is stored as {one.format.name}, and the "
-                "model does more than multiply with it; take a file that stores it as F16 or F32"
+                f"{one.origin.file}: {one.origin.tensor} is stored as {one.origin.format}, and the "
+                "model does more than multiply with it; take a checkpoint that stores it in floats"
             )
-        choices.append(Choice(tensor.name, one.format.precision, one.format.block, uses, False))
+        choices.append(Choice(tensor.name, one.precision, one.block, uses, False))
     return choices
 
 
@@ -165,8 +172,8 @@ def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
 def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
     """Let each use of a chosen weight read its stored form; drop what nothing reads any more.
 
-        codes, scales ── DequantizeLinear ─┐
-        fp16 or bf16 ─── Cast ─────────────┴─ (Transpose) ── Transpose, Gemm or Gather
+        codes, scales ── see `_decoded` ─┐
+        fp16 or bf16 ─── Cast ───────────┴─ (Transpose) ── Transpose, Gemm or Gather
 
     The transposition in brackets is there for a weight that was turned to be stored.
     """
@@ -174,7 +181,8 @@ def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
     added: list[onnx.NodeProto] = []
     for one in stored:
         model.graph.initializer.extend(one.tensors)
-        nodes_of_weight = _restore(one)
+        nodes_of_weight, constants = _restore(one)
+        model.graph.initializer.extend(constants)
         added.extend(nodes_of_weight)
         for use in one.choice.uses:
             nodes[use.node].input[use.input] = nodes_of_weight[-1].output[0]
@@ -184,16 +192,61 @@ def graft(model: onnx.ModelProto, stored: Iterable[Stored]) -> None:
     prune(model)
 
 
-def _restore(one: Stored) -> list[onnx.NodeProto]:
-    """Return the nodes that make fp32 weights of stored ones."""
+def _restore(one: Stored) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Return the nodes that make fp32 weights of stored ones, and the constants they read."""
     choice, names = one.choice, [tensor.name for tensor in one.tensors]
-    if choice.precision in SCALED:
-        nodes = [_node("DequantizeLinear", choice.name, names, axis=1, block_size=choice.block)]
+    constants: list[onnx.TensorProto] = []
+    if choice.block:
+        nodes, constants = _decoded(one)
     else:
         nodes = [_node("Cast", choice.name, names, to=TensorProto.FLOAT)]
     if choice.turned:
-        nodes.append(_node("Transpose", choice.name, nodes[0].output, perm=[1, 0]))
-    return nodes
+        nodes.append(_node("Transpose", choice.name, nodes[-1].output, perm=[1, 0]))
+    return nodes, constants
+
+
+def _decoded(one: Stored) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Return the nodes that make fp32 weights of codes, with the roundings that `Codes` has.
+
+    ```
+    codes, scales ─ DequantizeLinear                                                  symmetric
+    zeros (8 bits) ─ Cast to the codes' type ─ DequantizeLinear, with codes and scales
+    codes, scales ─ DequantizeLinear ─ Reshape [N, K / block, block] ─ Sub minimums ─ Reshape
+    codes (uint4) ─ Cast to int32 ─ Gather from 16 values ─ Reshape ─ Mul scales ─ Reshape    fp4
+    ```
+    """
+    choice, tensors = one.choice, one.tensors
+    name, values = choice.name, tensors[0].name
+    blocks = [tensors[0].dims[0], tensors[0].dims[1] // choice.block, choice.block]
+    whole = [_constant(f"{name}.blocks", blocks), _constant(f"{name}.shape", tensors[0].dims)]
+
+    def in_blocks(op_type: str, made: onnx.NodeProto, other: str) -> list[onnx.NodeProto]:
+        """Return an operation of blocks with a number for each."""
+        cut = _node("Reshape", f"{name}/blocks", [made.output[0], whole[0].name])
+        done = _node(op_type, name, [cut.output[0], other])
+        return [cut, done, _node("Reshape", name, [done.output[0], whole[1].name])]
+
+    if choice.precision == "fp4":
+        table = helper.make_tensor(f"{name}.values", TensorProto.FLOAT, [16], FP4_VALUES)
+        index = _node("Cast", name, [values], to=TensorProto.INT32)
+        found = _node("Gather", name, [table.name, index.output[0]], axis=0)
+        nodes = [index, found, *in_blocks("Mul", found, tensors[1].name)]
+        return nodes, [table, *whole]
+    attributes = {"axis": 1, "block_size": choice.block}
+    inputs = [values, tensors[1].name]
+    if len(tensors) == 2:
+        return [_node("DequantizeLinear", name, inputs, **attributes)], []
+    if tensors[2].data_type == TensorProto.FLOAT:
+        scaled = _node("DequantizeLinear", name, inputs, **attributes)
+        return [scaled, *in_blocks("Sub", scaled, tensors[2].name)], whole
+    if tensors[2].data_type == tensors[0].data_type:
+        return [_node("DequantizeLinear", name, [*inputs, tensors[2].name], **attributes)], []
+    zeros = _node("Cast", f"{name}.zero", [tensors[2].name], to=tensors[0].data_type)
+    return [zeros, _node("DequantizeLinear", name, [*inputs, zeros.output[0]], **attributes)], []
+
+
+def _constant(name: str, numbers: Iterable[int]) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(list(numbers), np.int64), name)
 
 
 def _node(op_type: str, name: str, inputs: Iterable[str], **attributes: Any) -> onnx.NodeProto:
@@ -387,13 +440,17 @@ MOST_THREADS = 8
 
 
 _TYPES = {
-    "fp32": onnx.TensorProto.FLOAT,
-    "fp16": onnx.TensorProto.FLOAT16,
-    "bf16": onnx.TensorProto.BFLOAT16,
-    "int8": onnx.TensorProto.INT8,
-    "int4": onnx.TensorProto.INT4,
-    "fp8": onnx.TensorProto.FLOAT8E4M3FN,
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+    "int8": TensorProto.INT8,
+    "int4": TensorProto.INT4,
+    # As the numbers of its table: ONNX Runtime reads no FLOAT4E2M1 on a CPU.
+    "fp4": TensorProto.UINT4,
+    "fp8": TensorProto.FLOAT8E4M3FN,
 }
+
+_UNSIGNED = {"int8": TensorProto.UINT8, "int4": TensorProto.UINT4}
 
 
 @dataclass(frozen=True)
@@ -402,7 +459,7 @@ class Stored:
 
     choice: Choice
     tensors: tuple[onnx.TensorProto, ...]
-    """The weight; of whole numbers also its scales."""
+    """The weight; in codes also its scales, and then its zeros or minimums if it has any."""
     error: float
     """Squared error over squared weights."""
 
@@ -460,14 +517,12 @@ class Store:
         tensors = tuple(region.tensor for region in regions)
         return Stored(choice, tensors, lost / there if there else 0.0)
 
-    def write_codes(self, choice: Choice, weight: GgufWeight) -> Stored:
-        """Copy the codes and scales of a weight [N, K] as they are."""
-        regions = _reserve(self._file, choice, weight.shape)
+    def write_codes(self, choice: Choice, weight: CodedWeight) -> Stored:
+        """Copy the codes, scales, zeros and minimums of a weight [N, K] as they are."""
+        regions = _reserve_codes(self._file, choice, weight.shape, weight.codes(0, 1))
 
         def work(begin: int, end: int) -> None:
-            rows = weight.codes(begin, end)
-            codes = pack(rows.codes) if choice.precision == "int4" else rows.codes
-            for region, array in zip(regions, (codes, rows.scales), strict=True):
+            for region, array in zip(regions, _arrays(weight.codes(begin, end)), strict=True):
                 region.write(begin, array)
 
         self._by_slices(work, *weight.shape)
@@ -494,24 +549,53 @@ def _turned(source: StoredTensor) -> Floats:
 def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Region]:
     """Take the places of a weight [N, K], and of its scales [N, K / block] if it has any."""
     rows, items = shape
-    name, kind = choice.name, _TYPES[choice.precision]
     if choice.precision not in SCALED:
-        return [file.reserve(name, kind, shape, rows, 2 * items)]
-    row_bytes = items // 2 if choice.precision == "int4" else items
-    scales = items // choice.block
+        return [file.reserve(choice.name, _TYPES[choice.precision], shape, rows, 2 * items)]
+    sample = Codes(choice.precision, np.empty(0, np.int8), np.empty(0, np.float32))
+    return _reserve_codes(file, choice, shape, sample)
+
+
+def _reserve_codes(
+    file: DataFile, choice: Choice, shape: tuple[int, ...], sample: Codes
+) -> list[Region]:
+    """Take the places of a weight [N, K] in codes, and of what belongs to them."""
+    rows, items = shape
+    name, blocks = choice.name, items // choice.block
+    is_unsigned = sample.codes.dtype == np.uint8
+    types = _TYPES | _UNSIGNED if is_unsigned else _TYPES
+    halved = choice.precision in ("int4", "fp4")
+
+    def beside(suffix: str, kind: int, size: int, *inner: int) -> Region:
+        return file.reserve(f"{name}.{suffix}", kind, (rows, blocks, *inner), rows, blocks * size)
+
+    regions = [
+        file.reserve(name, types[choice.precision], shape, rows, items // 2 if halved else items),
+        # A factor of blocks [N, K / block, block] for fp4; see `_decoded`.
+        beside("scale", TensorProto.FLOAT, 4, *([1] if choice.precision == "fp4" else [])),
+    ]
+    if sample.zeros is not None:
+        regions.append(beside("zero", TensorProto.UINT8 if is_unsigned else TensorProto.INT8, 1))
+    if sample.minimums is not None:
+        regions.append(beside("minimum", TensorProto.FLOAT, 4, 1))
+    return regions
+
+
+def _arrays(rows: Codes) -> list[NDArray[Any]]:
+    """Return what is written of some rows of codes, in the order of their places."""
+    halved = rows.format in ("int4", "fp4")
+    beside = (rows.scales, rows.zeros, rows.minimums)
     return [
-        file.reserve(name, kind, shape, rows, row_bytes),
-        file.reserve(f"{name}.scale", _TYPES["fp32"], (rows, scales), rows, 4 * scales),
+        pack(rows.codes) if halved else rows.codes,
+        *(array for array in beside if array is not None),
     ]
 
 
 def _form(choice: Choice, weights: Floats) -> tuple[Sequence[NDArray[Any]], Floats]:
     """Return what is written of some rows, and the fp32 weights that it stands for."""
     if choice.precision in SCALED:
-        codes, scales = encode(weights, choice.precision, choice.block, positive=choice.positive)
-        packed = pack(codes) if choice.precision == "int4" else codes
-        values = codes.view(FP8) if choice.precision == "fp8" else codes
-        return (packed, scales), decode(values, scales)
+        found = encode(weights, choice.precision, choice.block, positive=choice.positive)
+        rows = Codes(choice.precision, *found)
+        return _arrays(rows), rows.floats()
     bits = narrow(weights, choice.precision)
     restored = widen(bits, _TYPES[choice.precision])
     if not np.isfinite(restored).all():
