@@ -103,6 +103,8 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
+        origins = {m.role: m.checkpoint.gguf.origin() for m in inputs if m.checkpoint.gguf}
+        manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
 

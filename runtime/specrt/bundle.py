@@ -102,6 +102,16 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The GGUF file that a model was built from."""
+
+    formats: str
+    """What its tensors are stored as, the most frequent first, as `"Q4_0 197, F32 65"`."""
+    files: dict[str, str]
+    """Its parts and their SHA-256."""
+
+
+@dataclass(frozen=True)
 class Quality:
     """How far a model is from the one its checkpoint holds, on the recipe's calibration text."""
 
@@ -185,6 +195,8 @@ class Manifest:
     files: dict[str, FileRecord]
     acceptance: Agreement | None = None
     """None where nothing is quantized, or there is no draft."""
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """Of each model in GGUF, by its role."""
 
     @property
     def max_width(self) -> int:

@@ -149,7 +149,7 @@ def test_places_name_formats(tmp_path: Path) -> None:
     assert kinds == {"F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
     assert checkpoint.gguf is not None
     assert checkpoint.gguf.file.formats().startswith(("F32 ", "Q"))
-    assert set(checkpoint.gguf.provenance()["files"]) == {"tiny.gguf"}
+    assert set(checkpoint.gguf.origin().files) == {"tiny.gguf"}
     assert (checkpoint.origin, checkpoint.files) == (path, [path])
     checkpoint.unpack()
     held = (checkpoint.folder / FLOATS).stat().st_size

@@ -88,6 +88,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
         *_acceptance_facts(manifest),
+        *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
         ("built with", ", ".join(f"{k} {v}" for k, v in versions.items())),
@@ -109,6 +110,15 @@ def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
         f"{100 * shares.before:.1f} % before quantizing"
     )
     return [("acceptance", told)]
+
+
+def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the GGUF files that models were built from."""
+    return [
+        ("from", f"{role}: {name}, sha256 {sha256} ({origin.formats})")
+        for role, origin in manifest.origins.items()
+        for name, sha256 in origin.files.items()
+    ]
 
 
 def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
