@@ -21,7 +21,16 @@ from math import prod
 from pathlib import Path
 
 import specrt
-from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
+from specrt.bundle import (
+    FILE_NAME,
+    FORMAT,
+    Bundle,
+    Manifest,
+    ModelRecord,
+    Origin,
+    Quality,
+    hash_file,
+)
 from specrt.errors import (
     BuildError,
     CheckpointError,
@@ -63,6 +72,7 @@ from specrt_export.inputs import (
 )
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
+from specrt_export.provenance import oddity, origin, parameters
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import Quantized, keep, quantize
 from specrt_export.recipe import Recipe, settle
@@ -92,6 +102,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
+        _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}
         for number, model in enumerate(inputs):
@@ -103,10 +114,30 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
-        origins = {m.role: m.checkpoint.gguf.origin() for m in inputs if m.checkpoint.gguf}
-        manifest = replace(manifest, origins=origins)
+        progress("hash checkpoints", 0.96)
+        manifest = replace(manifest, origins={m.role: _origin(recipe, m) for m in inputs})
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _origin(recipe: Recipe, model: ModelInputs) -> Origin:
+    """Return where the weights of a model are from."""
+    return origin(model.checkpoint, model.hub, recipe.sources[model.role].revision)
+
+
+def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
+    """Say what is lawful and strange: weights stored unlike the others, a draft that is larger."""
+    for model in inputs:
+        odd = oddity(model.checkpoint)
+        if odd is not None:
+            progress(f"warning: {model.role} {model.checkpoint.origin.name} is a mixture: {odd}", 0)
+    sizes = [parameters(model.checkpoint) for model in inputs]
+    if sizes[-1] > sizes[0]:
+        progress(
+            f"warning: the draft has {sizes[-1] / 1e6:.1f} M parameters and the target "
+            f"{sizes[0] / 1e6:.1f} M: drafting takes longer than it saves; change their places",
+            0,
+        )
 
 
 def _unfinished(out: Path) -> Path:
@@ -136,7 +167,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
         raise BuildError(
             f"{out} exists and is not a bundle; name another place with --out, or remove it"
         )
-    read = [recipe.path, *(model.checkpoint.origin for model in inputs)]
+    read = [*filter(Path.is_file, [recipe.path]), *(model.checkpoint.origin for model in inputs)]
     read += [model.graph for model in inputs if model.graph is not None]
     if recipe.quality.calibration:
         read.append(calibration_path(recipe))
@@ -186,7 +217,7 @@ def _manifest(
     scored = models["target"].geometry.vocab_size
     if known > scored:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} has token ids up to {known - 1}, and the model "
+            f"the tokenizer of {checkpoint.origin} has token ids up to {known - 1}, and the model "
             f"scores {scored}; they do not belong together"
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specrt.bundle import Origin, hash_file
 from specrt.errors import CheckpointError
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
@@ -99,11 +98,6 @@ class GgufModel:
             aside.replace(out)
         except OSError as error:
             raise _full(self.folder, error) from error
-
-    def origin(self) -> Origin:
-        """Return where the weights are from."""
-        files = {path.name: hash_file(path).sha256 for path in self.file.files}
-        return Origin(self.file.formats(), files)
 
 
 def _written(name: str, texts: Mapping[str, dict[str, Any]]) -> Path:

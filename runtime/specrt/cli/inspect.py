@@ -113,12 +113,13 @@ def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the GGUF files that models were built from."""
-    return [
-        ("from", f"{role}: {name}, sha256 {sha256} ({origin.formats})")
-        for role, origin in manifest.origins.items()
-        for name, sha256 in origin.files.items()
-    ]
+    """Return the checkpoints that models were built from, and their files of weights."""
+    facts = []
+    for role, origin in manifest.origins.items():
+        hub = f"{origin.hub}{origin.revision and f' at {origin.revision}'}, " if origin.hub else ""
+        facts.append(("from", f"{role}: {hub}{origin.formats}"))
+        facts += [("", f"  {name}, sha256 {sha256}") for name, sha256 in origin.files.items()]
+    return facts
 
 
 def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
