@@ -28,6 +28,7 @@ specrt_export.check
 specrt_export.compile
 specrt_export.inputs
 specrt_export.estimate
+specrt_export.pair
 specrt_export.recipe
 specrt_export.lower
 specrt_export.quantize

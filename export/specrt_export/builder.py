@@ -40,6 +40,7 @@ from specrt.errors import (
     shortage,
 )
 from specrt.params import AUTO
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.check.equivalence import (
@@ -90,6 +91,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
+    _check_exporter(recipe)
     inputs = find_inputs(recipe)
     recipe = settle(recipe, gguf_files(inputs))
     _check_place(out, recipe, inputs)
@@ -118,6 +120,19 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         manifest = replace(manifest, origins={m.role: _origin(recipe, m) for m in inputs})
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _check_exporter(recipe: Recipe) -> None:
+    """Refuse a checkpoint without a graph, before it is fetched, where nothing can export it.
+
+    Raises: BuildError.
+    """
+    absent = missing_exporter()
+    if absent is not None and not all(source.graph for source in recipe.sources.values()):
+        raise BuildError(
+            f"exporting a checkpoint needs {absent}; install it with "
+            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
+        )
 
 
 def _origin(recipe: Recipe, model: ModelInputs) -> Origin:
@@ -424,13 +439,8 @@ def open_compiler(recipe: Recipe, role: str) -> Compiler:
 
 
 def _export(checkpoint: Checkpoint, graph: Path) -> Path:
-    try:
-        from specrt_export.portable.exporter import export_graph
-    except ImportError as error:
-        raise BuildError(
-            f"exporting a checkpoint needs {error.name}; install it with "
-            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
-        ) from None
+    from specrt_export.portable.exporter import export_graph
+
     return export_graph(checkpoint, graph).path
 
 

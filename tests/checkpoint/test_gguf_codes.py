@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,9 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
         ]
     assert len(texts[0]) == 40
     assert texts[0] == texts[1] == texts[2]
+    later = target.stat().st_mtime_ns + 1
+    os.utime(target, ns=(later, later))
+    assert not is_fresh(read_recipe(recipe), out)
 
 
 WRONG = {
