@@ -27,7 +27,7 @@ from specrt.bundle import (
     Bundle,
     Manifest,
     ModelRecord,
-    Origin,
+    Provenance,
     Quality,
     hash_file,
 )
@@ -110,14 +110,15 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
             models[model.role], said[model.role] = builder.build(model, folder, out, part)
-        progress("write manifest", 0.95)
+        progress("hash checkpoints", 0.95)
+        origins = {model.role: _origin(recipe, model) for model in inputs}
+        progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
-        progress("hash checkpoints", 0.96)
-        manifest = replace(manifest, origins={m.role: _origin(recipe, m) for m in inputs})
+        manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
 
@@ -135,7 +136,7 @@ def _check_exporter(recipe: Recipe) -> None:
         )
 
 
-def _origin(recipe: Recipe, model: ModelInputs) -> Origin:
+def _origin(recipe: Recipe, model: ModelInputs) -> Provenance:
     """Return where the weights of a model are from."""
     return origin(model.checkpoint, model.hub, recipe.sources[model.role].revision)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 
-from specrt.bundle import Origin, hash_file
+from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.model import WeightBytes
@@ -18,7 +18,7 @@ SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""
 
 
-def origin(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> Origin:
+def origin(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> Provenance:
     """Return where the weights of a checkpoint are from.
 
     Every file of weights is read once more, to hash it: about a second a GB and core. `hub` is the
@@ -37,14 +37,15 @@ def origin(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> Origin:
             "checkpoint again"
         ) from error
     named = {one_line(path.name): sha256 for path, sha256 in zip(files, hashes, strict=True)}
-    return Origin(formats(checkpoint), named, hub, revision)
+    return Provenance(formats(checkpoint), named, hub, revision)
 
 
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
     """Return the files that hold weights."""
     if checkpoint.gguf is not None:
         return list(checkpoint.gguf.file.files)
-    return sorted({weight.file for weight in checkpoint.weights.values()})
+    files = {weight.file for weight in checkpoint.weights.values()}
+    return sorted(files | {weight.origin.file for weight in checkpoint.coded.values()})
 
 
 def formats(checkpoint: Checkpoint) -> str:

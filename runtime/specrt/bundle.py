@@ -102,7 +102,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """The checkpoint that a model was built from."""
 
     formats: str
@@ -199,7 +199,7 @@ class Manifest:
     files: dict[str, FileRecord]
     acceptance: Agreement | None = None
     """None where nothing is quantized, or there is no draft."""
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, Provenance] = field(default_factory=dict)
     """Of each model, by its role; empty in bundles of before it was kept."""
 
     @property

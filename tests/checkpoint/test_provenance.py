@@ -97,7 +97,7 @@ def test_a_fetched_model_has_its_name_and_commit(
     found = origin(target.checkpoint, target.hub, "main")
     assert (found.hub, found.revision) == ("org/model", commit)
     assert (draft.checkpoint.folder, draft.hub) == (local, "")
-    elsewhere = SimpleNamespace(folder=local, gguf=None, weights={}, origin=local)
+    elsewhere = SimpleNamespace(folder=local, gguf=None, weights={}, coded={}, origin=local)
     assert origin(elsewhere, "org/model", "main").revision == "main"  # type: ignore[arg-type]
 
 

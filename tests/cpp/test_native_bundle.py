@@ -21,7 +21,15 @@ from onnx import helper
 
 from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
-from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, Origin, hash_file, read_manifest
+from specrt.bundle import (
+    Bundle,
+    Geometry,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    hash_file,
+    read_manifest,
+)
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
 from specrt.system.machine import this_machine
@@ -287,7 +295,7 @@ def full(manifest: Document) -> tuple[Document, Document]:
     made["origins"] = {"target": whole, "draft": {"formats": "Q4_0 2", "files": {}}}
     for kind, document in (
         (Manifest, made), (ModelRecord, made["draft"]), (Geometry, made["draft"]["geometry"]),
-        (Origin, whole), (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
+        (Provenance, whole), (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
     ):  # fmt: skip
         assert {field.name for field in fields(kind)} == set(document), kind
     return made, tuning
