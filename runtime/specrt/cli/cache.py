@@ -22,7 +22,7 @@ import specrt
 from specrt.bundle import DEFAULT_BUNDLE, FORMAT, read_manifest
 from specrt.cli.build import build_bundle, check_exporter, installed, pair_recipe
 from specrt.cli.options import GGUF, is_checkpoint, print_notices
-from specrt.engine.backends import check_versions
+from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
 from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
 
@@ -101,7 +101,7 @@ def _name(path: Path, draft: Path | None) -> str:
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
-    stem = path.resolve().stem if path.suffix == GGUF else path.resolve().name
+    stem = path.stem if path.suffix == GGUF else path.resolve().name
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)[:80].lstrip('.') or 'pair'}-{key}"
 
 
@@ -158,7 +158,10 @@ def _build(path: Path, draft: Path | None, place: Path) -> None:
         )
         try:
             with installed():
-                print_notices(build_bundle(plan, place) or [])
+                found = build_bundle(plan, place) or []
+            # What is said of slow kernels is said again when the bundle is opened.
+            slow = notices(read_manifest(place))
+            print_notices([notice for notice in found if notice not in slow])
         except BuildError as error:
             if not isinstance(error.__cause__, OSError) and "--out" not in str(error):
                 raise
