@@ -21,7 +21,16 @@ from math import prod
 from pathlib import Path
 
 import specrt
-from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
+from specrt.bundle import (
+    FILE_NAME,
+    FORMAT,
+    Bundle,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    Quality,
+    hash_file,
+)
 from specrt.errors import (
     BuildError,
     CheckpointError,
@@ -31,6 +40,7 @@ from specrt.errors import (
     shortage,
 )
 from specrt.params import AUTO
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.check.equivalence import (
@@ -63,6 +73,7 @@ from specrt_export.inputs import (
 )
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
+from specrt_export.provenance import oddity, origin, parameters
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import Quantized, keep, quantize
 from specrt_export.recipe import Recipe, settle
@@ -80,6 +91,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
+    _check_exporter(recipe)
     inputs = find_inputs(recipe)
     recipe = settle(recipe, gguf_files(inputs))
     _check_place(out, recipe, inputs)
@@ -92,19 +104,56 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
+        _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
             models[model.role], said[model.role] = builder.build(model, folder, out, part)
-        progress("write manifest", 0.95)
+        progress("hash checkpoints", 0.95)
+        origins = {model.role: _origin(recipe, model) for model in inputs}
+        progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
+        manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _check_exporter(recipe: Recipe) -> None:
+    """Refuse a checkpoint without a graph, before it is fetched, where nothing can export it.
+
+    Raises: BuildError.
+    """
+    absent = missing_exporter()
+    if absent is not None and not all(source.graph for source in recipe.sources.values()):
+        raise BuildError(
+            f"exporting a checkpoint needs {absent}; install it with "
+            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
+        )
+
+
+def _origin(recipe: Recipe, model: ModelInputs) -> Provenance:
+    """Return where the weights of a model are from."""
+    return origin(model.checkpoint, model.hub, recipe.sources[model.role].revision)
+
+
+def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
+    """Say what is lawful and strange: weights stored unlike the others, a draft that is larger."""
+    for model in inputs:
+        odd = oddity(model.checkpoint)
+        if odd is not None:
+            progress(f"warning: {model.role} {model.checkpoint.origin.name} is a mixture: {odd}", 0)
+    sizes = [parameters(model.checkpoint) for model in inputs]
+    if sizes[-1] > sizes[0]:
+        progress(
+            f"warning: the draft has {sizes[-1] / 1e6:.1f} M parameters and the target "
+            f"{sizes[0] / 1e6:.1f} M: drafting takes longer than it saves; change their places",
+            0,
+        )
 
 
 def _unfinished(out: Path) -> Path:
@@ -134,7 +183,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
         raise BuildError(
             f"{out} exists and is not a bundle; name another place with --out, or remove it"
         )
-    read = [recipe.path, *(model.checkpoint.origin for model in inputs)]
+    read = [*filter(Path.is_file, [recipe.path]), *(model.checkpoint.origin for model in inputs)]
     read += [model.graph for model in inputs if model.graph is not None]
     if recipe.quality.calibration:
         read.append(calibration_path(recipe))
@@ -184,7 +233,7 @@ def _manifest(
     scored = models["target"].geometry.vocab_size
     if known > scored:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} has token ids up to {known - 1}, and the model "
+            f"the tokenizer of {checkpoint.origin} has token ids up to {known - 1}, and the model "
             f"scores {scored}; they do not belong together"
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -391,13 +440,8 @@ def open_compiler(recipe: Recipe, role: str) -> Compiler:
 
 
 def _export(checkpoint: Checkpoint, graph: Path) -> Path:
-    try:
-        from specrt_export.portable.exporter import export_graph
-    except ImportError as error:
-        raise BuildError(
-            f"exporting a checkpoint needs {error.name}; install it with "
-            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
-        ) from None
+    from specrt_export.portable.exporter import export_graph
+
     return export_graph(checkpoint, graph).path
 
 

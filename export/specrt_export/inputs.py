@@ -54,8 +54,8 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
         if mine == other or (_filler(mine) and _filler(other)):
             continue
         raise CheckpointError(
-            f"target and draft differ at token id {index}: {_shown(mine)} in {target.folder}, "
-            f"{_shown(other)} in {draft.folder}; a draft must share its target's tokenizer, "
+            f"target and draft differ at token id {index}: {_shown(mine)} in {target.origin}, "
+            f"{_shown(other)} in {draft.origin}; a draft must share its target's tokenizer, "
             "choose a smaller model of the same family"
         )
 
@@ -176,6 +176,8 @@ class ModelInputs:
     checkpoint: Checkpoint
     graph: Path | None
     """None where the recipe names no graph: it is exported as part of the build."""
+    hub: str = ""
+    """The name that the checkpoint was fetched by; empty where it was there."""
 
 
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
@@ -199,7 +201,8 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
             f"{graph} does not exist; make it with `specrt export {name} --out {graph}`, or "
             f"remove `{role}.graph` from {recipe.path} to export it as part of the build"
         )
-    return ModelInputs(role, checkpoint, graph)
+    hub = "" if Path(name).expanduser().exists() else source.checkpoint
+    return ModelInputs(role, checkpoint, graph, hub)
 
 
 def gguf_files(inputs: Iterable[ModelInputs]) -> dict[str, GgufFile]:

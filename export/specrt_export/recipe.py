@@ -17,7 +17,7 @@ from specrt.params import AUTO, Gamma
 from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import is_hub_name
-from specrt_export.gguf.reader import GgufFile
+from specrt_export.gguf.reader import SUFFIX, GgufFile
 from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
 
 if sys.version_info >= (3, 11):
@@ -273,7 +273,11 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
 
     Raises: RecipeError naming the key, the value and what was expected.
     """
-    data = parse(path)
+    return recipe_of(parse(path), path, backend=backend)
+
+
+def recipe_of(data: dict[str, Any], path: Path, *, backend: str | None = None) -> Recipe:
+    """Return the recipe of what a file holds, as `read_recipe` does; `path` is named in errors."""
     if "target" not in data:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
     try:
@@ -375,7 +379,7 @@ def parse(path: Path) -> dict[str, Any]:
     Raises: RecipeError.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_text(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
         raise RecipeError(
             f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
@@ -386,8 +390,19 @@ def parse(path: Path) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def parse_text(text: str, path: Path) -> dict[str, Any]:
+    """Read TOML; `path` is named in errors.
+
+    Raises: RecipeError.
+    """
+    try:
+        return tomllib.loads(text)
     # Besides its own errors tomllib passes on those of int() and of deep nesting.
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
 
 
@@ -416,10 +431,11 @@ def problems(recipe: Recipe) -> Problems:
 def _checkpoints(recipe: Recipe) -> Problems:
     for role, source in recipe.sources.items():
         places = (recipe.folder / source.checkpoint, Path(source.checkpoint).expanduser())
+        there = any(place.is_dir() or place.suffix == SUFFIX for place in places)
         yield (
-            not is_hub_name(source.checkpoint) and not any(place.is_dir() for place in places),
-            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder beside the recipe, "
-            "or a hub name as 'owner/model'",
+            not is_hub_name(source.checkpoint) and not there,
+            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file beside "
+            "the recipe, or a hub name as 'owner/model'",
         )
 
 

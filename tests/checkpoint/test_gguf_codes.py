@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf", exc_type=ImportError)
 
+from click.testing import CliRunner
+
 import specrt
 from specrt.bundle import Bundle
+from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
@@ -145,6 +150,12 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
         assert guess.precision == "stored"
         assert guess.engine_bytes == pytest.approx(model.weight_bytes, rel=0.1)
     assert (manifest.target.precision, manifest.target.head) == ("stored", "stored")
+    target = recipe.with_name("target.gguf")
+    assert manifest.origins["target"].files == {
+        target.name: hashlib.sha256(target.read_bytes()).hexdigest()
+    }
+    told = CliRunner().invoke(inspect, [str(out)]).output
+    assert all(one.formats in told for one in manifest.origins.values())
     with specrt.load(out, threads=1) as generator:
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         texts = [
@@ -153,6 +164,9 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
         ]
     assert len(texts[0]) == 40
     assert texts[0] == texts[1] == texts[2]
+    later = target.stat().st_mtime_ns + 1
+    os.utime(target, ns=(later, later))
+    assert not is_fresh(read_recipe(recipe), out)
 
 
 WRONG = {

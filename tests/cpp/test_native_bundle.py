@@ -21,7 +21,15 @@ from onnx import helper
 
 from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
-from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
+from specrt.bundle import (
+    Bundle,
+    Geometry,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    hash_file,
+    read_manifest,
+)
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
 from specrt.system.machine import this_machine
@@ -283,9 +291,11 @@ def full(manifest: Document) -> tuple[Document, Document]:
         made[role] |= {**more, "backend": made["backend"], "kv_item_bytes": items}
     machine = asdict(this_machine(backend_named(manifest["backend"]).library()))
     tuning = {**TUNING, "fixed_gamma": 2, "machine": machine, "source": made["source"]}
+    whole = {"formats": "F32 1", "files": {"a.gguf": "0" * 64}, "hub": "o/m", "revision": "main"}
+    made["origins"] = {"target": whole, "draft": {"formats": "Q4_0 2", "files": {}}}
     for kind, document in (
         (Manifest, made), (ModelRecord, made["draft"]), (Geometry, made["draft"]["geometry"]),
-        (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
+        (Provenance, whole), (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
     ):  # fmt: skip
         assert {field.name for field in fields(kind)} == set(document), kind
     return made, tuning
@@ -294,6 +304,7 @@ def full(manifest: Document) -> tuple[Document, Document]:
 def least(document: Document) -> Document:
     """Return a manifest or a tuning without what has a default."""
     made = copy.deepcopy(document)
+    made.pop("origins", None)
     for role in ("target", "draft"):
         for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend"):
             made.get(role, {}).pop(name, None)

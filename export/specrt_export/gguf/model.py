@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specrt.bundle import hash_file
 from specrt.errors import CheckpointError
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
@@ -99,13 +98,6 @@ class GgufModel:
             aside.replace(out)
         except OSError as error:
             raise _full(self.folder, error) from error
-
-    def provenance(self) -> dict[str, Any]:
-        """Return where the weights are from: each file's name and hash, and the formats."""
-        return {
-            "files": {path.name: hash_file(path) for path in self.file.files},
-            "formats": self.file.formats(),
-        }
 
 
 def _written(name: str, texts: Mapping[str, dict[str, Any]]) -> Path:

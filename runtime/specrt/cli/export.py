@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import click
 
 from specrt.cli.options import progress
 from specrt.errors import ExportError, how_to_install
-from specrt.system.doctor import EXPORTERS
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def command(
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
-    absent = next((name for name in EXPORTERS if find_spec(name) is None), None)
+    absent = missing_exporter()
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
     with progress("export") as show:

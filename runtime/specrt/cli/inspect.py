@@ -88,6 +88,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
         *_acceptance_facts(manifest),
+        *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
         ("built with", ", ".join(f"{k} {v}" for k, v in versions.items())),
@@ -109,6 +110,16 @@ def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
         f"{100 * shares.before:.1f} % before quantizing"
     )
     return [("acceptance", told)]
+
+
+def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the checkpoints that models were built from, and their files of weights."""
+    facts = []
+    for role, origin in manifest.origins.items():
+        hub = f"{origin.hub}{origin.revision and f' at {origin.revision}'}, " if origin.hub else ""
+        facts.append(("from", f"{role}: {hub}{origin.formats}"))
+        facts += [("", f"  {name}, sha256 {sha256}") for name, sha256 in origin.files.items()]
+    return facts
 
 
 def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:

@@ -132,6 +132,17 @@ void check_acceptance(const Fields& manifest) {
       throw std::runtime_error("acceptance is above 1; expected shares");
 }
 
+void check_origins(const Fields& manifest) {
+  if (!manifest.has("origins")) return;
+  for (const auto& [role, origin] : manifest.named("origins")) {
+    origin.only({"formats", "files", "hub", "revision"});
+    origin.text("formats");
+    origin.texts("files");
+    for (const char* name : {"hub", "revision"})
+      if (origin.has(name)) origin.text(name);
+  }
+}
+
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
@@ -192,6 +203,7 @@ Record read_record(const Json& json) {
     record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256"), {}};
   }
   check_acceptance(fields);
+  check_origins(fields);
   check_manifest(record, gammas, windows);
   m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked
   std::sort(m.gammas.begin(), m.gammas.end());
