@@ -162,8 +162,10 @@ struct Avx2 {
   }
   static Ints dot_vnni(Ints sum, Ints weights, __m256i x) {
 #ifdef SPECRT_AVX_VNNI
-    return {_mm256_dpbusd_avx_epi32(sum.low, weights.low, x),
-            _mm256_dpbusd_avx_epi32(sum.high, weights.high, x)};
+    // As in avx512.hpp: of the intrinsic GCC 12 makes moves besides, 0.7 to 0.9 of the speed.
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.low) : "x"(weights.low), "x"(x));
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.high) : "x"(weights.high), "x"(x));
+    return sum;
 #else
     (void)weights, (void)x;
     return sum;
