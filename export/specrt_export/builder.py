@@ -71,6 +71,7 @@ from specrt_export.inputs import (
     gguf_files,
     read_calibration,
 )
+from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
 from specrt_export.provenance import oddity, origin, parameters
@@ -363,6 +364,10 @@ class ModelBuilder:
         if graph is None:
             progress(f"export {model.role}", 0.0)
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
+            check_graph(graph, checkpoint, self.recipe.engine.max_length)
+        elif not is_attached(graph):
+            progress(f"attach {model.role}", 0.0)
+            graph = attach_graph(graph, checkpoint, scratch / f"{model.role}.onnx").path
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 

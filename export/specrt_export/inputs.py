@@ -22,6 +22,7 @@ from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.reader import SUFFIX, GgufFile
+from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -232,7 +233,7 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     end_tokens(target)
     begin_token(target)
     for model in inputs:
-        if model.graph is not None:
+        if model.graph is not None and is_attached(model.graph):
             check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
     needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + (16 << 20)
     free = _free(out.parent)

@@ -111,7 +111,11 @@ def _look(role: str, name: str) -> Checkpoint:
 
 
 def _quantized(checkpoint: Checkpoint) -> bool:
-    return bool(checkpoint.coded or checkpoint.config.get("quantization_config"))
+    """Tell whether weights are in codes; of a folder its config.json says so, which was read."""
+    if checkpoint.gguf is not None:
+        return checkpoint.gguf.file.quantized
+    said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+    return any(said.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _positions(checkpoint: Checkpoint) -> int:

@@ -78,10 +78,11 @@ def oddity(checkpoint: Checkpoint) -> str | None:
     are of one type, too, but for the vectors of GGUF files, which are always fp32.
     """
     gguf, weights = checkpoint.gguf, checkpoint.weights
-    odd = list(_unlike(_by_layer(weights)))
+    common = Counter(weight.dtype for weight in weights.values())
+    odd = list(_unlike(_by_layer(weights), common))
     if not odd and all(weight.dtype in FLOATS for weight in weights.values()):
         matrices = {n: w for n, w in weights.items() if gguf is None or len(w.shape) > 1}
-        odd = list(_unlike([{n: w for n, w in matrices.items() if _loaded(n)}]))
+        odd = list(_unlike([{n: w for n, w in matrices.items() if _loaded(n)}], common))
     if not odd:
         return None
     name, stored, usual, others = odd[0]
@@ -105,13 +106,18 @@ def _by_layer(weights: Mapping[str, WeightBytes]) -> Iterable[Mapping[str, Weigh
     return kinds.values()
 
 
-def _unlike(groups: Iterable[Mapping[str, WeightBytes]]) -> Iterable[tuple[str, str, str, int]]:
-    """Yield each weight that is stored otherwise than most of its group, and how those are."""
+def _unlike(
+    groups: Iterable[Mapping[str, WeightBytes]], common: Counter[str]
+) -> Iterable[tuple[str, str, str, int]]:
+    """Yield each weight that is stored otherwise than most of its group, and how those are.
+
+    Of two layers that differ the one is odd whose type is less `common` in the model.
+    """
     for group in groups:
         counts = Counter(weight.dtype for weight in group.values())
         if len(counts) < 2 or any(counts.keys() <= usual for usual in USUAL_MIXTURES):
             continue
-        usual, others = counts.most_common(1)[0]
+        others, _, usual = max((count, common[name], name) for name, count in counts.items())
         for name, weight in group.items():
             if weight.dtype != usual:
                 yield name, weight.dtype, usual, others

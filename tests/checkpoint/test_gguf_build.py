@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ pytest.importorskip("gguf", exc_type=ImportError)
 
 from click.testing import CliRunner
 
+import specrt
 from specrt.cli.export import command as export
 from specrt.cli.generate import command as generate
-from specrt.errors import SpecrtError
+from specrt.errors import CheckpointError, SpecrtError
+from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
+from specrt_export.builder import build
+from specrt_export.portable.attachment import is_attached
+from specrt_export.recipe import read_recipe
 from support import gguf_files
 from support.gguf_files import SCORED_VOCABULARY, brain, half, write_model
 
@@ -64,10 +70,31 @@ def test_files_in_place_of_a_bundle_give_transformers_text(
     assert made == [greedy(target, ids, 40)] * 2
 
 
-def test_a_graph_of_a_file_is_one_without_weights(target: Any, tmp_path: Path) -> None:
+def test_a_graph_of_a_file_has_no_weights_and_builds_where_nothing_exports(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [str(tmp_path / "target.gguf"), "--out", str(tmp_path / "graph.onnx")]
     refused = CliRunner().invoke(export, command)
     assert isinstance(refused.exception, SpecrtError)
     assert "--config-only" in str(refused.exception)
     assert CliRunner().invoke(export, [*command, "--config-only"]).exit_code == 0
     assert (tmp_path / "graph.onnx").stat().st_size > 0
+    assert not is_attached(tmp_path / "graph.onnx")
+    monkeypatch.setitem(sys.modules, "specrt_export.portable.exporter", None)
+    monkeypatch.setattr("specrt_export.builder.missing_exporter", lambda: "torch")
+    recipe, stages = tmp_path / "recipe.toml", list[str]()
+    for name, engine in (("target", "max_length = 128\nprefill = 32\n"), ("draft", "")):
+        source = f'[target]\ncheckpoint = "{name}.gguf"\ngraph = "graph.onnx"\n'
+        recipe.write_text(f"{source}[engine]\n{engine}", encoding="utf-8")
+        plan = read_recipe(recipe)
+        if name == "draft":
+            with pytest.raises(CheckpointError, match=r"holds no weight|of one model"):
+                build(plan, tmp_path / "other")
+        else:
+            build(plan, tmp_path / "bundle", lambda stage, _: stages.append(stage))
+    assert {"attach target", "compare target with transformers"} <= set(stages)
+    assert "export target" not in stages
+    with specrt.load(tmp_path / "bundle", threads=1) as generator:
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        text = generator.generate([7, 8, 9], params).token_ids
+    assert text == greedy(target, [7, 8, 9], 20)

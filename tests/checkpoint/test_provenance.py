@@ -106,6 +106,10 @@ ODD = {
         named(model__layers__2__mlp__down_proj__weight="F32"),
         ("model.layers.2.mlp.down_proj.weight", "F32", "3 like it as BF16"),
     ),
+    "one of two layers": (
+        named(layers=2, model__layers__1__mlp__down_proj__weight="F32"),
+        ("model.layers.1.mlp.down_proj.weight", "F32", "1 like it as BF16"),
+    ),
     "two layers": (
         named(
             model__layers__1__self_attn__q_proj__weight="F16",

@@ -20,7 +20,8 @@ from specrt.errors import CheckpointError, ExportError
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.exporter import attach_graph, export_graph, exporter
+from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.graph import facts_of
 
 pytestmark = pytest.mark.export

@@ -152,7 +152,8 @@ def check_exporter() -> None:
     if absent is not None:
         raise BuildError(
             f"building from a checkpoint needs {absent}; install it with "
-            f"`{how_to_install('export')}`"
+            f"`{how_to_install('export')}`, or name in a recipe the `graph` that `specrt export "
+            "CHECKPOINT --config-only` writes on another machine"
         )
 
 

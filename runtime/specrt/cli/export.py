@@ -20,7 +20,7 @@ from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
-    from specrt_export.portable.exporter import ExportedGraph
+    from specrt_export.portable.attachment import ExportedGraph
 
 
 @click.command("export")
@@ -50,7 +50,7 @@ def command(
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
-    absent = missing_exporter()
+    absent = missing_exporter() if check or not attach else None
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
     with progress("export") as show:
@@ -78,15 +78,17 @@ def _export(
             f"{name} is a GGUF file, and a graph points at the weights of a folder; export it with "
             "--config-only, or name the file as `checkpoint` in a recipe and build that"
         )
-    # After it, because importing torch takes seconds.
-    from specrt_export.portable.exporter import attach_graph, export_graph
-
     # A graph takes its place only once it has passed.
     place = out.with_name(f".{out.name}.unchecked") if check else out
     try:
         if attach:
+            from specrt_export.portable.attachment import attach_graph
+
             graph = attach_graph(out, checkpoint, place)
         else:
+            # After the checkpoint was opened, because importing torch takes seconds.
+            from specrt_export.portable.exporter import export_graph
+
             graph = export_graph(checkpoint, place, progress=show)
         if not check:
             return graph, None
