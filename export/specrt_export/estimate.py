@@ -411,6 +411,7 @@ def _kept(file: GgufFile, *, step: bool) -> int:
         if form.precision:
             # A block of several scales has products of them, which fp16 does not hold.
             scale = 2 if form.block == form.items else 4
+            scale *= 1 + form.minimums
             total += int(_SCALED[form.precision] * items) + scale * (items // form.block)
         else:
             total += items * (4 if len(tensor.shape) == 1 else form.bytes)

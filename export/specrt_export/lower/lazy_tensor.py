@@ -26,7 +26,6 @@ from specrt_export.portable.external_data import (
     narrow,
     widen,
 )
-from specrt_export.quantize.codes import FP8, unpack
 
 Rows = Callable[[int, int], NDArray[Any]]
 
@@ -248,12 +247,13 @@ def reshaped(source: LazyTensor, name: str, shape: tuple[int, ...]) -> LazyTenso
 
 
 def unsigned(source: LazyTensor) -> LazyTensor:
-    """Return int8 or int4 codes [N, K] as bytes [N, K · bits / 8] with their zero in the middle.
+    """Return codes [N, K] as bytes [N, K · bits / 8], those with a sign raised by half their range.
 
-    Raising two's complement by half its range flips the upper bit, in each half of a byte for
-    int4: zero becomes 128, or 8.
+    That flips the upper bit of two's complement, in each half of a byte for int4: zero becomes
+    128, or 8.
     """
-    flip = np.uint8(0x88 if source.onnx_type == onnx.TensorProto.INT4 else 0x80)
+    flips: dict[int, int] = {onnx.TensorProto.INT4: 0x88, onnx.TensorProto.INT8: 0x80}
+    flip = np.uint8(flips.get(source.onnx_type, 0))
 
     def rows(begin: int, end: int) -> NDArray[Any]:
         return source.rows(begin, end).view(np.uint8) ^ flip
@@ -288,22 +288,6 @@ def stored_as(weights: LazyTensor, format_: str) -> LazyTensor:
         f"{weights.name}/{format_}", _FORMATS[format_], weights.shape,
         lambda begin, end: narrow(weights.rows(begin, end), format_),
     )  # fmt: skip
-
-
-def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor:
-    """Return the fp32 weights [N, K] that codes with a scale for each block stand for."""
-
-    def whole(part: NDArray[Any]) -> NDArray[Any]:
-        if codes.onnx_type == onnx.TensorProto.INT4:
-            return unpack(part)
-        return part.view(FP8) if codes.onnx_type == onnx.TensorProto.FLOAT8E4M3FN else part
-
-    def rows(begin: int, end: int) -> NDArray[Any]:
-        values = whole(codes.rows(begin, end)).astype(np.float32)
-        values *= np.repeat(scales.rows(begin, end), block, axis=1)
-        return values
-
-    return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
 def nonzero(source: LazyTensor) -> LazyTensor:

@@ -86,7 +86,7 @@ def quantize(
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
         stored = _write_chosen(model, checkpoint, precision, store, progress, text)
         graft(model, stored)
-        _keep_rest(model, checkpoint, store)
+        keep_rest(model, checkpoint, store)
     model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
     data = model.SerializeToString(deterministic=True)
     (folder / GRAPH).write_bytes(data)
@@ -105,7 +105,7 @@ def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
         coded = checkpoint.coded
         stored = [store.write_codes(one, coded[one.weight]) for one in _coded(model, coded)]
         graft(model, stored)
-        _keep_rest(model, checkpoint.folder, store)
+        keep_rest(model, checkpoint.folder, store)
     (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
     return Quantized(folder, Precision.of(STORED), tuple(stored))
 
@@ -156,7 +156,7 @@ def _calibrates(choice: Choice) -> bool:
     return choice.precision == "int4" and all(use.products for use in choice.uses)
 
 
-def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
+def keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
     """Copy the weights still in the checkpoint as fp32, without the casts that followed them."""
     left = {t.name: t for t in external_tensors(model) if location(t) != WEIGHTS}
     for tensor in left.values():

@@ -38,6 +38,13 @@ struct Avx2 {
   static Floats load_bf16(const std::uint16_t* from) {
     return {widen_bf16(halves(from)), widen_bf16(halves(from + 8))};
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const auto wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const auto bits = _mm256_and_si256(wide, _mm256_set1_epi16(-0x4080));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(bits)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1))};
+  }
   static Floats add(Floats a, Floats b) {
     return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
   }
@@ -136,6 +143,36 @@ struct Avx2 {
     const auto mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(read.low, 4), mask),
             _mm256_and_si256(_mm256_srli_epi16(read.high, 4), mask)};
+  }
+  static __m256i values(__m256i indices) {
+    const auto some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kValues));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(some), indices);
+  }
+  static Ints low_values(const std::uint8_t* from) {
+    const Ints indices = low_codes(from);
+    return {values(indices.low), values(indices.high)};
+  }
+  static Ints high_values(const std::uint8_t* from) {
+    const Ints indices = high_codes(from);
+    return {values(indices.low), values(indices.high)};
+  }
+  static __m256i eight_bytes(const std::uint8_t* from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  template <int Bits>
+  static Ints zeros(const std::uint8_t* from) {
+    if constexpr (Bits == 8) return {eight_bytes(from), eight_bytes(from + 8)};
+    const auto both = eight_bytes(from);
+    return {_mm256_and_si256(both, _mm256_set1_epi32(15)), _mm256_srli_epi32(both, 4)};
+  }
+  // Of numbers from 0 to 255, whose upper halves are zeros, and one that 16 bits hold.
+  static Ints times_short(Ints small, std::int32_t factor) {
+    const auto all = _mm256_set1_epi32(factor);
+    return {_mm256_madd_epi16(small.low, all), _mm256_madd_epi16(small.high, all)};
+  }
+  static Ints times(Ints small, std::int32_t factor) {
+    const auto all = _mm256_set1_epi32(factor);
+    return {_mm256_mullo_epi32(small.low, all), _mm256_mullo_epi32(small.high, all)};
   }
   static __m256i group(const std::int8_t* four) {
     std::int32_t value;

@@ -26,7 +26,10 @@ constexpr char kLayout[] = "strips of 4 tiles of 16, norms in products";
 // processors to the nearest one, halves to even.
 constexpr std::size_t kMostBlock = 65536;
 
-enum class Format { int4, int8, bf16, fp16, fp32 };
+enum class Format { int4, int8, fp4, fp8, bf16, fp16, fp32 };
+
+// What is taken off the weights of a block beside their scale.
+enum class Offset { none, zeros, minimums };
 
 enum class Activation { none, silu, gelu };
 
@@ -36,12 +39,19 @@ enum class Activation { none, silu, gelu };
 //
 //   codes   [inputs / block] times
 //             [block / step][tiles of the strip][16 outputs][4 inputs], a step of 4 inputs of int8
-//               or 8 of int4
+//               or 8 of int4 and fp4
+//             [tiles of the strip][16 outputs], the scales of these, fp16 or fp32
+//             [tiles of the strip][16 outputs], their zeros or minimums, where they have any
+//   fp8     [inputs / block] times
+//             [block][tiles of the strip][16 outputs]
 //             [tiles of the strip][16 outputs], the scales of these, fp16 or fp32
 //   floats  [inputs][tiles of the strip][16 outputs]
 //
 // int8 is 128 more than the code. int4 are two to a byte and 8 more than the code: the low half is
-// input 8 g + i, the high half input 8 g + 4 + i.
+// input 8 g + i, the high half input 8 g + 4 + i. With zeros they are what the zero is taken off:
+// scale * (code - zero). Zeros are bytes, of int4 two to a byte: the low half is output i, the high
+// half output 8 + i. With minimums, floats as wide as the scales, codes are as they are, from 0:
+// scale * code - minimum. fp4 lie as int4 and are indices of kValues. fp8 is E4M3.
 struct Weights {
   Format format;
   std::size_t outputs;
@@ -51,16 +61,29 @@ struct Weights {
   std::size_t tiles;        // of all outputs
   std::size_t scale_bytes;  // of each scale: 2 or 4; 0 for floats
   const std::uint8_t* values;
+  Offset offset = Offset::none;
 
+  bool has_codes() const {
+    return format == Format::int4 || format == Format::int8 || format == Format::fp4;
+  }
   // Bytes of a tile without scales, for some inputs.
   std::size_t value_bytes(std::size_t some) const {
-    if (format == Format::int4) return kTile * some / 2;
-    return kTile * some * (format == Format::int8 ? 1 : format == Format::fp32 ? 4 : 2);
+    if (format == Format::int4 || format == Format::fp4) return kTile * some / 2;
+    if (format == Format::int8 || format == Format::fp8) return kTile * some;
+    return kTile * some * (format == Format::fp32 ? 4 : 2);
   }
+  // Bytes of the zeros or minimums of a block.
+  std::size_t offset_bytes() const {
+    if (offset == Offset::none) return 0;
+    if (offset == Offset::minimums) return kTile * scale_bytes;
+    return format == Format::int4 ? kTile / 2 : kTile;
+  }
+  // Bytes of a tile behind the values of a block.
+  std::size_t beside_bytes() const { return kTile * scale_bytes + offset_bytes(); }
   // Bytes of a tile.
   std::size_t tile_bytes() const {
     const std::size_t blocks = block > 0 ? inputs / block : 0;
-    return value_bytes(inputs) + blocks * kTile * scale_bytes;
+    return value_bytes(inputs) + blocks * beside_bytes();
   }
   // Tiles of the strip that a tile is in.
   std::size_t strip_tiles(std::size_t tile) const {
@@ -69,7 +92,7 @@ struct Weights {
   }
   // Where the values of an input begin in a strip, the first one of a block.
   std::size_t strip_values(std::size_t tile, std::size_t input) const {
-    const std::size_t before = block > 0 ? input / block * kTile * scale_bytes : 0;
+    const std::size_t before = block > 0 ? input / block * beside_bytes() : 0;
     return tile / kStrip * kStrip * tile_bytes() +
            strip_tiles(tile) * (value_bytes(input) + before);
   }
@@ -78,6 +101,13 @@ struct Weights {
     return strip_values(tile, index * block) + strip_tiles(tile) * value_bytes(block);
   }
 };
+
+// Twice what the codes of fp4 stand for (E2M1), and 12 more.
+constexpr std::uint8_t kValues[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr std::int32_t kMiddle = 12;
+
+// fp8 is widened as if it were fp16, of which it has the exponent's lower bits: 2^-8 of its value.
+constexpr float kFp8Raised = 256.0F;
 
 // Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.
 struct QuantizedRows {

@@ -44,6 +44,16 @@ struct Neon {
     return each<Floats>(
         [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from + 4 * i), 16)); });
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    return each<Floats>([&](int i) {
+      std::int32_t four;
+      __builtin_memcpy(&four, from + 4 * i, sizeof four);
+      const auto wide = vmovl_s8(vcreate_s8(static_cast<std::uint32_t>(four)));
+      const auto bits =
+          vand_u16(vreinterpret_u16_s16(vget_low_s16(vshlq_n_s16(wide, 7))), vdup_n_u16(0xbf80));
+      return vcvt_f32_f16(vreinterpret_f16_u16(bits));
+    });
+  }
   static Floats add(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) { return vaddq_f32(a.quarters[i], b.quarters[i]); });
   }
@@ -138,6 +148,28 @@ struct Neon {
   static Codes high_codes(const std::uint8_t* from) {
     return each<Codes>([&](int i) { return vshrq_n_u8(vld1q_u8(from + 16 * i), 4); });
   }
+  static Codes values(const Codes& indices) {
+    return each<Codes>([&](int i) { return vqtbl1q_u8(vld1q_u8(kValues), indices.quarters[i]); });
+  }
+  static Codes low_values(const std::uint8_t* from) { return values(low_codes(from)); }
+  static Codes high_values(const std::uint8_t* from) { return values(high_codes(from)); }
+  static Ints widen(uint8x8_t low, uint8x8_t high) {
+    const auto first = vmovl_u8(low), second = vmovl_u8(high);
+    return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(first))),
+             vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(first))),
+             vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(second))),
+             vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(second)))}};
+  }
+  template <int Bits>
+  static Ints zeros(const std::uint8_t* from) {
+    const auto first = vld1_u8(from);
+    if constexpr (Bits == 8) return widen(first, vld1_u8(from + 8));
+    return widen(vand_u8(first, vdup_n_u8(15)), vshr_n_u8(first, 4));
+  }
+  static Ints times(const Ints& small, std::int32_t factor) {
+    return each<Ints>([&](int i) { return vmulq_n_s32(small.quarters[i], factor); });
+  }
+  static Ints times_short(const Ints& small, std::int32_t factor) { return times(small, factor); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     // In the low lane, which a load does alone; to spread it would take a multiply pipe in places.
     std::int32_t value;

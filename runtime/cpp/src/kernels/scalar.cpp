@@ -59,6 +59,12 @@ struct Scalar {
   static Floats load_bf16(const std::uint16_t* from) {
     return each<Floats>([&](std::size_t i) { return from_bits(std::uint32_t{from[i]} << 16); });
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    return each<Floats>([&](std::size_t i) {
+      const std::uint32_t sign = from[i] & 0x80U, rest = from[i] & 0x7fU;
+      return widen_fp16(static_cast<std::uint16_t>(sign << 8 | rest << 7));
+    });
+  }
   static Floats add(const Floats& a, const Floats& b) {
     return each<Floats>([&](std::size_t i) { return a.lanes[i] + b.lanes[i]; });
   }
@@ -153,6 +159,23 @@ struct Scalar {
   static Codes high_codes(const std::uint8_t* from) {
     return each_code([&](std::size_t i) { return (from[i] >> 4) - 8; });
   }
+  static Codes low_values(const std::uint8_t* from) {
+    return each_code([&](std::size_t i) { return kValues[from[i] & 15]; });
+  }
+  static Codes high_values(const std::uint8_t* from) {
+    return each_code([&](std::size_t i) { return kValues[from[i] >> 4]; });
+  }
+  template <int Bits>
+  static Ints zeros(const std::uint8_t* from) {
+    return each<Ints>([&](std::size_t i) -> std::int32_t {
+      if (Bits == 8) return from[i];
+      return i < kTile / 2 ? from[i] & 15 : from[i - kTile / 2] >> 4;
+    });
+  }
+  static Ints times(const Ints& small, std::int32_t factor) {
+    return each<Ints>([&](std::size_t i) { return small.lanes[i] * factor; });
+  }
+  static Ints times_short(const Ints& small, std::int32_t factor) { return times(small, factor); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     return each<Ints>([&](std::size_t i) {
       std::int32_t result = sum.lanes[i];
