@@ -151,7 +151,7 @@ def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | No
 
 
 _TOKEN_BY_TOKEN = {
-    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu",
+    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu", "Gather",
 }  # fmt: skip
 
 
@@ -177,11 +177,17 @@ def _score_alone(view: GraphView) -> None:
         dims = shapes.dims(name)
         return dims is not None and len(dims) == 3 and dims[:2] == whole[:2]
 
+    def is_apart(node: onnx.NodeProto) -> bool:
+        """Tell a Gather that orders what each token has from those that choose tokens."""
+        return node.op_type != "Gather" or view.attributes(node).get("axis", 0) in (-1, 2)
+
     behind = [gathers[0]]  # nodes that nothing but scored tokens need, the last ones first
     for node in reversed(view.nodes(*_TOKEN_BY_TOKEN)):
         value = node.output[0]
         needed = all(any(reader is one for one in behind) for reader in view.readers(value))
-        if needed and value not in view.outputs and all(map(has_tokens, [value, *tokens(node)])):
+        if not needed or value in view.outputs or not is_apart(node):
+            continue
+        if all(map(has_tokens, [value, *tokens(node)])):
             behind.append(node)
     made = {node.output[0] for node in behind[1:]}
     if last not in made:
