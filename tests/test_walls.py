@@ -36,6 +36,7 @@ specrt_export.lint
 specrt_export.portable
 specrt_export.provenance
 specrt_export.checkpoint
+specrt_export.prequantized
 specrt_export.gguf
 specrt_export.quantize.codes
 specrt_export.precision

@@ -68,7 +68,7 @@ from specrt_export.inputs import (
     check_inputs,
     end_tokens,
     find_inputs,
-    gguf_files,
+    quantized_sources,
     read_calibration,
 )
 from specrt_export.portable.attachment import attach_graph, is_attached
@@ -94,7 +94,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     """
     _check_exporter(recipe)
     inputs = find_inputs(recipe)
-    recipe = settle(recipe, gguf_files(inputs))
+    recipe = settle(recipe, quantized_sources(inputs))
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
@@ -167,7 +167,7 @@ def is_fresh(recipe: Recipe, out: Path) -> bool:
     try:
         manifest = Bundle.open(out).manifest
         inputs = find_inputs(recipe)
-        builder = ModelBuilder.of(settle(recipe, gguf_files(inputs)))
+        builder = ModelBuilder.of(settle(recipe, quantized_sources(inputs)))
         return manifest.source == fingerprint(builder, inputs)
     except SpecrtError:
         return False

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -24,6 +24,7 @@ from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mea
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe, settle
 
 SHAPES = "shape.json"
@@ -289,11 +290,10 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 
     Raises: CheckpointError, RecipeError.
     """
-    there = {role: find_gguf(recipe, role) for role in recipe.sources}
-    files = {role: file for role, file in there.items() if file is not None}
-    recipe = settle(recipe, files)
+    there = {role: find_gguf(recipe, role) or _scheme(recipe, role) for role in recipe.sources}
+    recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
     models = tuple(
-        _model(recipe, role, source, files.get(role)) for role, source in recipe.sources.items()
+        _model(recipe, role, source, there[role]) for role, source in recipe.sources.items()
     )
     on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
     return RecipeEstimate(
@@ -306,7 +306,15 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     )
 
 
-def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None) -> ModelEstimate:
+def _scheme(recipe: Recipe, role: str) -> Scheme | None:
+    """Return how a model's config.json says that its weights are quantized."""
+    config, where = find_config(recipe, role)
+    return read_scheme(where, config)
+
+
+def _model(
+    recipe: Recipe, role: str, source: ModelSource, stored: GgufFile | Scheme | None
+) -> ModelEstimate:
     config, where = find_config(recipe, role)
     shape = ModelShape.from_config(config, where)
     g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
@@ -316,7 +324,9 @@ def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None
             f"trained for {g.max_positions} positions, so expected at most these"
         )
     weights = _Weights(recipe, role, shape)
-    kept = file if precision.keeps else None
+    if isinstance(stored, Scheme):
+        weights = _Weights(_as_if(recipe, role, stored), role, shape)
+    kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
     return ModelEstimate(
         role=role,
         checkpoint=source.checkpoint,
@@ -328,6 +338,15 @@ def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None
         working_bytes=_working(recipe, shape),
         step_bytes=_kept(kept, step=True) if kept else weights.step(),
     )
+
+
+def _as_if(recipe: Recipe, role: str, scheme: Scheme) -> Recipe:
+    """Return a recipe that asks for what a quantized checkpoint has: tables are in floats there."""
+    source = replace(
+        recipe.sources[role], precision=scheme.precision, block=scheme.block, embedding="bf16",
+        head="bf16",
+    )  # fmt: skip
+    return replace(recipe, target=source) if role == "target" else replace(recipe, draft=source)
 
 
 @dataclass(frozen=True)

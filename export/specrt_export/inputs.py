@@ -20,8 +20,8 @@ from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.reader import SUFFIX, GgufFile
+from specrt_export.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.gguf.reader import SUFFIX
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
@@ -206,10 +206,10 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     return ModelInputs(role, checkpoint, graph, hub)
 
 
-def gguf_files(inputs: Iterable[ModelInputs]) -> dict[str, GgufFile]:
-    """Return the GGUF files among the models."""
-    there = {model.role: model.checkpoint.gguf for model in inputs}
-    return {role: gguf.file for role, gguf in there.items() if gguf is not None}
+def quantized_sources(inputs: Iterable[ModelInputs]) -> dict[str, QuantizedSource]:
+    """Return what the models are stored in that may hold codes."""
+    there = {model.role: model.checkpoint.source for model in inputs}
+    return {role: source for role, source in there.items() if source is not None}
 
 
 def calibration_path(recipe: Recipe) -> Path:

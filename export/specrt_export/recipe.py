@@ -16,8 +16,8 @@ from specrt.errors import CheckpointError, RecipeError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
-from specrt_export.checkpoint import is_hub_name
-from specrt_export.gguf.reader import SUFFIX, GgufFile
+from specrt_export.checkpoint import QuantizedSource, is_hub_name
+from specrt_export.gguf.reader import SUFFIX
 from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
 
 if sys.version_info >= (3, 11):
@@ -326,27 +326,27 @@ def _best_here(recipe: Recipe) -> str:
     return best if fits else next(iter(COMPILERS))
 
 
-def settle(recipe: Recipe, files: Mapping[str, GgufFile]) -> Recipe:
+def settle(recipe: Recipe, sources: Mapping[str, QuantizedSource]) -> Recipe:
     """Return a recipe whose quantized checkpoints are kept as they are stored.
 
-    `files` are those of the models in GGUF.
+    `sources` are what the models are stored in that may hold codes.
     Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
     for something else of such a checkpoint, or for this of another.
     """
     settled = recipe
     for role in recipe.sources:
-        settled = _settle(settled, role, files.get(role))
+        settled = _settle(settled, role, sources.get(role))
     for wrong, message in problems(settled) if settled is not recipe else ():
         if wrong:
             raise RecipeError(f"{recipe.path}: {message}")
     return settled
 
 
-def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
+def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe:
     source, asked = recipe.sources[role], recipe.engine.precision
     key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
     asked = source.precision or asked
-    if file is None or not file.quantized:
+    if stored is None or not stored.quantized:
         if asked == STORED:
             raise RecipeError(
                 f"{key} is {STORED!r}, and the weights of {source.checkpoint} are floats; set "
@@ -354,19 +354,19 @@ def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
             )
         return recipe
     try:
-        file.check_kept()
+        stored.check_kept()
     except CheckpointError as error:
         raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
     if asked not in ("", STORED):
         raise RecipeError(
             f"{key} is {asked!r}, and {source.checkpoint} is quantized already "
-            f"({file.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
+            f"({stored.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
             "build from the model's floats"
         )
     if STORED not in recipe.spec_of(role).precisions:
         raise RecipeError(
             f"{recipe.path}: {role}.checkpoint: {source.checkpoint} is quantized "
-            f"({file.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
+            f"({stored.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
             "codes and scales as they are; build for ort-cpu, or from the model's floats"
         )
     kept = replace(source, precision=STORED)

@@ -183,7 +183,6 @@ LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({**LLAMA, "rope_parameters": {"rope_type": "su"}}, "rope type 'su' changes"),
-        ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quantised .gptq.*Export the"),
         ({"model_type": "acme", "auto_map": {"AutoConfig": "x.Y"}}, "own checkpoint .auto_map."),
         ({"model_type": "acme"}, "does not know this model type"),
         ({"model_type": "gptj"}, "GPTJForCausalLM computes attention itself"),

@@ -174,6 +174,10 @@ class HeldCodes:
         return self.shape[1] // self.whole.scales.shape[1]
 
     @property
+    def inputs(self) -> None:
+        return None
+
+    @property
     def origin(self) -> Origin:
         return Origin(Path("held"), self.name, self.precision)
 

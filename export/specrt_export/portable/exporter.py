@@ -49,7 +49,7 @@ def check_support(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ExportError("config.json has no model_type; expected one that transformers knows")
-    for find in (_layers, _experts, _positions, _stored, _known, _interface):
+    for find in (_layers, _experts, _positions, _known, _interface):
         reason = find(kind, config)
         if reason:
             raise ExportError(f"{kind} cannot be exported: {reason}")
@@ -109,17 +109,6 @@ def _ropes(config: Mapping[str, Any]) -> set[str]:
             for one in (value, *(v for v in value.values() if isinstance(v, Mapping))):
                 types.update(str(one[k]) for k in ("rope_type", "type") if k in one)
     return types
-
-
-def _stored(kind: str, config: Mapping[str, Any]) -> str | None:
-    quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-        return (
-            f"the checkpoint is quantised ({method or 'unnamed method'}), and specrt quantises "
-            "when it builds an engine. Export the checkpoint it was quantised from"
-        )
-    return None
 
 
 def _known(kind: str, config: Mapping[str, Any]) -> str | None:

@@ -105,6 +105,9 @@ def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
         coded = checkpoint.coded
         stored = [store.write_codes(one, coded[one.weight]) for one in _coded(model, coded)]
         graft(model, stored)
+        _order_inputs(
+            model, {p: coded[o.choice.weight].inputs for o in stored for p in o.choice.products}
+        )
         keep_rest(model, checkpoint.folder, store)
     (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
     return Quantized(folder, Precision.of(STORED), tuple(stored))
@@ -122,13 +125,43 @@ def _coded(model: onnx.ModelProto, coded: Mapping[str, CodedWeight]) -> list[Cho
             continue
         one = coded[tensor.name]
         uses = tuple(_uses(tensor.name, readers, head))
-        if len(uses) != len(readers[tensor.name]) or any(use.turned for use in uses):
+        looked_up = one.inputs is not None and not all(use.products for use in uses)
+        plain = len(uses) == len(readers[tensor.name]) and not any(use.turned for use in uses)
+        if looked_up or not plain:
             raise CheckpointError(
                 f"{one.origin.file}: {one.origin.tensor} is stored as {one.origin.format}, and the "
                 "model does more than multiply with it; take a checkpoint that stores it in floats"
             )
         choices.append(Choice(tensor.name, one.precision, one.block, uses, False))
     return choices
+
+
+def _order_inputs(model: onnx.ModelProto, orders: Mapping[str, NDArray[Any] | None]) -> None:
+    """Let products read their inputs in the order of their weights' columns.
+
+    ```
+    x ─────────────────────── MatMul          =>          x, order ─ Gather (axis -1) ─ MatMul
+    ```
+    Products that read one value in one order share it. `orders` are by the product's name.
+    """
+    ordered: dict[tuple[str, bytes], str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        order = orders.get(node.name)
+        if order is not None:
+            key = node.input[0], order.tobytes()
+            if key not in ordered:
+                name = f"{node.name}/inputs"
+                model.graph.initializer.append(_constant(name, order))
+                gather = helper.make_node(
+                    "Gather", [node.input[0], name], [f"{name}/Gather"], axis=-1
+                )
+                gather.name = ordered[key] = gather.output[0]
+                nodes.append(gather)
+            node.input[0] = ordered[key]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
 
 
 def _write_chosen(

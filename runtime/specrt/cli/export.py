@@ -73,10 +73,11 @@ def _export(
     from specrt_export.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(name, revision, config_only)
-    if checkpoint.gguf is not None and not config_only:
+    if (checkpoint.gguf is not None or checkpoint.coded) and not config_only:
+        kind = "holds weights in codes" if checkpoint.gguf is None else "is a GGUF file"
         raise ExportError(
-            f"{name} is a GGUF file, and a graph points at the weights of a folder; export it with "
-            "--config-only, or name the file as `checkpoint` in a recipe and build that"
+            f"{name} {kind}, and a graph points at the floats of a folder; export it with "
+            "--config-only, or name it as `checkpoint` in a recipe and build that"
         )
     # A graph takes its place only once it has passed.
     place = out.with_name(f".{out.name}.unchecked") if check else out
