@@ -21,7 +21,8 @@ from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.estimate import estimate
-from specrt_export.portable.exporter import attach_graph, export_graph
+from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.exporter import export_graph
 from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
@@ -102,7 +103,12 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_quantized_folder_speculates_without_loss(recipe: Path, tmp_path: Path) -> None:
+def test_a_quantized_folder_speculates_without_loss(
+    recipe: Path, bare: Path, tmp_path: Path
+) -> None:
+    """From a graph that was exported of the config alone, so without torch."""
+    graph = f'[target]\ngraph = "{bare}"'
+    recipe.write_text(RECIPE.replace("[target]", graph), encoding="utf-8")
     write_folder(tmp_path / "target", Gptq(symmetric=False, ordered=True), floats=is_mixed)
     out, stages = tmp_path / "bundle", list[str]()
     build(read_recipe(recipe), out, lambda stage, done: stages.append(stage))
