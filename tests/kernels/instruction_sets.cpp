@@ -150,11 +150,15 @@ void fill_weights(Random& random, const Weights& weights, std::uint8_t* values, 
 
 struct Rows {
   Rows(size_t rows, size_t inputs, size_t block)
-      : codes(rows * inputs), scales(rows * (inputs / block)), sums(scales.size()) {}
-  QuantizedRows all() const { return {codes.data(), scales.data(), sums.data()}; }
+      : codes(rows * inputs),
+        scales(rows * (inputs / block)),
+        sums(scales.size()),
+        totals(scales.size()) {}
+  QuantizedRows all() const { return {codes.data(), scales.data(), sums.data(), totals.data()}; }
   Buffer<std::int8_t> codes;
   Buffer<float> scales;
   Buffer<std::int32_t> sums;
+  Buffer<float> totals;
 };
 
 void check_product(const Kernels& kernels, const Kernels& reference, const Product& product,

@@ -72,17 +72,31 @@ def tiled_codes(matrix: WeightMatrix) -> tuple[LazyTensor, str]:
             pieces.append(_beside(beside, side))
         if has_zeros:
             beside = zeros(first, last)
-            if packed:  # output i in the low half, 8 + i in the high one
-                halves = beside.reshape(-1, 2, TILE // 2, count)
-                beside = (halves[:, 0] | halves[:, 1] << 4).reshape(-1, count)
-            pieces.insert(2, _beside(beside, side, TILE // 2 if packed else TILE))
-        return np.concatenate(pieces, -1)
+            if packed:  # those of two blocks in a byte
+                pairs = np.pad(beside, [(0, 0), (0, count % 2)]).reshape(len(beside), -1, 2)
+                beside = pairs[..., 0] | pairs[..., 1] << 4
+            pieces.append(_beside(beside, side))
+        if not has_zeros or not packed:
+            return np.concatenate(pieces, -1)
+        return _alternating_ends(np.concatenate(pieces[:-1], -1), pieces[-1])
 
     row_bytes = inputs // 2 if packed else inputs
     row_bytes += count * kind.itemsize * len(factors)
-    size = TILE * row_bytes + (has_zeros and count * (TILE // 2 if packed else TILE))
+    row_bytes += has_zeros and ((count + 1) // 2 if packed else count)
     suffix = "-zeros" if has_zeros else "-minimums" if matrix.minimums else ""
-    return _tiled(matrix.values, size, turned), matrix.format + suffix
+    return _tiled(matrix.values, TILE * row_bytes, turned), matrix.format + suffix
+
+
+def _alternating_ends(blocks: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
+    """Put ends [strips, (blocks + 1) / 2, bytes] behind every other one of blocks."""
+    size = blocks.shape[-1]
+    whole = np.empty((len(blocks), ends.shape[1], 2 * size + ends.shape[-1]), np.uint8)
+    whole[..., :size] = blocks[:, ::2]
+    whole[..., size : size + ends.shape[-1]] = ends
+    odd = blocks[:, 1::2]
+    whole[:, : odd.shape[1], size + ends.shape[-1] :] = odd
+    missing = blocks.shape[1] % 2 * size
+    return whole.reshape(len(blocks), -1)[:, : whole[0].size - missing]
 
 
 def _turned_codes(codes: NDArray[Any], side: int, blocks: int, *, packed: bool) -> NDArray[Any]:
@@ -102,9 +116,9 @@ def _turned_fp8(codes: NDArray[Any], side: int, blocks: int, *, packed: bool) ->
     return parts.transpose(0, 2, 3, 1).reshape(len(parts), blocks, -1)
 
 
-def _beside(numbers: NDArray[Any], side: int, each: int = TILE) -> NDArray[Any]:
-    """Return numbers [tiles · each, blocks] as bytes [strips, blocks, bytes]."""
-    parts = numbers.reshape(-1, side * each, numbers.shape[1])
+def _beside(numbers: NDArray[Any], side: int) -> NDArray[Any]:
+    """Return numbers [outputs, blocks] as bytes [strips, blocks, bytes]."""
+    parts = numbers.reshape(-1, side * TILE, numbers.shape[1])
     return np.ascontiguousarray(parts.transpose(0, 2, 1)).view(np.uint8)
 
 

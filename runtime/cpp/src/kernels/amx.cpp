@@ -76,7 +76,6 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
   constexpr int Bits = F == Format::int8 ? 8 : 4;
   const std::size_t step = inputs_at_a_time(block), tile_scales = kTile * weights.scale_bytes;
-  const std::size_t tile_offsets = weights.offset_bytes();
   const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile), rows[] = {row, second};
   const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
   alignas(64) std::uint8_t bytes[2][kMostInputs * kTile];
@@ -116,11 +115,15 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
     if constexpr (T > 1) _tile_stored(1, whole[0][1], 64);
     if constexpr (P > 1) _tile_stored(2, whole[1][0], 64);
     if constexpr (P > 1 && T > 1) _tile_stored(3, whole[1][1], 64);
+    const std::size_t tile_offsets = weights.offset_bytes(b);
     for (int t = 0; t < T; t++) {
       const auto scale = load_scales<Avx512>(weights, values + (side + t) * tile_scales);
       const std::uint8_t* offsets = values + strip * tile_scales + (side + t) * tile_offsets;
       auto zeros = Avx512::fill(0);
-      if (weights.offset == Offset::zeros) zeros = Avx512::zeros<Bits>(offsets);
+      if (weights.offset == Offset::zeros) {
+        const auto* at = values + weights.zeros_at(tile + static_cast<std::size_t>(t), b);
+        zeros = tile_offsets > 0 ? Avx512::zeros<Bits, false>(at) : Avx512::zeros<Bits, true>(at);
+      }
       auto minimum = Avx512::spread(0);
       if (weights.offset == Offset::minimums) minimum = load_scales<Avx512>(weights, offsets);
       for (int p = 0; p < P; p++)
@@ -128,16 +131,14 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
           const std::size_t place = (rows[p] + r) * blocks + b;
           const auto begin =
               weights.offset == Offset::zeros
-                  ? begin_with<Avx512, F>(zeros, x.sums[place], block <= kShortBlock)
+                  ? begin_with<Avx512, F>(zeros, Avx512::fill(x.sums[place]), block <= kShortBlock)
                   : Avx512::fill(begin_with<Avx512, F>(weights.offset, x.sums[place]));
           const auto sum = Avx512::add_ints(_mm512_load_si512(whole[p][t][r]), begin);
           const auto both = Avx512::mul(scale, Avx512::spread(x.scales[place]));
           float* to = sums[p][r][t];
           auto all = Avx512::fma(Avx512::to_floats(sum), both, Avx512::load(to));
-          if (weights.offset == Offset::minimums) {
-            const float total = -x.scales[place] * static_cast<float>(x.sums[place]);
-            all = Avx512::fma(minimum, Avx512::spread(total), all);
-          }
+          if (weights.offset == Offset::minimums)
+            all = Avx512::fma(minimum, Avx512::spread(x.totals[place]), all);
           Avx512::store(to, all);
         }
     }
@@ -180,7 +181,7 @@ void multiply_wide(const Weights& weights, const QuantizedRows& x, std::size_t r
 void multiply(const Weights& weights, const QuantizedRows& x, std::size_t rows, std::size_t first,
               std::size_t last, const Output& output) {
   if (rows < kPanel)
-    multiply_all<Avx512>(weights, x, rows, first, last, output);
+    kAvx512Vnni.multiply(weights, x, rows, first, last, output);
   else if (weights.format == Format::int4)
     multiply_wide<Format::int4>(weights, x, rows, first, last, output);
   else if (weights.format == Format::fp4)
@@ -215,7 +216,7 @@ bool agrees(Format format) {
     std::uint8_t* scales = values + weights.strip_scales(tile, i % blocks);
     __builtin_memcpy(scales + output % (kStrip * kTile) * sizeof scale, &scale, sizeof scale);
   }
-  const QuantizedRows x{codes, row_scales, sums};
+  const QuantizedRows x{codes, row_scales, sums, nullptr};
   multiply(weights, x, rows, 0, outputs / kTile, {found, outputs, nullptr, Activation::none});
   kScalar.multiply(weights, x, rows, 0, outputs / kTile,
                    {expected, outputs, nullptr, Activation::none});

@@ -156,23 +156,28 @@ struct Avx2 {
     const Ints indices = high_codes(from);
     return {values(indices.low), values(indices.high)};
   }
-  static __m256i eight_bytes(const std::uint8_t* from) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  // Zeros of 16 outputs below 0, in the lower 16 bits of lanes whose upper ones are zeros.
+  template <int Bits, bool Upper>
+  static __m256i eight_zeros(const std::uint8_t* from) {
+    auto bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    if constexpr (Bits == 4)
+      bytes = Upper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+    return _mm256_sub_epi16(_mm256_setzero_si256(), bytes);
   }
-  template <int Bits>
+  template <int Bits, bool Upper>
   static Ints zeros(const std::uint8_t* from) {
-    if constexpr (Bits == 8) return {eight_bytes(from), eight_bytes(from + 8)};
-    const auto both = eight_bytes(from);
-    return {_mm256_and_si256(both, _mm256_set1_epi32(15)), _mm256_srli_epi32(both, 4)};
+    return {eight_zeros<Bits, Upper>(from), eight_zeros<Bits, Upper>(from + 8)};
   }
-  // Of numbers from 0 to 255, whose upper halves are zeros, and one that 16 bits hold.
-  static Ints times_short(Ints small, std::int32_t factor) {
-    const auto all = _mm256_set1_epi32(factor);
-    return {_mm256_madd_epi16(small.low, all), _mm256_madd_epi16(small.high, all)};
+  // Of numbers in the lower 16 bits, where the upper ones are zeros, and others that fit into 16.
+  static Ints times_short(Ints small, Ints others) {
+    return {_mm256_madd_epi16(small.low, others.low), _mm256_madd_epi16(small.high, others.high)};
   }
-  static Ints times(Ints small, std::int32_t factor) {
-    const auto all = _mm256_set1_epi32(factor);
-    return {_mm256_mullo_epi32(small.low, all), _mm256_mullo_epi32(small.high, all)};
+  static __m256i signed_lower(__m256i small) {
+    return _mm256_srai_epi32(_mm256_slli_epi32(small, 16), 16);
+  }
+  static Ints times(Ints small, Ints others) {
+    return {_mm256_mullo_epi32(signed_lower(small.low), others.low),
+            _mm256_mullo_epi32(signed_lower(small.high), others.high)};
   }
   static __m256i group(const std::int8_t* four) {
     std::int32_t value;

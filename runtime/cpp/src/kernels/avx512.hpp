@@ -86,22 +86,18 @@ struct Avx512 {
   }
   static Ints low_values(const std::uint8_t* from) { return values(low_codes(from)); }
   static Ints high_values(const std::uint8_t* from) { return values(high_codes(from)); }
-  template <int Bits>
+  // Zeros of 16 outputs below 0, in the lower 16 bits of lanes whose upper ones are zeros.
+  template <int Bits, bool Upper>
   static Ints zeros(const std::uint8_t* from) {
-    if constexpr (Bits == 8)
-      return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    std::int64_t eight;
-    __builtin_memcpy(&eight, from, sizeof eight);
-    const auto twice = _mm512_cvtepu8_epi32(_mm_set1_epi64x(eight));
-    const auto shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi32(4), 1);
-    return _mm512_and_si512(_mm512_srlv_epi32(twice, shifts), _mm512_set1_epi32(15));
+    auto bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    if constexpr (Bits == 4)
+      bytes = Upper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15));
+    return _mm512_sub_epi16(_mm512_setzero_si512(), bytes);
   }
-  // Of numbers from 0 to 255, whose upper halves are zeros, and one that 16 bits hold.
-  static Ints times_short(Ints small, std::int32_t factor) {
-    return _mm512_madd_epi16(small, _mm512_set1_epi32(factor));
-  }
-  static Ints times(Ints small, std::int32_t factor) {
-    return _mm512_mullo_epi32(small, _mm512_set1_epi32(factor));
+  // Of numbers in the lower 16 bits, where the upper ones are zeros, and others that fit into 16.
+  static Ints times_short(Ints small, Ints others) { return _mm512_madd_epi16(small, others); }
+  static Ints times(Ints small, Ints others) {
+    return _mm512_mullo_epi32(_mm512_srai_epi32(_mm512_slli_epi32(small, 16), 16), others);
   }
   static Ints dot(Ints sum, Ints weights, const std::int8_t* four) {
     std::int32_t group;

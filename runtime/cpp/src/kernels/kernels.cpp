@@ -64,15 +64,16 @@ float weight_of(const Weights& weights, std::size_t tile, std::size_t output, st
   const std::uint8_t byte = codes[group * kGroup + input % kGroup];
   const int code = !small ? byte : input % step < kGroup ? byte & 15 : byte >> 4;
   if (weights.format == Format::fp4) return static_cast<float>(kValues[code] - kMiddle) * scale;
-  const std::uint8_t* offsets =
-      scales + strip * kTile * weights.scale_bytes + side * weights.offset_bytes();
+  if (weights.offset == Offset::minimums) {
+    const std::size_t index = (strip + side) * kTile + output;
+    return static_cast<float>(code) * scale - read_scale(weights, scales, index);
+  }
   int zero = small ? 8 : 128;
-  if (weights.offset == Offset::zeros && small)
-    zero = output < kTile / 2 ? offsets[output] & 15 : offsets[output - kTile / 2] >> 4;
-  else if (weights.offset == Offset::zeros)
-    zero = offsets[output];
-  else if (weights.offset == Offset::minimums)
-    return static_cast<float>(code) * scale - read_scale(weights, offsets, output);
+  if (weights.offset == Offset::zeros) {
+    const std::size_t block = input / weights.block;
+    zero = scales[weights.zeros_at(tile, block) + static_cast<std::ptrdiff_t>(output)];
+    if (small) zero = zero >> weights.zero_shift(block) & 15;
+  }
   return static_cast<float>(code - zero) * scale;
 }
 

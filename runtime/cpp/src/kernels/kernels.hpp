@@ -49,8 +49,9 @@ enum class Activation { none, silu, gelu };
 //
 // int8 is 128 more than the code. int4 are two to a byte and 8 more than the code: the low half is
 // input 8 g + i, the high half input 8 g + 4 + i. With zeros they are what the zero is taken off:
-// scale * (code - zero). Zeros are bytes, of int4 two to a byte: the low half is output i, the high
-// half output 8 + i. With minimums, floats as wide as the scales, codes are as they are, from 0:
+// scale * (code - zero). Zeros are bytes; those of two blocks of int4 lie behind the first one, two
+// to a byte, its own in the low halves: so that vectors of codes never lie in two lines of a cache.
+// With minimums, floats as wide as the scales, codes are as they are, from 0:
 // scale * code - minimum. fp4 lie as int4 and are indices of kValues. fp8 is E4M3.
 struct Weights {
   Format format;
@@ -72,18 +73,32 @@ struct Weights {
     if (format == Format::int8 || format == Format::fp8) return kTile * some;
     return kTile * some * (format == Format::fp32 ? 4 : 2);
   }
-  // Bytes of the zeros or minimums of a block.
-  std::size_t offset_bytes() const {
+  // Bytes of the zeros or minimums of a tile that lie behind a block.
+  std::size_t offset_bytes(std::size_t index) const {
     if (offset == Offset::none) return 0;
     if (offset == Offset::minimums) return kTile * scale_bytes;
-    return format == Format::int4 ? kTile / 2 : kTile;
+    return format == Format::int4 && index % 2 != 0 ? 0 : kTile;
   }
-  // Bytes of a tile behind the values of a block.
-  std::size_t beside_bytes() const { return kTile * scale_bytes + offset_bytes(); }
+  // Bytes of a tile beside the values of the first blocks.
+  std::size_t beside_bytes(std::size_t blocks) const {
+    const bool are_halves = offset == Offset::zeros && format == Format::int4;
+    return blocks * kTile * scale_bytes +
+           (are_halves ? (blocks + 1) / 2 : blocks) * offset_bytes(0);
+  }
+  // How far the zeros of a block lie behind its scales; those of an odd one of int4 lie before it.
+  std::ptrdiff_t zeros_at(std::size_t tile, std::size_t index) const {
+    const auto strip = static_cast<std::ptrdiff_t>(strip_tiles(tile));
+    const auto scales = static_cast<std::ptrdiff_t>(kTile * scale_bytes);
+    const auto side = static_cast<std::ptrdiff_t>(tile % kStrip * kTile);
+    if (offset_bytes(index) > 0) return strip * scales + side;
+    return side - strip * static_cast<std::ptrdiff_t>(value_bytes(block) + kTile);
+  }
+  // What zeros are shifted by.
+  int zero_shift(std::size_t index) const { return offset_bytes(index) > 0 ? 0 : 4; }
   // Bytes of a tile.
   std::size_t tile_bytes() const {
     const std::size_t blocks = block > 0 ? inputs / block : 0;
-    return value_bytes(inputs) + blocks * beside_bytes();
+    return value_bytes(inputs) + beside_bytes(blocks);
   }
   // Tiles of the strip that a tile is in.
   std::size_t strip_tiles(std::size_t tile) const {
@@ -92,7 +107,7 @@ struct Weights {
   }
   // Where the values of an input begin in a strip, the first one of a block.
   std::size_t strip_values(std::size_t tile, std::size_t input) const {
-    const std::size_t before = block > 0 ? input / block * beside_bytes() : 0;
+    const std::size_t before = block > 0 ? beside_bytes(input / block) : 0;
     return tile / kStrip * kStrip * tile_bytes() +
            strip_tiles(tile) * (value_bytes(input) + before);
   }
@@ -114,6 +129,7 @@ struct QuantizedRows {
   std::int8_t* codes;  // [rows, inputs]
   float* scales;       // [rows, inputs / block]
   std::int32_t* sums;  // [rows, inputs / block]: of the codes
+  float* totals;       // [rows, inputs / block]: -scale * sum
 };
 
 // Where products go: y [rows, stride].

@@ -153,23 +153,20 @@ struct Neon {
   }
   static Codes low_values(const std::uint8_t* from) { return values(low_codes(from)); }
   static Codes high_values(const std::uint8_t* from) { return values(high_codes(from)); }
-  static Ints widen(uint8x8_t low, uint8x8_t high) {
-    const auto first = vmovl_u8(low), second = vmovl_u8(high);
-    return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(first))),
-             vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(first))),
-             vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(second))),
-             vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(second)))}};
-  }
-  template <int Bits>
+  // Zeros of 16 outputs below 0.
+  template <int Bits, bool Upper>
   static Ints zeros(const std::uint8_t* from) {
-    const auto first = vld1_u8(from);
-    if constexpr (Bits == 8) return widen(first, vld1_u8(from + 8));
-    return widen(vand_u8(first, vdup_n_u8(15)), vshr_n_u8(first, 4));
+    auto bytes = vld1q_u8(from);
+    if constexpr (Bits == 4) bytes = Upper ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
+    const auto first = vnegq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))));
+    const auto second = vnegq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))));
+    return {{vmovl_s16(vget_low_s16(first)), vmovl_s16(vget_high_s16(first)),
+             vmovl_s16(vget_low_s16(second)), vmovl_s16(vget_high_s16(second))}};
   }
-  static Ints times(const Ints& small, std::int32_t factor) {
-    return each<Ints>([&](int i) { return vmulq_n_s32(small.quarters[i], factor); });
+  static Ints times(const Ints& small, const Ints& others) {
+    return each<Ints>([&](int i) { return vmulq_s32(small.quarters[i], others.quarters[i]); });
   }
-  static Ints times_short(const Ints& small, std::int32_t factor) { return times(small, factor); }
+  static Ints times_short(const Ints& small, const Ints& others) { return times(small, others); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     // In the low lane, which a load does alone; to spread it would take a multiply pipe in places.
     std::int32_t value;

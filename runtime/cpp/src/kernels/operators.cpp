@@ -400,11 +400,11 @@ class MatMul : public Operator {
   QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const Norm& norm,
                          const float* x, std::size_t rows) const {
     thread_local std::vector<std::int8_t> codes;
-    thread_local std::vector<float> scales;
+    thread_local std::vector<float> scales, totals;
     thread_local std::vector<std::int32_t> sums;
     const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
     const QuantizedRows all{reserve(codes, rows * inputs), reserve(scales, rows * blocks),
-                            reserve(sums, rows * blocks)};
+                            reserve(sums, rows * blocks), reserve(totals, rows * blocks)};
     in_shares(context, rows, [&](std::size_t row, std::size_t count) {
       thread_local std::vector<float> memory;
       const float* from = x + row * inputs;
@@ -413,9 +413,9 @@ class MatMul : public Operator {
         kernels().normalize(behind(norm, row * inputs), from, count, inputs, normed);
         from = normed;
       }
-      kernels().quantize(
-          from, count, inputs, weights.block,
-          {all.codes + row * inputs, all.scales + row * blocks, all.sums + row * blocks});
+      kernels().quantize(from, count, inputs, weights.block,
+                         {all.codes + row * inputs, all.scales + row * blocks,
+                          all.sums + row * blocks, all.totals + row * blocks});
     });
     return all;
   }

@@ -165,17 +165,15 @@ struct Scalar {
   static Codes high_values(const std::uint8_t* from) {
     return each_code([&](std::size_t i) { return kValues[from[i] >> 4]; });
   }
-  template <int Bits>
+  template <int Bits, bool Upper>
   static Ints zeros(const std::uint8_t* from) {
-    return each<Ints>([&](std::size_t i) -> std::int32_t {
-      if (Bits == 8) return from[i];
-      return i < kTile / 2 ? from[i] & 15 : from[i - kTile / 2] >> 4;
-    });
+    const int mask = Bits == 4 ? 15 : 255;
+    return each<Ints>([&](std::size_t i) { return -(from[i] >> (Upper ? 4 : 0) & mask); });
   }
-  static Ints times(const Ints& small, std::int32_t factor) {
-    return each<Ints>([&](std::size_t i) { return small.lanes[i] * factor; });
+  static Ints times(const Ints& small, const Ints& others) {
+    return each<Ints>([&](std::size_t i) { return small.lanes[i] * others.lanes[i]; });
   }
-  static Ints times_short(const Ints& small, std::int32_t factor) { return times(small, factor); }
+  static Ints times_short(const Ints& small, const Ints& others) { return times(small, others); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     return each<Ints>([&](std::size_t i) {
       std::int32_t result = sum.lanes[i];

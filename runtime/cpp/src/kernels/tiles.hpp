@@ -133,14 +133,15 @@ constexpr std::int32_t taken_off() {
 // Blocks of so many inputs have sums of rows that 16 bits hold.
 constexpr std::size_t kShortBlock = 256;
 
-// Where the sum of a block begins, for zeros of 16 outputs and the sum of a row.
+// Where the sum of a block begins, for zeros of 16 outputs below 0 and the sum of a row in all
+// lanes.
 template <class V, Format F>
-typename V::Ints begin_with(typename V::Ints zeros, std::int32_t sum, bool is_short) {
-  const auto begin = is_short ? V::times_short(zeros, -sum) : V::times(zeros, -sum);
+typename V::Ints begin_with(typename V::Ints zeros, typename V::Ints sum, bool is_short) {
+  const auto begin = is_short ? V::times_short(zeros, sum) : V::times(zeros, sum);
   if constexpr (taken_off<V, F>() == 0)
     return begin;
   else
-    return V::add_ints(begin, V::fill(taken_off<V, F>() * sum));
+    return V::add_ints(begin, V::times(V::fill(taken_off<V, F>()), sum));
 }
 
 // The same where all outputs have one zero.
@@ -175,7 +176,7 @@ void fetch(const std::uint8_t* next, std::size_t bytes) {
 
 // Add to the sums of R rows with T tiles of codes. Not inline, as sums of many shapes in one
 // function end up in memory: 0.8 of the speed.
-template <class V, Format F, bool Plain, int R, int T>
+template <class V, Format F, Offset O, int R, int T>
 __attribute__((noinline)) void multiply_codes(const Weights& weights, const QuantizedRows& x,
                                               const Chunk& chunk) {
   constexpr int Bits = F == Format::int8 ? 8 : 4;
@@ -183,31 +184,35 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
   const std::size_t strip = weights.strip_tiles(chunk.tile), side = chunk.tile % kStrip;
   const std::size_t tile_scales = kTile * weights.scale_bytes;
-  const std::size_t tile_offsets = Plain ? 0 : weights.offset_bytes();
   const std::size_t fetched = strip * 64 / chunk.readings;
   const std::uint8_t* values =
       weights.values + weights.strip_values(chunk.tile, chunk.begin * block) + side * 64;
-  const std::uint8_t* next = chunk.next;
+  const std::uint8_t *next = chunk.next, *zeros = nullptr;
   const std::int8_t* codes = x.codes + chunk.row * inputs + chunk.begin * block;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
   for (std::size_t b = chunk.begin; b < chunk.end; b++) {
+    const std::size_t tile_offsets = O == Offset::none ? 0 : weights.offset_bytes(b);
     typename V::Ints whole[T][R];
-    if (Plain || F == Format::fp4 || weights.offset != Offset::zeros) {
+    if constexpr (O != Offset::zeros) {
       for (int r = 0; r < R; r++) {
         const std::int32_t sum = x.sums[(chunk.row + r) * blocks + b];
-        const auto begin = V::fill(Plain ? -V::template zero<Bits>() * sum
-                                         : begin_with<V, F>(weights.offset, sum));
+        const auto begin = V::fill(begin_with<V, F>(O, sum));
         for (int t = 0; t < T; t++) whole[t][r] = begin;
       }
-    } else if constexpr (F != Format::fp4) {
-      const std::uint8_t* zeros = values + (block / step * 64 + tile_scales) * strip - side * 64;
+    } else {
+      // Zeros of two blocks of int4 lie behind the first; no chunk begins with the second.
+      const bool is_second = tile_offsets == 0;
+      if (!is_second)
+        zeros = values + strip * (block / step * 64 + tile_scales) - side * (64 - kTile);
+      typename V::Ints totals[R];
+      for (int r = 0; r < R; r++) totals[r] = V::fill(x.sums[(chunk.row + r) * blocks + b]);
       for (int t = 0; t < T; t++) {
-        const auto some = V::template zeros<Bits>(zeros + (side + t) * tile_offsets);
+        const auto some = is_second ? V::template zeros<Bits, true>(zeros + t * kTile)
+                                    : V::template zeros<Bits, false>(zeros + t * kTile);
         for (int r = 0; r < R; r++)
-          whole[t][r] =
-              begin_with<V, F>(some, x.sums[(chunk.row + r) * blocks + b], block <= kShortBlock);
+          whole[t][r] = begin_with<V, F>(some, totals[r], block <= kShortBlock);
       }
     }
     for (std::size_t k = 0; k < block; k += step) {
@@ -242,18 +247,16 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
       }
     }
-    if constexpr (!Plain) {
-      const std::uint8_t* offsets = values + strip * tile_scales - side * 64;
+    if constexpr (O == Offset::zeros) fetch<V>(next + T * tile_scales, T * tile_offsets);
+    if constexpr (O == Offset::minimums) {
+      const std::uint8_t* offsets = values + strip * tile_scales - side * 64 + side * tile_offsets;
       fetch<V>(next + T * tile_scales, T * tile_offsets);
-      if (weights.offset == Offset::minimums)
-        for (int r = 0; r < R; r++) {
-          const std::size_t place = (chunk.row + r) * blocks + b;
-          const auto total = V::spread(-x.scales[place] * static_cast<float>(x.sums[place]));
-          for (int t = 0; t < T; t++) {
-            const auto minimum = load_scales<V>(weights, offsets + (side + t) * tile_offsets);
-            sums[t][r] = V::fma(minimum, total, sums[t][r]);
-          }
-        }
+      for (int t = 0; t < T; t++, offsets += tile_offsets) {
+        const auto minimum = load_scales<V>(weights, offsets);
+        for (int r = 0; r < R; r++)
+          sums[t][r] =
+              V::fma(minimum, V::spread(x.totals[(chunk.row + r) * blocks + b]), sums[t][r]);
+      }
     }
     values += strip * (tile_scales + tile_offsets);
     next += strip * (tile_scales + tile_offsets) / chunk.readings;
@@ -412,12 +415,12 @@ void for_chunks(const Weights& weights, std::size_t rows, std::size_t first, std
   }
 }
 
-template <class V, Format F, bool Plain>
+template <class V, Format F, Offset O>
 void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
   for_chunks<V, true>(weights, rows, first, last, weights.inputs / weights.block, output,
                       [&](auto r, auto t, const Chunk& chunk) {
-                        multiply_codes<V, F, Plain, r.value, t.value>(weights, x, chunk);
+                        multiply_codes<V, F, O, r.value, t.value>(weights, x, chunk);
                       });
 }
 
@@ -430,21 +433,27 @@ void multiply_format(const Weights& weights, const float* x, std::size_t rows, s
                        });
 }
 
+// Each offset is compiled alone: with branches for them sums end up in memory.
+template <class V, Format F>
+void multiply_offset(const Weights& weights, const QuantizedRows& x, std::size_t rows,
+                     std::size_t first, std::size_t last, const Output& output) {
+  if (weights.offset == Offset::zeros)
+    multiply_bits<V, F, Offset::zeros>(weights, x, rows, first, last, output);
+  else if (weights.offset == Offset::minimums)
+    multiply_bits<V, F, Offset::minimums>(weights, x, rows, first, last, output);
+  else
+    multiply_bits<V, F, Offset::none>(weights, x, rows, first, last, output);
+}
+
 template <class V>
 void multiply_all(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                   std::size_t first, std::size_t last, const Output& output) {
-  // What has no offsets is compiled alone: not a branch more in it.
-  const bool is_plain = weights.offset == Offset::none;
   if (weights.format == Format::fp4)
-    multiply_bits<V, Format::fp4, false>(weights, x, rows, first, last, output);
-  else if (weights.format == Format::int4 && is_plain)
-    multiply_bits<V, Format::int4, true>(weights, x, rows, first, last, output);
+    multiply_bits<V, Format::fp4, Offset::none>(weights, x, rows, first, last, output);
   else if (weights.format == Format::int4)
-    multiply_bits<V, Format::int4, false>(weights, x, rows, first, last, output);
-  else if (is_plain)
-    multiply_bits<V, Format::int8, true>(weights, x, rows, first, last, output);
+    multiply_offset<V, Format::int4>(weights, x, rows, first, last, output);
   else
-    multiply_bits<V, Format::int8, false>(weights, x, rows, first, last, output);
+    multiply_offset<V, Format::int8>(weights, x, rows, first, last, output);
 }
 
 template <class V>
@@ -486,5 +495,6 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
     }
     result.scales[b] = largest >= kLeast || largest != largest ? largest / 127.0F : 0.0F;
     result.sums[b] = V::total(sum);
+    result.totals[b] = -result.scales[b] * static_cast<float>(result.sums[b]);
   }
 }
