@@ -160,6 +160,27 @@ def test_places_name_formats(tmp_path: Path) -> None:
     assert (checkpoint.folder / FLOATS).stat().st_mtime_ns == before
 
 
+def test_folders_of_killed_processes_go_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made("llama"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, strange = tmp_path / "specrt-gguf-killed", tmp_path / "specrt-gguf-strange"
+    for left in (killed / "tiny.gguf", strange):
+        left.mkdir(parents=True)
+        (left / FLOATS).write_bytes(b"weights")
+    (killed / ".lock").touch()
+    used = Checkpoint.open(path)
+    assert not killed.exists()
+    other = Checkpoint.open(path)
+    assert all((one.folder / "config.json").is_file() for one in (used, other))
+    assert (strange / FLOATS).is_file()  # without a lock it may be anything
+    left = used.folder.parent
+    del used
+    assert not left.exists()
+    assert other.folder.is_dir()
+
+
 def test_the_folder_goes_with_the_checkpoint(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write_model(tmp_path / "tiny.gguf", gguf_files.made("llama")))
     folder = checkpoint.folder
