@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
-import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,10 +27,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import MOST_FITTED, PIECE
-from specrt_export.portable.exporter import export_graph
-from specrt_export.precision import Precision
+from specrt_export.precision import Bound, Precision
+from specrt_export.quantize.bit_allocation import open_search
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import quantize
 
@@ -120,51 +121,57 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--inner", type=int, default=14336, help="14336 or 11008")
+    parser.add_argument("--tokens", type=int, default=MOST_FITTED)
+    parser.add_argument("--bits-auto", action="store_true", help="also measure parts' bits")
     parser.add_argument("--limit-gb", type=float, default=0.0, help="most data; 0 for no limit")
-    parser.add_argument("--folder", type=Path, help="for the checkpoint, kept there")
+    parser.add_argument("--folder", type=Path, help="keep the checkpoint there, and use it again")
     options = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        measure(options, scratch)
-    finally:
-        shutil.rmtree(scratch)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        checkpoint = (options.folder or scratch) / f"{options.layers}-{options.inner}"
+        graph = checkpoint / "model.onnx"
+        if not graph.is_file():
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(checkpoint, options.layers, options.inner)
+            command = [sys.executable, "-m", "specrt", "export", str(checkpoint)]
+            subprocess.run([*command, "--out", str(graph)], check=True)
+        measure(options, checkpoint, graph, scratch)
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> None:
-    """Write, export and quantize a checkpoint."""
-    write_checkpoint(scratch, options.layers, options.inner)
-    graph = export_graph(Checkpoint.open(scratch), scratch / "model.onnx").path
-    pieces = np.random.default_rng(0).integers(3, VOCAB, (MOST_FITTED // PIECE, PIECE))
+def measure(options: argparse.Namespace, checkpoint: Path, graph: Path, scratch: Path) -> None:
+    """Quantize a checkpoint."""
+    pieces = np.random.default_rng(0).integers(3, VOCAB, (options.tokens // PIECE, PIECE))
     text = CalibrationText(list(pieces), scratch / "kept")
     if options.limit_gb:
         most = int(options.limit_gb * 1e9)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    watch, times = MemoryWatch(), list[tuple[str, float]]()
-    began = time.monotonic()
-    peaks: dict[str, float] = {}
+    watch = MemoryWatch()
+    begun: list[tuple[str, float, float]] = []
 
     def progress(part: str, done: float) -> None:
-        times.append((part, time.monotonic()))
-        peaks[f"{part}, {done:.0%}"] = watch.own_bytes / 1e9
+        print(f"{part}, {done:.0%}: most so far {watch.own_bytes / 1e9:.2f} GB", flush=True)
+        if not begun or begun[-1][0] != part:
+            begun.append((part, time.monotonic(), time.process_time()))
 
-    before = watch.own_bytes
-    quantize(
-        graph, scratch, scratch / "quantized", Precision.of("int4", block=128, calibrated=True),
-        progress, text,
-    )  # fmt: skip
-    ended = time.monotonic()
+    precision = Precision.of("int4", block=128, calibrated=True, auto=options.bits_auto)
+    codes = None
+    if options.bits_auto:
+        _, codes = open_search(graph, checkpoint, precision, Bound(max_kl=1.0), text, progress)
+    folder = scratch / "quantized"
+    quantize(graph, checkpoint, folder, precision, progress, text, codes=codes)
+    progress("end", 1.0)
     watch.end()
-    first = {part: at for part, at in reversed(times)}
-    begins = [at for part, at in first.items() if part.startswith("layer")]
-    layers = sorted(begins)
-    each = (times[-1][1] - layers[0]) / max(1, len(layers) - 1) if len(layers) > 1 else 0.0
-    print(f"before: {before / 1e9:.2f} GB; at each step, GB: {peaks}")
+    layers = [at for at, (part, *_) in enumerate(begun) if part.startswith("layer")]
+    wall = sum(begun[at + 1][1] - begun[at][1] for at in layers) / len(layers)
+    cpu = sum(begun[at + 1][2] - begun[at][2] for at in layers) / len(layers)
     print(
-        f"{options.layers} layers of {HIDDEN} and {options.inner}, {pieces.size} tokens: "
-        f"{ended - began:.0f} s; a layer {each:.1f} s, {LAYERS_OF_7B} of them "
-        f"{LAYERS_OF_7B * each / 60:.1f} min"
+        f"{options.layers} layers of {HIDDEN} and {options.inner}, {pieces.size} tokens, on "
+        f"{len(os.sched_getaffinity(0))} cores: a layer {wall:.1f} s, {cpu:.1f} CPU seconds; "
+        f"{LAYERS_OF_7B} layers {LAYERS_OF_7B * wall / 60:.1f} min"
     )
-    print(f"most own memory {watch.own_bytes / 1e9:.2f} GB, mapped files {watch.file_bytes / 1e9:.2f}")
+    print(
+        f"own memory {watch.own_bytes / 1e9:.2f} GB, mapped files {watch.file_bytes / 1e9:.2f} GB"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -86,6 +88,18 @@ def test_feedback_loses_less_of_what_comes_out(block: int) -> None:
     assert lost(restored) < 0.6 * min(lost(nearest), lost(searched))
     wrong = factor(second_moments(np.ascontiguousarray(inputs[:, ::-1]), PRODUCTS), PRODUCTS)
     assert lost(rounded(weights, wrong, block)[0]) > lost(searched)
+
+
+def test_rounding_keeps_none_of_its_arrays() -> None:
+    """What is kept until it is collected was 2 GB of a layer of 7 B."""
+    gc.disable()
+    try:
+        result = feed_back(random(64, 8), np.eye(64, dtype=np.float32), 32, SCALES, PRODUCTS)
+        kept = [weakref.ref(array) for array in result]
+        del result
+        assert all(ref() is None for ref in kept)
+    finally:
+        gc.enable()
 
 
 def products_of(graph: Path) -> tuple[list[str], dict[str, Choice]]:
