@@ -146,8 +146,8 @@ void check_origins(const Fields& manifest) {
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
-               "fused", "precision", "embedding", "head", "block", "per_row", "quality",
-               "backend", "bits"});
+               "fused", "precision", "embedding", "head", "block", "per_row", "quality", "backend",
+               "bits"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
