@@ -28,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 
 from specrt_export.inputs import MOST_FITTED, PIECE
-from specrt_export.precision import Bound, Precision
+from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize.bit_allocation import open_search
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import quantize
@@ -119,7 +119,7 @@ class MemoryWatch:
 def main() -> None:
     """Quantize, and print memory and the time of a layer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=2, help="2 or more")
     parser.add_argument("--inner", type=int, default=14336, help="14336 or 11008")
     parser.add_argument("--tokens", type=int, default=MOST_FITTED)
     parser.add_argument("--bits-auto", action="store_true", help="also measure parts' bits")
@@ -156,18 +156,24 @@ def measure(options: argparse.Namespace, checkpoint: Path, graph: Path, scratch:
     precision = Precision.of("int4", block=128, calibrated=True, auto=options.bits_auto)
     codes = None
     if options.bits_auto:
-        _, codes = open_search(graph, checkpoint, precision, Bound(max_kl=1.0), text, progress)
+        _, codes = open_search(graph, checkpoint, precision, BitBound(max_kl=1.0), text, progress)
     folder = scratch / "quantized"
     quantize(graph, checkpoint, folder, precision, progress, text, codes=codes)
     progress("end", 1.0)
     watch.end()
-    layers = [at for at, (part, *_) in enumerate(begun) if part.startswith("layer")]
-    wall = sum(begun[at + 1][1] - begun[at][1] for at in layers) / len(layers)
-    cpu = sum(begun[at + 1][2] - begun[at][2] for at in layers) / len(layers)
+    layers = [one for one in begun if "layer" in one[0]]
+    (_, first, cpu_then), (_, last, cpu_now) = layers[0], layers[-1]
+    found, cpu = (last - first) / (options.layers - 1), (cpu_now - cpu_then) / (options.layers - 1)
+    rest = begun[-1][1] - last - found  # after the last layer's codes
+    written, of_7b = (
+        sum(int(np.prod(shape)) for _, shape in shapes(count, options.inner))
+        for count in (options.layers, LAYERS_OF_7B)
+    )
     print(
         f"{options.layers} layers of {HIDDEN} and {options.inner}, {pieces.size} tokens, on "
-        f"{len(os.sched_getaffinity(0))} cores: a layer {wall:.1f} s, {cpu:.1f} CPU seconds; "
-        f"{LAYERS_OF_7B} layers {LAYERS_OF_7B * wall / 60:.1f} min"
+        f"{len(os.sched_getaffinity(0))} cores: codes of a layer {found:.1f} s ({cpu:.1f} CPU "
+        f"seconds), writing {written / 1e6:.0f} M weights {rest:.1f} s; so {LAYERS_OF_7B} layers "
+        f"{(LAYERS_OF_7B * found + rest * of_7b / written) / 60:.1f} min"
     )
     print(
         f"own memory {watch.own_bytes / 1e9:.2f} GB, mapped files {watch.file_bytes / 1e9:.2f} GB"

@@ -74,9 +74,9 @@ from specrt_export.inputs import (
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
-from specrt_export.precision import Bound
+from specrt_export.precision import BitBound
 from specrt_export.provenance import oddity, origin, parameters
-from specrt_export.quantize.bit_allocation import Trial, open_search
+from specrt_export.quantize.bit_allocation import BitTrial, open_search
 from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
 from specrt_export.quantize.quantizer import Formats, Quantized, keep, quantize
 from specrt_export.recipe import Recipe, settle
@@ -384,7 +384,7 @@ class ModelBuilder:
         return found
 
     def _choose_bits(
-        self, role: str, bound: Bound, original: GraphSource, scratch: Path, unfinished: Path,
+        self, role: str, bound: BitBound, original: GraphSource, scratch: Path, unfinished: Path,
         progress: Progress,
     ) -> MeasuredModel:  # fmt: skip
         """Try bits until the whole model keeps to a bound; return the best."""
@@ -402,7 +402,7 @@ class ModelBuilder:
             folder = scratch / "new"
             found = self._try(role, original, folder, progress, search.formats(raised), codes)
             assert found.quality is not None, "a quantized model is measured"
-            trial = Trial(raised, found.quality.kl, found.weight_bytes)
+            trial = BitTrial(raised, found.quality.kl, found.weight_bytes)
             progress(f"{role}: {search.told(trial)}", 0.55)
             shutil.rmtree(scratch / ("best" if search.record(trial) else "new"), ignore_errors=True)
             if folder.is_dir():

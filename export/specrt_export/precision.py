@@ -42,7 +42,7 @@ AUTO_BITS = "auto"
 
 
 @dataclass(frozen=True)
-class Bound:
+class BitBound:
     """What bits that are chosen must keep to: one of both."""
 
     max_kl: float | None = None

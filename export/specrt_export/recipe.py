@@ -25,7 +25,7 @@ from specrt_export.precision import (
     PRECISIONS,
     STORAGE,
     STORED,
-    Bound,
+    BitBound,
     Precision,
 )
 
@@ -255,10 +255,10 @@ class Recipe:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
 
-    def bound_of(self, role: str) -> Bound | None:
+    def bound_of(self, role: str) -> BitBound | None:
         """Return what a model's bits must keep to, where they are chosen."""
         source = self.sources[role]
-        return Bound(source.max_kl, source.max_bytes) if source.bits else None
+        return BitBound(source.max_kl, source.max_bytes) if source.bits else None
 
     @property
     def precisions(self) -> dict[str, Precision]:

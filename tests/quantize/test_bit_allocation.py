@@ -12,12 +12,12 @@ import pytest
 from specrt.errors import BuildError
 from specrt_export.check.quality import GraphScorer, measure, take_in
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
-from specrt_export.precision import Bound, Precision
+from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize import bit_allocation
 from specrt_export.quantize.bit_allocation import (
     BitSearch,
+    BitTrial,
     Part,
-    Trial,
     cut_pieces,
     knapsack,
     parts_of,
@@ -107,15 +107,17 @@ def whole(kls: list[float], raised: frozenset[int], scale: float, rest: float) -
     return rest + scale * low**1.1
 
 
-def searched(seed: int, bound: Bound, scale: float, rest: float) -> tuple[BitSearch, list[Trial]]:
+def searched(
+    seed: int, bound: BitBound, scale: float, rest: float
+) -> tuple[BitSearch, list[BitTrial]]:
     chance = np.random.default_rng(seed)
     kls = (10 ** chance.uniform(-5, -2.5, 40)).tolist()
     parts = [Part(f"part {at}", (), int(chance.integers(1, 9)) << 16) for at in range(40)]
-    search, trials = BitSearch(parts, kls, bound, 1 << 22), list[Trial]()
-    best: Trial | None = None
+    search, trials = BitSearch(parts, kls, bound, 1 << 22), list[BitTrial]()
+    best: BitTrial | None = None
     while (raised := search.propose()) is not None:
         used = (1 << 22) + 5000 + sum(parts[at].added_bytes for at in raised)
-        trial = Trial(raised, whole(kls, raised, scale, rest), used)
+        trial = BitTrial(raised, whole(kls, raised, scale, rest), used)
         trials.append(trial)
         best = trial if search.record(trial) else best
         assert len(trials) < 9
@@ -126,26 +128,26 @@ def searched(seed: int, bound: Bound, scale: float, rest: float) -> tuple[BitSea
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("scale", "rest"), [(1.3, 0.0), (0.5, 0.001), (3.0, 0.002)])
 def test_a_bound_of_kl_is_met_and_nearly_used(seed: int, scale: float, rest: float) -> None:
-    everything = searched(seed, Bound(max_kl=10.0), scale, rest)[1][0]
+    everything = searched(seed, BitBound(max_kl=10.0), scale, rest)[1][0]
     assert not everything.raised, "nothing needs more bits under a bound that is far"
     for share in (0.25, 0.6):
         bound = rest + share * (everything.kl - rest)
-        best = searched(seed, Bound(max_kl=bound), scale, rest)[1][0]
+        best = searched(seed, BitBound(max_kl=bound), scale, rest)[1][0]
         assert 0.7 * bound < best.kl <= bound
     with pytest.raises(BuildError, match=r"in int8 the KL divergence is .* nats; ask for that"):
-        searched(seed, Bound(max_kl=rest / 2 + 1e-12), scale, rest + 1e-6)
+        searched(seed, BitBound(max_kl=rest / 2 + 1e-12), scale, rest + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bound_of_bytes_is_met_and_nearly_used(seed: int) -> None:
     for room in (0, 1 << 18, 1 << 20, 1 << 22):
         bound = (1 << 22) + 5000 + room
-        best, *trials = searched(seed, Bound(max_bytes=bound), 1.0, 0.0)[1]
+        best, *trials = searched(seed, BitBound(max_bytes=bound), 1.0, 0.0)[1]
         assert best.bytes <= bound
         assert bound - best.bytes < 1 << 17 or len(best.raised) >= 39 or room == 0
         assert best.kl == min(trial.kl for trial in trials if trial.bytes <= bound)
     with pytest.raises(BuildError, match="in int4 the weights take 4199304 bytes; ask for that"):
-        searched(seed, Bound(max_bytes=(1 << 22) + 4000), 1.0, 0.0)
+        searched(seed, BitBound(max_bytes=(1 << 22) + 4000), 1.0, 0.0)
 
 
 def test_a_knapsack_is_filled_nearly_as_well_as_can_be() -> None:

@@ -27,7 +27,7 @@ from specrt_export.portable.external_data import (
 )
 from specrt_export.portable.graph import Tokens, divergences, geometry_of, read_graph, runs_here
 from specrt_export.portable.segments import Array, SegmentedRun, weight_name
-from specrt_export.precision import Bound, Precision
+from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
     CalibrationText,
@@ -248,7 +248,7 @@ def knapsack(values: Sequence[float], weights: Sequence[float], room: float) -> 
 
 
 def open_search(
-    graph: Path, checkpoint: Path, precision: Precision, bound: Bound, text: CalibrationText,
+    graph: Path, checkpoint: Path, precision: Precision, bound: BitBound, text: CalibrationText,
     progress: Progress,
 ) -> tuple[BitSearch, CalibratedCodes | None]:  # fmt: skip
     """Measure a model's parts; return the search for their bits, and the codes of a calibration.
@@ -275,7 +275,7 @@ def open_search(
 
 
 @dataclass(frozen=True)
-class Trial:
+class BitTrial:
     """A choice of bits, and what the whole model comes to with it."""
 
     raised: frozenset[int]
@@ -297,13 +297,13 @@ class BitSearch:
     """Finds bits that meet a bound: from sensitivities at first, then from trials of the whole."""
 
     def __init__(
-        self, parts: Sequence[Part], kls: Sequence[float], bound: Bound, least_bytes: int
+        self, parts: Sequence[Part], kls: Sequence[float], bound: BitBound, least_bytes: int
     ) -> None:
         """Take the KL divergence of each part in int4, and about the bytes of all in int4."""
         self.parts, self._kls, self._bound = parts, kls, bound
         self._added = [part.added_bytes for part in parts]
         self._least_bytes = least_bytes
-        self._trials: list[Trial] = []
+        self._trials: list[BitTrial] = []
         self._all = frozenset(range(len(parts)))
 
     def formats(self, raised: frozenset[int]) -> Formats:
@@ -318,25 +318,25 @@ class BitSearch:
         """Return what each part is stored as, by its name."""
         return {part.name: HIGH if at in raised else LOW for at, part in enumerate(self.parts)}
 
-    def told(self, trial: Trial) -> str:
+    def told(self, trial: BitTrial) -> str:
         """Return a line on a trial."""
         return (
             f"{len(trial.raised)} of {len(self.parts)} parts in {HIGH}, KL divergence "
             f"{trial.kl:.4f} nats, weights {size(trial.bytes)}"
         )
 
-    def record(self, trial: Trial) -> bool:
+    def record(self, trial: BitTrial) -> bool:
         """Take what a trial came to; tell whether it is the best so far that meets the bound."""
         self._trials.append(trial)
         return trial is self._best()
 
-    def _best(self) -> Trial | None:
+    def _best(self) -> BitTrial | None:
         met = [trial for trial in self._trials if self._meets(trial)]
         if self._bound.max_bytes is not None:
             return min(met, key=lambda trial: trial.kl, default=None)
         return min(met, key=lambda trial: trial.bytes, default=None)
 
-    def _meets(self, trial: Trial) -> bool:
+    def _meets(self, trial: BitTrial) -> bool:
         most_kl, most_bytes = self._bound.max_kl, self._bound.max_bytes
         if most_bytes is not None:
             return trial.bytes <= most_bytes
@@ -360,7 +360,7 @@ class BitSearch:
             raise self._impossible(next(t for t in self._trials if t.raised == last))
         return raised
 
-    def _impossible(self, least: Trial) -> BuildError:
+    def _impossible(self, least: BitTrial) -> BuildError:
         if self._bound.max_bytes is not None:
             return BuildError(
                 f"max_bytes is {self._bound.max_bytes}, and with every part in {LOW} the weights "
@@ -408,6 +408,6 @@ class BitSearch:
         most = missed[0][0] if missed else sum(self._kls)
         return min(max(room, least), most)
 
-    def _sum(self, trial: Trial | None) -> float:
+    def _sum(self, trial: BitTrial | None) -> float:
         raised = trial.raised if trial is not None else self._all
         return sum(kl for at, kl in enumerate(self._kls) if at not in raised)
