@@ -74,9 +74,11 @@ from specrt_export.inputs import (
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
+from specrt_export.precision import BitBound
 from specrt_export.provenance import oddity, origin, parameters
-from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.quantizer import Quantized, keep, quantize
+from specrt_export.quantize.bit_allocation import BitTrial, open_search
+from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
+from specrt_export.quantize.quantizer import Formats, Quantized, keep, quantize
 from specrt_export.recipe import Recipe, settle
 
 TOKENIZER_FILES = (
@@ -275,6 +277,31 @@ def _parameters(source: GraphSource) -> int:
 
 
 @dataclass(frozen=True)
+class MeasuredModel:
+    """A lowered model, and how far it is from its checkpoint, where that was measured."""
+
+    quantized: Quantized | None
+    lowered: LoweredModel
+    quality: Quality | None = None
+    likeliest: Likeliest | None = None
+    bits: dict[str, str] | None = None
+    """Of each part whose bits were chosen, what it is stored as."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of its weights; of a plan that is still to be built, the graph's."""
+        files = (path.stat().st_size for path in self.lowered.folder.iterdir())
+        return self.lowered.weight_bytes or sum(files)
+
+    def moved(self, folder: Path, bits: dict[str, str]) -> MeasuredModel:
+        """Return it as it lies in another folder, with the bits that were chosen."""
+        assert self.quantized is not None
+        quantized = replace(self.quantized, folder=folder / self.quantized.folder.name)
+        lowered = replace(self.lowered, folder=folder / self.lowered.folder.name)
+        return replace(self, quantized=quantized, lowered=lowered, bits=bits)
+
+
+@dataclass(frozen=True)
 class ModelBuilder:
     """Builds the models of one recipe, each into a folder of its role."""
 
@@ -333,27 +360,81 @@ class ModelBuilder:
                 kept = keep(original.graph, model.checkpoint, scratch / "kept")
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
-            quantized = self._quantize(role, original, scratch, _unfinished(previous), progress)
-            source = original
-            if quantized is not None:
-                source = GraphSource(quantized.graph, quantized.folder)
-            progress(f"lower {role}", 0.3)
-            lowered = compiler.lower(role, source, scratch / "lowered")
-            if lowered.warning:
-                progress(f"warning: {lowered.warning}", 0.4)
-            progress(f"check {role}", 0.4)
-            self._check(source, lowered)
-            quality, said = None, None
-            if self.gate is not None:
-                progress(f"measure {role}", 0.5)
-                if quantized is None:
-                    said = self.gate.likeliest(original)
-                else:
-                    with compiler.score(lowered, self.gate.max_width) as engine:
-                        quality, said = self.gate.check(role, original, quantized, engine)
+            measured = self._measured(role, original, scratch, _unfinished(previous), progress)
             progress(f"compile {role}", 0.6)
+            lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(parameters, lowered, compiled, quality), said
+            return self._record(parameters, measured, compiled), measured.likeliest
+
+    def _measured(
+        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
+    ) -> MeasuredModel:
+        """Quantize, lower and measure a model, with the best bits where they are chosen.
+
+        Raises: BuildError beyond a limit of the recipe.
+        """
+        bound = self.recipe.bound_of(role)
+        if bound is None:
+            text = CalibrationText(self.fitted, unfinished / role)
+            found = self._try(role, original, scratch / "new", progress, text=text)
+        else:
+            found = self._choose_bits(role, bound, original, scratch, unfinished / role, progress)
+        if self.gate is not None and found.quantized is not None and found.quality is not None:
+            self.gate.check(role, original, found.quantized, found.quality)
+        return found
+
+    def _choose_bits(
+        self, role: str, bound: BitBound, original: GraphSource, scratch: Path, unfinished: Path,
+        progress: Progress,
+    ) -> MeasuredModel:  # fmt: skip
+        """Try bits until the whole model keeps to a bound; return the best."""
+        assert self.gate is not None, "the recipe was held to a calibration text"
+
+        def show(stage: str, done: float) -> None:
+            progress(f"{role}: {stage}", 0.1 + 0.1 * done)
+
+        search, codes = open_search(
+            original.graph, original.weights, self.recipe.precisions[role], bound,
+            CalibrationText(self.fitted or self.gate.pieces, unfinished), show,
+        )  # fmt: skip
+        best: MeasuredModel | None = None
+        while (raised := search.propose()) is not None:
+            folder = scratch / "new"
+            found = self._try(role, original, folder, progress, search.formats(raised), codes)
+            assert found.quality is not None, "a quantized model is measured"
+            trial = BitTrial(raised, found.quality.kl, found.weight_bytes)
+            progress(f"{role}: {search.told(trial)}", 0.55)
+            shutil.rmtree(scratch / ("best" if search.record(trial) else "new"), ignore_errors=True)
+            if folder.is_dir():
+                folder.rename(scratch / "best")
+                best = found.moved(scratch / "best", search.bits(raised))
+        assert best is not None, "a search ends with a trial or with an error"
+        return best
+
+    def _try(
+        self, role: str, original: GraphSource, folder: Path, progress: Progress,
+        formats: Formats | None = None, codes: CalibratedCodes | None = None,
+        text: CalibrationText | None = None,
+    ) -> MeasuredModel:  # fmt: skip
+        """Quantize and lower a model, compare it with its graph, and measure what it lost."""
+        quantized = self._quantize(role, original, folder, progress, formats, codes, text)
+        source = original
+        if quantized is not None:
+            source = GraphSource(quantized.graph, quantized.folder)
+        progress(f"lower {role}", 0.3)
+        lowered = self.compilers[role].lower(role, source, folder / "lowered")
+        if lowered.warning:
+            progress(f"warning: {lowered.warning}", 0.4)
+        progress(f"check {role}", 0.4)
+        self._check(source, lowered)
+        if self.gate is None:
+            return MeasuredModel(quantized, lowered)
+        progress(f"measure {role}", 0.5)
+        if quantized is None:
+            return MeasuredModel(quantized, lowered, likeliest=self.gate.likeliest(original))
+        with self.compilers[role].score(lowered, self.gate.max_width) as engine:
+            quality, likeliest = self.gate.measure(role, original, folder, engine)
+        return MeasuredModel(quantized, lowered, quality, likeliest)
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
@@ -385,19 +466,21 @@ class ModelBuilder:
         check_parity(model.checkpoint, source.graph, reference=reference, folder=source.weights)
 
     def _quantize(
-        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
-    ) -> Quantized | None:
+        self, role: str, original: GraphSource, folder: Path, progress: Progress,
+        formats: Formats | None, codes: CalibratedCodes | None, text: CalibrationText | None,
+    ) -> Quantized | None:  # fmt: skip
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
             return None
         progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
-        text = CalibrationText(self.fitted, unfinished / role) if precision.calibrated else None
 
         def calibrated(part: str, done: float) -> None:
             progress(f"calibrate {role}, {part}", 0.2 + 0.1 * done)
 
-        folder = scratch / "quantized"
-        return quantize(original.graph, original.weights, folder, precision, calibrated, text)
+        return quantize(
+            original.graph, original.weights, folder / "quantized", precision, calibrated,
+            text if precision.calibrated else None, formats, codes,
+        )  # fmt: skip
 
     def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
         """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
@@ -411,9 +494,9 @@ class ModelBuilder:
             check_engine(reference, engine, widths, lowered.compute, self.recipe.backend_of(role))
 
     def _record(
-        self, parameters: int, lowered: LoweredModel, compiled: CompiledModel,
-        quality: Quality | None,
-    ) -> ModelRecord:  # fmt: skip
+        self, parameters: int, measured: MeasuredModel, compiled: CompiledModel
+    ) -> ModelRecord:
+        lowered, bits = measured.lowered, measured.bits
         role = lowered.role
         precision = self.recipe.precisions[role]
         return ModelRecord(
@@ -424,13 +507,14 @@ class ModelBuilder:
             weight_bytes=compiled.weight_bytes,
             kv_item_bytes=KV_BYTES[lowered.compute],
             fused=lowered.fused,
-            precision=precision.layers,
+            precision=" and ".join(sorted(set((bits or {}).values()))) or precision.layers,
             embedding=precision.embedding,
-            head=precision.head,
+            head=(bits or {}).get("head", precision.head),
             block=precision.block,
             per_row=precision.per_row,
-            quality=quality,
+            quality=measured.quality,
             backend=self.recipe.backend_of(role),
+            bits=bits,
         )
 
 

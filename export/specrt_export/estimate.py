@@ -327,16 +327,22 @@ def _model(
     if isinstance(stored, Scheme):
         weights = _Weights(_as_if(recipe, role, stored), role, shape)
     kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
+    bound = recipe.bound_of(role)
+    most = bound.max_bytes if bound is not None else None
+
+    def bounded(count: int) -> int:
+        return count if most is None else min(count, most)
+
     return ModelEstimate(
         role=role,
         checkpoint=source.checkpoint,
         model_type=shape.model_type,
-        precision=precision.layers,
+        precision="up to int8" if precision.auto else precision.layers,
         parameters=shape.parameters,
-        engine_bytes=_kept(kept, step=False) if kept else weights.engine(),
+        engine_bytes=_kept(kept, step=False) if kept else bounded(weights.engine()),
         kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
         working_bytes=_working(recipe, shape),
-        step_bytes=_kept(kept, step=True) if kept else weights.step(),
+        step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
     )
 
 
@@ -398,7 +404,7 @@ class _Weights:
     def _tensors(self, matrix: Matrix) -> Iterator[int]:
         """Yield the bytes of a matrix and of its scales."""
         precision = self.recipe.precisions[self.role]
-        name = getattr(precision, matrix.role)
+        name = "int8" if matrix.role in precision.auto else getattr(precision, matrix.role)
         items = matrix.rows * matrix.columns
         if name not in _SCALED:
             yield (2 if self._is_kept else _PLAIN[name]) * items

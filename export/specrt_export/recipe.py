@@ -18,7 +18,16 @@ from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import QuantizedSource, is_hub_name
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
+from specrt_export.precision import (
+    AUTO_BITS,
+    BLOCKS,
+    PER_ROW,
+    PRECISIONS,
+    STORAGE,
+    STORED,
+    BitBound,
+    Precision,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,6 +100,12 @@ class ModelSource:
     0: int8 and fp8 have one scale for each row there."""
     quantizer: str = ""
     """How codes of int4 are found; `engine.quantizer` when empty."""
+    bits: str = ""
+    """`auto`: each part of the model is int4 or int8, as `max_kl` or `max_bytes` asks for."""
+    max_kl: float | None = None
+    """With `bits`: most nats of KL divergence from the checkpoint on the calibration text."""
+    max_bytes: int | None = None
+    """With `bits`: most bytes of the engine's weights."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 
@@ -240,17 +255,23 @@ class Recipe:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
 
+    def bound_of(self, role: str) -> BitBound | None:
+        """Return what a model's bits must keep to, where they are chosen."""
+        source = self.sources[role]
+        return BitBound(source.max_kl, source.max_bytes) if source.bits else None
+
     @property
     def precisions(self) -> dict[str, Precision]:
         """Return what each model's weights are stored as."""
         return {
             role: Precision.of(
-                source.precision or self.engine.precision,
+                source.precision or ("int4" if source.bits else self.engine.precision),
                 source.embedding,
                 source.head,
                 source.block,
                 per_row=self.spec_of(role).row_scales,
                 calibrated=self.quantizer_of(role) == "gptq",
+                auto=bool(source.bits),
             )
             for role, source in self.sources.items()
         }
@@ -424,6 +445,7 @@ def problems(recipe: Recipe) -> Problems:
     yield from _engine(recipe)
     yield from _tensorrt(recipe)
     yield from _weights(recipe)
+    yield from _bits(recipe)
     yield from _quantizers(recipe)
     yield from _quality(recipe)
 
@@ -547,6 +569,39 @@ def _weights(recipe: Recipe) -> Problems:
             block > 0 and precision.per_row and not precision.block,
             f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
             f"of {' and '.join(PER_ROW)}; remove it",
+        )
+
+
+def _bits(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        bounds = {"max_kl": source.max_kl, "max_bytes": source.max_bytes}
+        named = [key for key, value in bounds.items() if value is not None]
+        yield (
+            source.bits not in ("", AUTO_BITS),
+            f"{role}.bits is {source.bits!r}; expected {AUTO_BITS!r}, or set {role}.precision",
+        )
+        yield (
+            bool(source.bits) and len(named) != 1,
+            f"{role}.bits is {source.bits!r}, and {' and '.join(named) or 'no bound'} is set; "
+            f"expected one of {role}.max_kl (nats) and {role}.max_bytes (of the weights)",
+        )
+        yield (
+            bool(named) and not source.bits,
+            f"{role}.{' and '.join(named)} is a bound for bits that are chosen; add "
+            f"{role}.bits = {AUTO_BITS!r}, or set quality.max_kl to refuse a model beyond it",
+        )
+        yield (
+            bool(source.bits) and source.precision not in ("", "int4"),
+            f"{role}.precision is {source.precision!r}, and {role}.bits {source.bits!r} chooses "
+            f"between int4 and int8; remove one of both",
+        )
+        yield (
+            source.max_kl is not None and not source.max_kl > 0,
+            f"{role}.max_kl is {source.max_kl}; expected more than 0 nats",
+        )
+        yield (
+            source.max_bytes is not None and source.max_bytes < 1,
+            f"{role}.max_bytes is {source.max_bytes}; expected bytes, 1 or more",
         )
 
 

@@ -165,6 +165,8 @@ class ModelRecord:
     """None where nothing was measured, because the weights are those of the checkpoint."""
     backend: str = ""
     """What runs it; the bundle's when empty."""
+    bits: dict[str, str] | None = None
+    """Of each part whose bits the build chose, what it is stored as."""
 
     @property
     def quantized(self) -> bool:

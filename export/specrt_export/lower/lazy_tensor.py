@@ -47,6 +47,8 @@ class LazyTensor:
     """Returns the part `[begin:end]` along the first axis; of 4 bits the bytes [n, K / 2]."""
     bytes_of: str = ""
     """Name of the tensor with the same bytes in another shape, where there is one."""
+    held_by: str = ""
+    """`bf16` or `fp16` where it was widened from that; of others nothing is known."""
 
     @property
     def length(self) -> int:
@@ -182,7 +184,8 @@ def as_float(source: LazyTensor) -> LazyTensor:
             return (part.astype(np.uint32) << 16).view(np.float32)
         return part.astype(np.float32)
 
-    return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows)
+    held_by = [name for name, kind in _FORMATS.items() if kind == source.onnx_type]
+    return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows, held_by="".join(held_by))
 
 
 def transposed(source: LazyTensor) -> LazyTensor:
@@ -192,7 +195,9 @@ def transposed(source: LazyTensor) -> LazyTensor:
     def turned(begin: int, end: int) -> NDArray[Any]:
         return _whole(source)[:, begin:end].T
 
-    return LazyTensor(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
+    return replace(
+        source, name=f"{source.name}/transposed", shape=(columns, rows), rows=turned, bytes_of=""
+    )
 
 
 @lru_cache(maxsize=1)
@@ -218,7 +223,9 @@ def joined(parts: Sequence[LazyTensor], name: str | None = None) -> LazyTensor:
         return np.concatenate(pieces)
 
     name = name or "+".join(part.name for part in parts)
-    return LazyTensor(name, first.onnx_type, (offsets[-1], *first.shape[1:]), rows)
+    held_by = first.held_by if all(part.held_by == first.held_by for part in parts) else ""
+    shape = (offsets[-1], *first.shape[1:])
+    return LazyTensor(name, first.onnx_type, shape, rows, held_by=held_by)
 
 
 def taken(source: LazyTensor, begin: int, end: int) -> LazyTensor:
@@ -226,11 +233,12 @@ def taken(source: LazyTensor, begin: int, end: int) -> LazyTensor:
     if (begin, end) == (0, source.length):
         return source
     shape = (end - begin, *source.shape[1:])
-    return LazyTensor(
-        f"{source.name}[{begin}:{end}]",
-        source.onnx_type,
-        shape,
-        lambda low, high: source.rows(begin + low, begin + high),
+    return replace(
+        source,
+        name=f"{source.name}[{begin}:{end}]",
+        shape=shape,
+        rows=lambda low, high: source.rows(begin + low, begin + high),
+        bytes_of="",
     )
 
 
@@ -266,7 +274,12 @@ _FORMATS = {"bf16": onnx.TensorProto.BFLOAT16, "fp16": onnx.TensorProto.FLOAT16,
 
 
 def smallest_format(weights: LazyTensor) -> str:
-    """Return the first of bf16, fp16 and fp32 that holds fp32 weights bit for bit."""
+    """Return one of bf16, fp16 and fp32 that holds fp32 weights bit for bit.
+
+    Those that were widened are not read for it.
+    """
+    if weights.held_by:
+        return weights.held_by
     left = ["bf16", "fp16"]
     for _, part in weights.slices():
         bits = part.view(np.uint32)

@@ -185,7 +185,8 @@ def alternating(gate: LazyTensor, up: LazyTensor) -> LazyTensor:
         return tiles.reshape(-1, *inner)[begin - first * TILE : end - first * TILE]
 
     shape = (2 * tile_count(gate.shape[0]) * TILE, *gate.shape[1:])
-    return LazyTensor(f"{gate.name}~{up.name}", gate.onnx_type, shape, rows)
+    held_by = gate.held_by if gate.held_by == up.held_by else ""
+    return LazyTensor(f"{gate.name}~{up.name}", gate.onnx_type, shape, rows, held_by=held_by)
 
 
 def tile_count(outputs: int) -> int:

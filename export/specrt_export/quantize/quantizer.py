@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,9 @@ from specrt_export.portable.external_data import (
     widen,
 )
 from specrt_export.portable.graph import CODED, PRECISION, read_graph
-from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
+from specrt_export.precision import BITS, BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
 from specrt_export.quantize.calibration import (
+    CalibratedCodes,
     CalibrationText,
     Packed,
     Progress,
@@ -72,10 +75,13 @@ def quantize(
     precision: Precision,
     progress: Progress = lambda part, done: None,
     text: CalibrationText | None = None,
+    formats: Formats | None = None,
+    codes: CalibratedCodes | None = None,
 ) -> Quantized:
     """Write `graph.onnx` and `weights.data` into a new folder.
 
-    The text is for precisions whose codes are found on one.
+    The text is for precisions whose codes are found on one, where no `codes` are given. `formats`
+    are of weights that are stored as something else than the precision says.
     What a precision is not about, such as norms and biases, is copied as fp32: a type that a
     quantized graph stores is the one that was asked for. No tensor is ever whole in memory, unless
     it has to be turned.
@@ -84,7 +90,10 @@ def quantize(
     model = read_graph(graph)
     folder.mkdir(parents=True)
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        stored = _write_chosen(model, checkpoint, precision, store, progress, text)
+        choices = choose(model, precision, formats or {})
+        if codes is None and text is not None:
+            codes = find_codes(model, checkpoint, precision, choices, text, progress)
+        stored = _write_chosen(model, checkpoint, choices, store, codes)
         graft(model, stored)
         keep_rest(model, checkpoint, store)
     model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
@@ -164,20 +173,27 @@ def _order_inputs(model: onnx.ModelProto, orders: Mapping[str, NDArray[Any] | No
     model.graph.node.extend(nodes)
 
 
+def find_codes(
+    model: onnx.ModelProto, checkpoint: Path, precision: Precision, choices: Sequence[Choice],
+    text: CalibrationText, progress: Progress,
+) -> CalibratedCodes | None:  # fmt: skip
+    """Find the codes of those weights that depend on a text; None where none do.
+
+    Raises: CheckpointError, BuildError.
+    """
+    calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
+    return calibrate(model, checkpoint, calibrated, text, progress) if calibrated else None
+
+
 def _write_chosen(
-    model: onnx.ModelProto, checkpoint: Path, precision: Precision, store: Store,
-    progress: Progress, text: CalibrationText | None,
+    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], store: Store,
+    codes: CalibratedCodes | None,
 ) -> list[Stored]:  # fmt: skip
     tensors = {tensor.name: tensor for tensor in external_tensors(model)}
-    choices = choose(model, precision)
-    found = None
-    calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
-    if calibrated and text is not None:
-        found = calibrate(model, checkpoint, calibrated, text, progress)
     stored = []
     for choice in choices:
-        codes = found.read(choice.name) if found is not None and choice in calibrated else None
-        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), codes))
+        found = codes.read(choice.name) if codes is not None and choice.name in codes else None
+        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), found))
     return stored
 
 
@@ -341,6 +357,12 @@ class Choice:
         """Name of the tensor that is stored."""
         return f"{self.weight}.{self.precision}"
 
+    def stored_bytes(self, shape: Sequence[int]) -> int:
+        """Return what its codes and scales in fp16 take, or its floats."""
+        items = prod(shape)
+        scales = 2 * (items // self.block) if self.block else 0
+        return items * BITS[self.precision] // 8 + scales
+
     @property
     def products(self) -> tuple[str, ...]:
         """The nodes that multiply with it."""
@@ -356,8 +378,16 @@ class Choice:
         return self.weight if roles == ["layers"] else " and ".join(roles)
 
 
-def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
+Formats = Mapping[str, str]
+"""Of weights, what each is stored as."""
+
+
+def choose(
+    model: onnx.ModelProto, precision: Precision, formats: Formats = MappingProxyType({})
+) -> list[Choice]:
     """Return every weight that is stored as its precision says, in the graph's order.
+
+    `formats` are of weights that are stored as something else.
 
     A weight whose inner size no block divides stays as it is. One that is read in two roles of
     different precisions is stored once for each.
@@ -371,7 +401,8 @@ def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
         uses = list(_uses(tensor.name, readers, head))
         by_precision: dict[str, list[Use]] = defaultdict(list)
         for use in uses:
-            by_precision[getattr(precision, use.role)].append(use)
+            name = formats.get(tensor.name) or getattr(precision, use.role)
+            by_precision[name].append(use)
         for name, readers_of_one in by_precision.items():
             choice = _choice(tensor, name, precision, tuple(readers_of_one))
             if choice is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.bundle import BUILD_ROOT, read_manifest
+from specrt.cli.inspect import quality_lines
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, how_to_install, shortage
@@ -255,6 +256,8 @@ def _build(plan: Recipe, place: Path, no_tune: bool, if_stale: bool) -> None:
     print_notices(found)
     total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
     took = time.monotonic() - began
+    for line in quality_lines(read_manifest(place)):
+        print(line)
     print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")
 
 

@@ -146,8 +146,8 @@ void check_origins(const Fields& manifest) {
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
-               "fused", "precision", "embedding", "head", "block", "per_row", "quality",
-               "backend"});
+               "fused", "precision", "embedding", "head", "block", "per_row", "quality", "backend",
+               "bits"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
@@ -163,6 +163,7 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   if (fields.has("per_row")) fields.boolean("per_row");
   check_quality(fields);
   if (fields.has("backend")) model.backend = fields.text("backend");
+  if (fields.has("bits") && fields.record_or_null("bits")) fields.texts("bits");
   if (model.backend.empty()) model.backend = backend;
   return model;
 }
