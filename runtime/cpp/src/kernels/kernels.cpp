@@ -110,17 +110,11 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
 const Kernels* const* all_kernels() {
   static const Kernels* const all[] = {
 #if defined(__x86_64__)
-    &kAmx,
-    &kAvx512Vnni,
-    &kAvxVnni,
-    &kAvx2,
+      &kAmx,    &kAvx512Vnni, &kAvxVnni, &kAvx2,
 #elif defined(__aarch64__)
-    &kI8mm,
-    &kDotProd,
+      &kI8mm, &kDotProd,
 #endif
-    &kScalar,
-    nullptr
-  };
+      &kScalar, nullptr};
   return all;
 }
 
