@@ -24,6 +24,7 @@ specrt.cli
 specrt.bench
 specrt.c_host
 specrt_export.builder
+specrt_export.measured_model
 specrt_export.check
 specrt_export.compile
 specrt_export.inputs
@@ -40,6 +41,7 @@ specrt_export.prequantized
 specrt_export.gguf
 specrt_export.quantize.codes
 specrt_export.precision
+specrt_export.atomic_folder
 specrt_export
 specrt.loading
 specrt.tuning

@@ -48,7 +48,7 @@ from growth.shape import PRESETS, Shape, check_growth
 from growth.shards import SHARD_BYTES, Entry, write_shards
 from growth.tensor import DTYPES, encode, grow, stored_dtype
 from specrt.errors import BuildError, CheckpointError, SpecrtError
-from specrt_export.builder import atomic_folder
+from specrt_export.atomic_folder import atomic_folder
 from specrt_export.checkpoint import Checkpoint
 
 BESIDE = (

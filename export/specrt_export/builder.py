@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import glob
 import hashlib
 import json
-import os
 import platform
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -28,27 +24,15 @@ from specrt.bundle import (
     Manifest,
     ModelRecord,
     Provenance,
-    Quality,
     hash_file,
 )
-from specrt.errors import (
-    BuildError,
-    CheckpointError,
-    SpecrtError,
-    how_to_install,
-    one_line,
-    shortage,
-)
+from specrt.errors import BuildError, CheckpointError, SpecrtError, how_to_install, one_line
 from specrt.params import AUTO
 from specrt.system.doctor import missing_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.check.equivalence import (
-    Reference,
-    check_engine,
-    check_parity,
-    max_width,
-)
+from specrt_export.atomic_folder import atomic_folder
+from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.check.quality import Likeliest, QualityGate, acceptance
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import (
@@ -56,7 +40,6 @@ from specrt_export.compile.compiler import (
     CompiledModel,
     Compiler,
     GraphSource,
-    LoweredModel,
     Progress,
 )
 from specrt_export.inputs import (
@@ -71,14 +54,12 @@ from specrt_export.inputs import (
     quantized_sources,
     read_calibration,
 )
+from specrt_export.measured_model import MeasuredModel, ModelTrials
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
-from specrt_export.precision import BitBound
+from specrt_export.portable.graph import Tokens, read_graph, runs_here
 from specrt_export.provenance import oddity, origin, parameters
-from specrt_export.quantize.bit_allocation import BitTrial, open_search
-from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
-from specrt_export.quantize.quantizer import Formats, Quantized, keep, quantize
+from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
 
 TOKENIZER_FILES = (
@@ -277,31 +258,6 @@ def _parameters(source: GraphSource) -> int:
 
 
 @dataclass(frozen=True)
-class MeasuredModel:
-    """A lowered model, and how far it is from its checkpoint, where that was measured."""
-
-    quantized: Quantized | None
-    lowered: LoweredModel
-    quality: Quality | None = None
-    likeliest: Likeliest | None = None
-    bits: dict[str, str] | None = None
-    """Of each part whose bits were chosen, what it is stored as."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of its weights; of a plan that is still to be built, the graph's."""
-        files = (path.stat().st_size for path in self.lowered.folder.iterdir())
-        return self.lowered.weight_bytes or sum(files)
-
-    def moved(self, folder: Path, bits: dict[str, str]) -> MeasuredModel:
-        """Return it as it lies in another folder, with the bits that were chosen."""
-        assert self.quantized is not None
-        quantized = replace(self.quantized, folder=folder / self.quantized.folder.name)
-        lowered = replace(self.lowered, folder=folder / self.lowered.folder.name)
-        return replace(self, quantized=quantized, lowered=lowered, bits=bits)
-
-
-@dataclass(frozen=True)
 class ModelBuilder:
     """Builds the models of one recipe, each into a folder of its role."""
 
@@ -360,81 +316,15 @@ class ModelBuilder:
                 kept = keep(original.graph, model.checkpoint, scratch / "kept")
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
-            measured = self._measured(role, original, scratch, _unfinished(previous), progress)
+            unfinished = _unfinished(previous) / role
+            measured = ModelTrials(
+                self.recipe, role, compiler, self.gate, self.fitted, original, scratch, unfinished,
+                progress,
+            ).best()  # fmt: skip
             progress(f"compile {role}", 0.6)
             lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
             return self._record(parameters, measured, compiled), measured.likeliest
-
-    def _measured(
-        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
-    ) -> MeasuredModel:
-        """Quantize, lower and measure a model, with the best bits where they are chosen.
-
-        Raises: BuildError beyond a limit of the recipe.
-        """
-        bound = self.recipe.bound_of(role)
-        if bound is None:
-            text = CalibrationText(self.fitted, unfinished / role)
-            found = self._try(role, original, scratch / "new", progress, text=text)
-        else:
-            found = self._choose_bits(role, bound, original, scratch, unfinished / role, progress)
-        if self.gate is not None and found.quantized is not None and found.quality is not None:
-            self.gate.check(role, original, found.quantized, found.quality)
-        return found
-
-    def _choose_bits(
-        self, role: str, bound: BitBound, original: GraphSource, scratch: Path, unfinished: Path,
-        progress: Progress,
-    ) -> MeasuredModel:  # fmt: skip
-        """Try bits until the whole model keeps to a bound; return the best."""
-        assert self.gate is not None, "the recipe was held to a calibration text"
-
-        def show(stage: str, done: float) -> None:
-            progress(f"{role}: {stage}", 0.1 + 0.1 * done)
-
-        search, codes = open_search(
-            original.graph, original.weights, self.recipe.precisions[role], bound,
-            CalibrationText(self.fitted or self.gate.pieces, unfinished), show,
-        )  # fmt: skip
-        best: MeasuredModel | None = None
-        while (raised := search.propose()) is not None:
-            folder = scratch / "new"
-            found = self._try(role, original, folder, progress, search.formats(raised), codes)
-            assert found.quality is not None, "a quantized model is measured"
-            trial = BitTrial(raised, found.quality.kl, found.weight_bytes)
-            progress(f"{role}: {search.told(trial)}", 0.55)
-            shutil.rmtree(scratch / ("best" if search.record(trial) else "new"), ignore_errors=True)
-            if folder.is_dir():
-                folder.rename(scratch / "best")
-                best = found.moved(scratch / "best", search.bits(raised))
-        assert best is not None, "a search ends with a trial or with an error"
-        return best
-
-    def _try(
-        self, role: str, original: GraphSource, folder: Path, progress: Progress,
-        formats: Formats | None = None, codes: CalibratedCodes | None = None,
-        text: CalibrationText | None = None,
-    ) -> MeasuredModel:  # fmt: skip
-        """Quantize and lower a model, compare it with its graph, and measure what it lost."""
-        quantized = self._quantize(role, original, folder, progress, formats, codes, text)
-        source = original
-        if quantized is not None:
-            source = GraphSource(quantized.graph, quantized.folder)
-        progress(f"lower {role}", 0.3)
-        lowered = self.compilers[role].lower(role, source, folder / "lowered")
-        if lowered.warning:
-            progress(f"warning: {lowered.warning}", 0.4)
-        progress(f"check {role}", 0.4)
-        self._check(source, lowered)
-        if self.gate is None:
-            return MeasuredModel(quantized, lowered)
-        progress(f"measure {role}", 0.5)
-        if quantized is None:
-            return MeasuredModel(quantized, lowered, likeliest=self.gate.likeliest(original))
-        with self.compilers[role].score(lowered, self.gate.max_width) as engine:
-            quality, likeliest = self.gate.measure(role, original, folder, engine)
-        return MeasuredModel(quantized, lowered, quality, likeliest)
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
@@ -464,34 +354,6 @@ class ModelBuilder:
             return
         progress(f"compare {model.role} with transformers", 0.1)
         check_parity(model.checkpoint, source.graph, reference=reference, folder=source.weights)
-
-    def _quantize(
-        self, role: str, original: GraphSource, folder: Path, progress: Progress,
-        formats: Formats | None, codes: CalibratedCodes | None, text: CalibrationText | None,
-    ) -> Quantized | None:  # fmt: skip
-        precision = self.recipe.precisions[role]
-        if not precision.rewrites:
-            return None
-        progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
-
-        def calibrated(part: str, done: float) -> None:
-            progress(f"calibrate {role}, {part}", 0.2 + 0.1 * done)
-
-        return quantize(
-            original.graph, original.weights, folder / "quantized", precision, calibrated,
-            text if precision.calibrated else None, formats, codes,
-        )  # fmt: skip
-
-    def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
-        """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
-        if not runs_here():
-            return
-        options, role = self.recipe.engine, lowered.role
-        widths = sorted({1, options.widest})
-        widest = max_width(lowered.geometry, options.max_length, widths)
-        with self.compilers[role].score(lowered, widest, exact=True) as engine:
-            reference = GraphRun(source.graph, source.weights)
-            check_engine(reference, engine, widths, lowered.compute, self.recipe.backend_of(role))
 
     def _record(
         self, parameters: int, measured: MeasuredModel, compiled: CompiledModel
@@ -552,85 +414,3 @@ def fingerprint(builder: ModelBuilder, inputs: list[ModelInputs]) -> str:
             facts = path.stat()
             digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-_AT_FDCWD, _EXCHANGE = -100, 2
-
-_LEFT = re.compile(r"([0-9]{1,9})\.\w+\.(part|old)")
-"""What follows the name of a bundle in that of a folder it is built in: process, chance, state."""
-
-
-@contextmanager
-def atomic_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to build in; put it in the place of `out` at the end.
-
-    Whatever stops the build, what was at `out` is as it was and the folder is gone. Leftovers of
-    builds that were killed are removed by the next one.
-    Raises: BuildError for what the disk refused.
-    """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(out)
-        prefix = f".{out.name}.{os.getpid()}."
-        folder = Path(tempfile.mkdtemp(".part", prefix, out.parent))
-        folder.chmod(0o755)
-    except OSError as error:
-        raise _refused(error, out) from error
-    try:
-        yield folder
-        _put_in_place(folder, out)
-    except OSError as error:
-        raise _refused(error, out) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refused(error: OSError, out: Path) -> BuildError:
-    place = error.filename2 or error.filename or out
-    why = f"the build stopped: {error.strerror or error} ({place})"
-    return BuildError("; ".join(filter(None, (why, f"{out} is as it was", shortage(error)))))
-
-
-def _put_in_place(folder: Path, out: Path) -> None:
-    """Rename a folder to `out`; a folder that is there changes places with it in one step."""
-    if not out.exists():
-        folder.rename(out)
-    elif not _exchange(folder, out):
-        old = folder.with_suffix(".old")
-        out.rename(old)
-        try:
-            folder.rename(out)
-        except BaseException:
-            old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Let two names change places atomically; return False where the system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    names = (os.fsencode(first), os.fsencode(second))
-    return rename is not None and (rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0)
-
-
-def _sweep(out: Path) -> None:
-    """Remove what a killed build left, and bring back a bundle it had moved away."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        # All of the rest: what `m.2` left begins with `.m.` too.
-        match = _LEFT.fullmatch(left.name.removeprefix(f".{out.name}."))
-        if match is None or _alive(int(match[1])):
-            continue
-        if left.suffix == ".old" and not out.exists():
-            left.rename(out)
-        else:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -28,7 +28,8 @@ from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
 from specrt_export import builder
-from specrt_export.builder import atomic_folder, build, is_fresh
+from specrt_export.atomic_folder import atomic_folder
+from specrt_export.builder import build, is_fresh
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -157,7 +158,7 @@ def test_a_bundle_changes_places_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(builder, "_exchange", lambda first, second: False)
+        monkeypatch.setattr("specrt_export.atomic_folder._exchange", lambda *names: False)
     out = tmp_path / "m[1]"
     for text in ("first", "second"):
         put_whole(out, text)

@@ -222,7 +222,7 @@ def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
     monkeypatch.setattr(plan.TensorRtCompiler, "lower", spoil)
     with pytest.raises(BuildError, match="differs from the portable graph"):
         build(recipe, out)
-    monkeypatch.setattr("specrt_export.builder.check_engine", lambda *given: 0.0)
+    monkeypatch.setattr("specrt_export.measured_model.check_engine", lambda *given: 0.0)
     with pytest.raises(BuildError, match=r"further from its checkpoint .* allows.* max_kl 0\.01"):
         build(recipe, out)
     assert nothing_left(out)
