@@ -31,6 +31,8 @@ specrt_export.inputs
 specrt_export.estimate
 specrt_export.pair
 specrt_export.recipe
+specrt_export.recipe_tables
+specrt_export.compiler_spec
 specrt_export.lower
 specrt_export.quantize
 specrt_export.lint

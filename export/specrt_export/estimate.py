@@ -22,10 +22,12 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
+from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
-from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe, settle
+from specrt_export.recipe import Recipe, read_recipe, settle
+from specrt_export.recipe_tables import ModelSource
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""

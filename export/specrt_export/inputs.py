@@ -30,7 +30,8 @@ from specrt_export.portable.graph import (
     geometry_of,
     read_graph,
 )
-from specrt_export.recipe import ModelSource, Recipe
+from specrt_export.recipe import Recipe
+from specrt_export.recipe_tables import ModelSource
 
 UNUSED = re.compile(
     r"""

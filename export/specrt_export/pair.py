@@ -12,7 +12,8 @@ from specrt.errors import CheckpointError, RecipeError
 from specrt_export.checkpoint import Checkpoint, is_hub_name
 from specrt_export.precision import SCALED, STORED
 from specrt_export.provenance import formats
-from specrt_export.recipe import EngineOptions, Recipe, parse_text, recipe_of
+from specrt_export.recipe import Recipe, parse_text, recipe_of
+from specrt_export.recipe_tables import EngineOptions
 
 UNWRITTEN = Path("command line")
 """What errors name in place of a recipe's file; the checkpoints lie beside it, as they were named.

@@ -1,22 +1,22 @@
-"""The TOML a bundle is built from, as frozen records; an unknown key names the nearest one."""
+"""A recipe: the TOML that a bundle is built from, read and held to what can be built."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from specrt.bundle import MOST_ROWS
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import CheckpointError, RecipeError
-from specrt.params import AUTO, Gamma
-from specrt.records import Interval, read
+from specrt.params import AUTO
+from specrt.records import read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import QuantizedSource, is_hub_name
+from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.precision import (
     AUTO_BITS,
@@ -28,192 +28,18 @@ from specrt_export.precision import (
     BitBound,
     Precision,
 )
+from specrt_export.recipe_tables import (
+    EngineOptions,
+    ModelSource,
+    QualityOptions,
+    RecipeTables,
+    TensorRtOptions,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-
-@dataclass(frozen=True)
-class CompilerSpec:
-    """What a recipe may ask of one backend, and the class that compiles for it."""
-
-    compiler: str
-    """A `specrt_export.compile.compiler.Compiler`, as `module:class`; a build imports it."""
-    precisions: tuple[str, ...] = PRECISIONS
-    most_rows: int = MOST_ROWS
-    """Rows of text that an engine may hold."""
-    row_scales: bool = False
-    """Whether int8 and fp8 weights share one scale for each row, whatever the block."""
-    pads_tail: bool = False
-    """Whether passes near the length limit are prefill passes, which must then be wide enough."""
-    disk_factor: float = 1.0
-    """Disk space that a build takes, over that of the weights in their new precision."""
-    on_cpu: bool = False
-    """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
-    float_factor: float = 1.0
-    """Floats in an engine over those in the graph it is made of, at most."""
-
-
-_PLANS = CompilerSpec(
-    "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
-    # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    disk_factor=2.5, float_factor=1.57,
-)  # fmt: skip
-
-COMPILERS: dict[str, CompilerSpec] = {
-    "ort-cpu": CompilerSpec(
-        "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
-        (*(p for p in PRECISIONS if p != "fp8"), STORED),
-        on_cpu=True,
-    ),
-    "ort-cuda": CompilerSpec(
-        "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",
-        tuple(p for p in PRECISIONS if p not in ("fp32", "fp8")),
-        most_rows=1,  # its attention takes several tokens at once for one row only
-    ),
-    "tensorrt": _PLANS,
-    "tensorrt-rtx": _PLANS,
-}
-"""The backends there are; the first is built for unless a recipe says otherwise."""
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where one model of the pair comes from."""
-
-    checkpoint: str
-    """A folder or a GGUF file beside the recipe, or a hub name."""
-    revision: str = ""
-    """Branch, tag or commit of a hub name."""
-    graph: str = ""
-    """A portable graph exported earlier, beside the recipe; exported now when empty."""
-    precision: str = ""
-    """What weights are stored as; `engine.precision` when empty."""
-    embedding: str = ""
-    """The same for the embedding table; int8 in an int4 model, else `precision`, when empty."""
-    head: str = ""
-    """The same for the last projection."""
-    block: int = 0
-    """Weights that share a scale in int8 and int4; 32 when 0. With TensorRT in int4 alone, 128 when
-    0: int8 and fp8 have one scale for each row there."""
-    quantizer: str = ""
-    """How codes of int4 are found; `engine.quantizer` when empty."""
-    bits: str = ""
-    """`auto`: each part of the model is int4 or int8, as `max_kl` or `max_bytes` asks for."""
-    max_kl: float | None = None
-    """With `bits`: most nats of KL divergence from the checkpoint on the calibration text."""
-    max_bytes: int | None = None
-    """With `bits`: most bytes of the engine's weights."""
-    backend: str = ""
-    """What runs this model; `engine.backend` when empty."""
-
-
-_MOST_POSITIONS = 10**7
-"""More than any model was trained for."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What the engines are built for."""
-
-    backend: str = next(iter(COMPILERS))
-    """What runs the models; `auto` is the fastest that works on the machine that builds."""
-    precision: str = ""
-    """What the weights of both models are stored as, unless their tables say otherwise; when empty
-    `stored`, as they are, of a quantized checkpoint, and fp32 of others."""
-    quantizer: str = "search"
-    """How codes of int4 are found: `search` looks for each block's best scale; `gptq` also lets
-    the rest of a row make good what a weight loses, judged by the calibration text."""
-    batch: int = 1
-    """Rows of text that an engine holds, each with KV buffers of its own: as many completions can
-    share a pass. On a CPU a pass costs what the tokens of its rows cost, without padding."""
-    max_length: Annotated[int, Interval(2, _MOST_POSITIONS)] = 2048
-    """Positions of the KV buffers: prompt and completion together."""
-    prefill: Annotated[int, Interval(1, _MOST_POSITIONS)] = 256
-    """Widest prefill pass, in tokens; a longer prompt goes through in several."""
-    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    """Every gamma a verify pass is built for; 0 always is."""
-    gamma: Gamma = AUTO
-    """The gamma used when none is asked for; `auto` chooses one each round."""
-
-    @property
-    def widest(self) -> int:
-        """Return the tokens of the widest verify pass."""
-        return max(self.gammas, default=0) + 1
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """The builder's settings; what is None or empty is left to the library."""
-
-    optimization_level: int | None = None
-    """0 (builds fastest) to 5; not of tensorrt-rtx, whose builder times nothing."""
-    workspace_mib: int | None = None
-    """The most working memory that kernels may ask for."""
-    aux_streams: int | None = None
-    """How many streams beside the main one a pass may use; with 0 nothing runs side by side, which
-    takes less working memory."""
-    hardware_compatible: str = ""
-    """`ampere+` or `same-capability`: which other GPUs the plan shall run on. Not of
-    tensorrt-rtx."""
-    capabilities: tuple[str, ...] = ()
-    """Compute capabilities to build for, such as `8.9`; `current` is this GPU's. Only of
-    tensorrt-rtx."""
-    version_compatible: bool = False
-    """Whether later versions of the library shall read the plan. Not of tensorrt-rtx."""
-    weight_streaming: bool = False
-    """Whether weights may stay in host memory and be copied when they are needed."""
-    stripped: bool = False
-    """Whether to leave the weights out, to be put back on the device by refitting."""
-    candidates: int = 0
-    """How many best scores of each row the graph cuts out; the graph is held to it."""
-
-    def settings(self) -> dict[str, str]:
-        """Return what was set, for the record."""
-        return {
-            name: ", ".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in asdict(self).items()
-            if value != _DEFAULTS[name]
-        }
-
-
-_DEFAULTS = asdict(PlanOptions())
-
-
-@dataclass(frozen=True)
-class TensorRtOptions(PlanOptions):
-    """What only the TensorRT backends read."""
-
-    candidates: int = 64
-    """Best scores of each row that are cut out on the device for sampling; 0 for none."""
-    version: str = ""
-    """The TensorRT that will parse the graphs, such as `10.3`: before 10.15 they are written out in
-    simpler operators. The one installed when empty."""
-    grouped_queries: bool = False
-    """Whether the queries that share keys are rows of one head: wide passes then copy keys and
-    values once, not once for each of them. Before 10.15 they always are."""
-    kv_lengths: tuple[int, ...] = ()
-    """Lengths below `max_length`, rising: a pass reads as much of the KV buffers as the least that
-    holds its positions. Not before 10.15."""
-
-    @property
-    def plan(self) -> PlanOptions:
-        """Return the builder's part."""
-        return PlanOptions(**{f.name: getattr(self, f.name) for f in fields(PlanOptions)})
-
-
-@dataclass(frozen=True)
-class QualityOptions:
-    """What quantized models are measured on, and how far from their checkpoints they may be."""
-
-    calibration: str = ""
-    """A text, or JSON lines with `prompt`, beside the recipe; the more like real use the better."""
-    max_kl: float | None = None
-    """Most nats of KL divergence, a mean over positions."""
-    min_top1: float | None = None
-    """Smallest share of positions where the likeliest token is the checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +56,7 @@ class Recipe:
     draft: ModelSource | None
     engine: EngineOptions
     quality: QualityOptions
-    tensorrt: TensorRtOptions = TensorRtOptions()
+    tensorrt: TensorRtOptions
 
     @property
     def folder(self) -> Path:
@@ -277,18 +103,6 @@ class Recipe:
         }
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """A recipe as it is written."""
-
-    target: ModelSource
-    draft: ModelSource | None = None
-    name: str | None = None
-    engine: EngineOptions = EngineOptions()
-    quality: QualityOptions = QualityOptions()
-    tensorrt: TensorRtOptions = TensorRtOptions()
-
-
 def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
     """Read and check a recipe; `backend` replaces those it names, the models' own too.
 
@@ -302,7 +116,7 @@ def recipe_of(data: dict[str, Any], path: Path, *, backend: str | None = None) -
     if "target" not in data:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
     try:
-        tables = read(_Tables, data)
+        tables = read(RecipeTables, data)
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from error
     default = path.resolve().parent.name if path.stem == "recipe" else path.stem
@@ -430,11 +244,9 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
 MOST_CANDIDATES = 3840
 """TensorRT's limit for the best of a row."""
 
-
 _BLOCKED = ("int8", "int4")
 
 _QUANTIZERS = ("search", "gptq")
-
 
 Problems = Iterator[tuple[bool, str]]
 

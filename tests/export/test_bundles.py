@@ -22,9 +22,10 @@ from specrt_export.builder import build, is_fresh
 from specrt_export.compile.compiler import CompiledModel, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
 from specrt_export.compile.ort_cuda_compiler import on_cpu
+from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
 from specrt_export.portable.graph import runs_here
-from specrt_export.recipe import COMPILERS, CompilerSpec, Recipe, read_recipe
+from specrt_export.recipe import Recipe, read_recipe
 from support.kernels import without_kernels
 
 needs_reference = pytest.mark.skipif(

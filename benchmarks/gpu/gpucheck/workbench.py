@@ -52,7 +52,8 @@ from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.precision import SCALED, Precision
 from specrt_export.quantize.quantizer import quantize
-from specrt_export.recipe import PlanOptions, read_recipe
+from specrt_export.recipe import read_recipe
+from specrt_export.recipe_tables import PlanOptions
 
 RTX = "tensorrt-rtx"
 FACTS = "built.json"

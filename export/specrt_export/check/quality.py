@@ -31,7 +31,7 @@ from specrt_export.portable.graph import (
     runs_here,
 )
 from specrt_export.quantize.quantizer import WEIGHTS, Quantized, Stored, graft
-from specrt_export.recipe import EngineOptions, QualityOptions
+from specrt_export.recipe_tables import EngineOptions, QualityOptions
 
 _ROWS = 16
 

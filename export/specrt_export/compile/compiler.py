@@ -56,7 +56,8 @@ class CompiledModel:
 class Compiler(Protocol):
     """Compiles the models of one recipe for one backend: check, lower, score, compile.
 
-    A class takes the recipe and the name of the backend; `specrt_export.recipe.COMPILERS` lists it.
+    A class takes the recipe and the name of the backend; `COMPILERS` lists it, in
+    `specrt_export.compiler_spec`.
     """
 
     def check(self, role: str, *, measured: bool) -> None:

@@ -13,7 +13,7 @@ import onnx
 from specrt.engine.tensorrt.engine_record import KV_LENGTH, Profile, Range
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import printable
-from specrt_export.recipe import PlanOptions
+from specrt_export.recipe_tables import PlanOptions
 
 
 def profiles(

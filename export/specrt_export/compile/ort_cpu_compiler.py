@@ -32,7 +32,8 @@ from specrt_export.lower.lazy_tensor import (
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.portable.external_data import disk_full
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
-from specrt_export.recipe import EngineOptions, Recipe
+from specrt_export.recipe import Recipe
+from specrt_export.recipe_tables import EngineOptions
 
 BACKEND = "ort-cpu"
 

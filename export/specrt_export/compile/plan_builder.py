@@ -73,7 +73,7 @@ from specrt_export.compile.network import (
     parse,
 )
 from specrt_export.portable.external_data import atomic_file
-from specrt_export.recipe import PlanOptions
+from specrt_export.recipe_tables import PlanOptions
 
 SUFFIX = ".timing"
 

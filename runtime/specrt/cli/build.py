@@ -232,7 +232,7 @@ def _unwritten(file: Path, error: OSError) -> BuildError:
 
 def _of_pair(plan: Recipe) -> str:
     """Return the name of the folder of checkpoints' bundle."""
-    from specrt_export.recipe import EngineOptions
+    from specrt_export.recipe_tables import EngineOptions
 
     backend = plan.engine.backend
     return plan.name if backend == EngineOptions.backend else f"{plan.name}-{backend}"
@@ -288,8 +288,8 @@ def build_bundle(
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
     from specrt.system.memory import available_bytes, measure_bandwidth
+    from specrt_export.compiler_spec import COMPILERS
     from specrt_export.estimate import estimate
-    from specrt_export.recipe import COMPILERS
 
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")
