@@ -42,6 +42,7 @@ specrt_export.checkpoint
 specrt_export.prequantized
 specrt_export.gguf
 specrt_export.quantize.codes
+specrt_export.safetensors_file
 specrt_export.precision
 specrt_export.atomic_folder
 specrt_export

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from specrt.errors import CheckpointError, how_to_install
-from specrt_export.gguf.model import GgufModel, WeightBytes
+from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.prequantized.folder import QuantizedFolder
 from specrt_export.prequantized.layouts import PARTS
-from specrt_export.prequantized.packing import array
 from specrt_export.prequantized.quantization_config import KEYS, read_scheme
 from specrt_export.quantize.codes import CodedWeight, Floats
+from specrt_export.safetensors_file import INDEX, SINGLE, WeightBytes, map_array, read_header
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -62,20 +61,6 @@ def _explained(name: str, revision: str | None, error: Exception) -> CheckpointE
     reason = str(error).strip().partition("\n")[0]
     return CheckpointError(f"cannot fetch {where}: {remedy} ({type(error).__name__}: {reason})")
 
-
-SINGLE = "model.safetensors"
-
-INDEX = "model.safetensors.index.json"
-
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-
-HEADER_LIMIT = 100_000_000
-"""Bytes; the safetensors format itself refuses longer headers."""
 
 CONFIG_FILES = ("config.json",)
 
@@ -156,7 +141,7 @@ class Checkpoint:
         one = self.coded.get(name) or (self.gguf.weights[name] if self.gguf is not None else None)
         if one is not None:
             return one.floats(0, one.shape[0])
-        return array(self.weights[name]).astype(np.float32)
+        return map_array(self.weights[name]).astype(np.float32)
 
     def unpack(self) -> None:
         """Write the weights that lie in another form than graphs read; a folder's never do.
@@ -317,47 +302,3 @@ def _sharded(folder: Path) -> dict[str, WeightBytes]:
                 "fetch both again, they are of different versions"
             )
     return {name: shards[shard][name] for name, shard in index.items()}
-
-
-def read_header(path: Path) -> dict[str, WeightBytes]:
-    """Read and validate one safetensors header.
-
-    Raises: CheckpointError if the file is missing, truncated, or its header lies.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(HEADER_LIMIT, size - 8):
-                raise _damaged(path, f"its header claims {length} bytes of {size}")
-            entries = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(entries, dict):
-        raise _damaged(path, "its header is not an object")
-    entries.pop("__metadata__", None)
-    return {name: _weight(path, name, entry, 8 + length, size) for name, entry in entries.items()}
-
-
-def _weight(path: Path, name: str, entry: Any, data: int, size: int) -> WeightBytes:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"the entry of {name} is malformed") from error
-    if dtype not in ITEM_BYTES:
-        raise CheckpointError(
-            f"{path}: {name} is stored as {dtype}; expected one of {', '.join(ITEM_BYTES)}"
-        )
-    spans = 0 <= begin <= end and end - begin == prod(shape) * ITEM_BYTES[dtype]
-    if min(shape, default=0) < 0 or not spans:
-        raise _damaged(path, f"{name} {dtype}{list(shape)} spans bytes {begin} to {end}")
-    if data + end > size:
-        raise _damaged(path, f"{name} ends at byte {data + end} of {size}: it is truncated")
-    return WeightBytes(path, dtype, shape, data + begin, end - begin)
-
-
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged ({what}); fetch it again")

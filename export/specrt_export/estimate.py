@@ -28,6 +28,7 @@ from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe_tables import ModelSource
+from specrt_export.safetensors_file import INDEX, SINGLE
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -523,7 +524,6 @@ def _object(path: Path) -> dict[str, Any]:
 GATED = ("meta-llama/", "google/gemma-")
 """How the hub names begin whose owners ask that their terms are accepted first."""
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _STORED_BYTES = 2
 """Of a weight on the hub: these checkpoints are stored as bf16."""
@@ -549,11 +549,11 @@ def _is_whole(folder: Path) -> bool:
     """Tell whether a checkpoint has all its files; a download that broke off leaves some."""
     if not (folder / "config.json").exists() or not (folder / "tokenizer.json").exists():
         return False
-    if (folder / _SINGLE).exists():
+    if (folder / SINGLE).exists():
         return True
     try:
         shards = set(
-            json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+            json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.model import WeightBytes
+from specrt_export.safetensors_file import WeightBytes
 
 SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""

@@ -17,9 +17,10 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.model import FLOATS, GgufModel
+from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.weights import GgufWeight
 from specrt_export.provenance import origin
+from specrt_export.safetensors_file import SINGLE
 from support import gguf_files
 from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
 
@@ -100,7 +101,7 @@ def test_floats_keep_their_bytes(tmp_path: Path, store: Any) -> None:
     model = gguf_files.made("qwen2")
     gguf = GgufModel.open(write_model(tmp_path / "tiny.gguf", model, store))
     gguf.unpack()
-    loaded = load_torch(gguf.folder / FLOATS) if store is brain else load_file(gguf.folder / FLOATS)
+    loaded = load_torch(gguf.folder / SINGLE) if store is brain else load_file(gguf.folder / SINGLE)
     kind = torch.bfloat16 if store is brain else np.float16
     assert loaded["model.layers.0.mlp.up_proj.weight"].dtype == kind
     assert set(loaded) == set(gguf.weights)
@@ -153,11 +154,11 @@ def test_places_name_formats(tmp_path: Path) -> None:
     assert set(origin(checkpoint).files) == {"tiny.gguf"}
     assert (checkpoint.origin, checkpoint.files) == (path, [path])
     checkpoint.unpack()
-    held = (checkpoint.folder / FLOATS).stat().st_size
+    held = (checkpoint.folder / SINGLE).stat().st_size
     assert held < 20_000  # norms alone
-    before = (checkpoint.folder / FLOATS).stat().st_mtime_ns
+    before = (checkpoint.folder / SINGLE).stat().st_mtime_ns
     checkpoint.unpack()
-    assert (checkpoint.folder / FLOATS).stat().st_mtime_ns == before
+    assert (checkpoint.folder / SINGLE).stat().st_mtime_ns == before
 
 
 def test_folders_of_killed_processes_go_and_those_in_use_stay(
@@ -168,13 +169,13 @@ def test_folders_of_killed_processes_go_and_those_in_use_stay(
     killed, strange = tmp_path / "specrt-gguf-killed", tmp_path / "specrt-gguf-strange"
     for left in (killed / "tiny.gguf", strange):
         left.mkdir(parents=True)
-        (left / FLOATS).write_bytes(b"weights")
+        (left / SINGLE).write_bytes(b"weights")
     (killed / ".lock").touch()
     used = Checkpoint.open(path)
     assert not killed.exists()
     other = Checkpoint.open(path)
     assert all((one.folder / "config.json").is_file() for one in (used, other))
-    assert (strange / FLOATS).is_file()  # without a lock it may be anything
+    assert (strange / SINGLE).is_file()  # without a lock it may be anything
     left = used.folder.parent
     del used
     assert not left.exists()

@@ -12,7 +12,7 @@ from growth.axes import Axis
 from growth.shape import Shape
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.model import WeightBytes
+from specrt_export.safetensors_file import WeightBytes
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 BUFFER = "rotary_emb.inv_freq"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from growth.layout import NORM, Around, Plan
 from specrt.errors import CheckpointError
-from specrt_export.gguf.model import WeightBytes
+from specrt_export.safetensors_file import WeightBytes
 
 Weights = NDArray[np.float32]
 DTYPES: Mapping[str, tuple[str, int]] = {

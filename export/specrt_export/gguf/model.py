@@ -25,23 +25,10 @@ from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import GgufFile, read_gguf
 from specrt_export.gguf.vocabulary import Vocabulary
 from specrt_export.gguf.weights import GgufWeight, weights
-
-FLOATS = "model.safetensors"
+from specrt_export.safetensors_file import SINGLE, WeightBytes
 
 SLICE_BYTES = 16 << 20
 """Bytes of a weight that are in memory at a time."""
-
-
-@dataclass(frozen=True)
-class WeightBytes:
-    """Where a weight lies: `bytes` bytes from `offset` of `file`, once that is there."""
-
-    file: Path
-    dtype: str
-    """Of floats as safetensors names it; of whole numbers their format, such as `Q4_K`."""
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -83,14 +70,14 @@ class GgufModel:
             "generation_config.json": vocabulary.generation_config(),
         }
         folder, lock = _written(file.path.name, texts)
-        return cls(file, config, named, _places(folder / FLOATS, named), folder, lock)
+        return cls(file, config, named, _places(folder / SINGLE, named), folder, lock)
 
     def unpack(self) -> None:
         """Write the weights that the file stores as floats, once.
 
         Raises: CheckpointError for a disk that is full, and for what are no finite numbers.
         """
-        out = self.folder / FLOATS
+        out = self.folder / SINGLE
         if out.exists():
             return
         aside = out.with_suffix(".part")

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.model import WeightBytes
 from specrt_export.portable.graph import ATTACHED, CODED, TYPES, facts_of, geometry_of
+from specrt_export.safetensors_file import WeightBytes
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.errors import CheckpointError
-from specrt_export.gguf.model import WeightBytes
 from specrt_export.prequantized.layouts import PARTS, packed_weight
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
 from specrt_export.prequantized.quantization_config import FLOATS, Scheme
+from specrt_export.safetensors_file import WeightBytes
 
 FLOAT_TYPES = ("F16", "BF16", "F32")
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.gguf.model import WeightBytes
-from specrt_export.prequantized.packing import array
 from specrt_export.quantize.codes import FP8, Codes, Floats, Origin
+from specrt_export.safetensors_file import WeightBytes, map_array
 
 Order = NDArray[np.int64]
 
@@ -54,7 +53,7 @@ class LayerTensors:
 
     def array(self, part: str) -> NDArray[Any]:
         """Map a tensor."""
-        return array(self.tensors[part])
+        return map_array(self.tensors[part])
 
     def wrong(self, part: str, what: str) -> CheckpointError:
         """Return what says that a tensor does not fit those beside it."""

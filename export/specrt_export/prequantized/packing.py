@@ -1,4 +1,4 @@
-"""Tensors of quantized checkpoints as arrays: slices of them, and whole numbers packed in words."""
+"""Numbers of quantized checkpoints: whole ones packed in words, and scales."""
 
 from __future__ import annotations
 
@@ -8,42 +8,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.errors import CheckpointError
-from specrt_export.gguf.model import WeightBytes
-from specrt_export.quantize.codes import FP8, Floats
+from specrt_export.quantize.codes import Floats
 
 Words = NDArray[np.uint32]
 
 Bytes = NDArray[np.uint8]
 
-_STORED: dict[str, np.dtype[Any]] = {
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "I32": np.dtype("<u4"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype("<f4"),
-    "F8_E4M3": FP8,
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
-"""How tensors lie; words of packed numbers have no sign."""
-
 SCALES = ("F16", "BF16", "F32")
 """Types of scales that are floats."""
-
-
-def array(tensor: WeightBytes) -> NDArray[Any]:
-    """Map a tensor; what is read of it is what is sliced.
-
-    Raises: CheckpointError for a file that is gone.
-    """
-    dtype = _STORED[tensor.dtype]
-    try:
-        mapped = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.bytes,))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{tensor.file} cannot be read ({error}); fetch it again") from error
-    return mapped.view(np.ndarray).view(dtype).reshape(tensor.shape)
 
 
 def as_floats(values: NDArray[Any]) -> Floats:

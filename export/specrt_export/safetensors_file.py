@@ -1,0 +1,111 @@
+"""Files of safetensors: where each tensor lies, by the header, and the tensor as an array."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+
+INDEX = "model.safetensors.index.json"
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+HEADER_LIMIT = 100_000_000
+"""Bytes; the safetensors format itself refuses longer headers."""
+
+_STORED: dict[str, np.dtype[Any]] = {
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype("<u4"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("<f4"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+"""How tensors lie; words of packed numbers have no sign."""
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Where a weight lies: `bytes` bytes from `offset` of `file`, once that is there."""
+
+    file: Path
+    dtype: str
+    """Of floats as safetensors names it; of whole numbers their format, such as `Q4_K`."""
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def read_header(path: Path) -> dict[str, WeightBytes]:
+    """Read and validate one safetensors header.
+
+    Raises: CheckpointError if the file is missing, truncated, or its header lies.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(HEADER_LIMIT, size - 8):
+                raise _damaged(path, f"its header claims {length} bytes of {size}")
+            entries = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not an object")
+    entries.pop("__metadata__", None)
+    return {name: _weight(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+
+
+def _weight(path: Path, name: str, entry: Any, data: int, size: int) -> WeightBytes:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        begin, end = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"the entry of {name} is malformed") from error
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(
+            f"{path}: {name} is stored as {dtype}; expected one of {', '.join(ITEM_BYTES)}"
+        )
+    spans = 0 <= begin <= end and end - begin == prod(shape) * ITEM_BYTES[dtype]
+    if min(shape, default=0) < 0 or not spans:
+        raise _damaged(path, f"{name} {dtype}{list(shape)} spans bytes {begin} to {end}")
+    if data + end > size:
+        raise _damaged(path, f"{name} ends at byte {data + end} of {size}: it is truncated")
+    return WeightBytes(path, dtype, shape, data + begin, end - begin)
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({what}); fetch it again")
+
+
+def map_array(tensor: WeightBytes) -> NDArray[Any]:
+    """Map a tensor; what is read of it is what is sliced.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+    dtype = _STORED[tensor.dtype]
+    try:
+        mapped = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.bytes,))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{tensor.file} cannot be read ({error}); fetch it again") from error
+    return mapped.view(np.ndarray).view(dtype).reshape(tensor.shape)
