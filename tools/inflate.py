@@ -79,6 +79,8 @@ def inflate(
     """
     config, name = checkpoint.config, checkpoint.folder.resolve().name
     check_config(config, name)
+    if checkpoint.coded:
+        raise CheckpointError(f"{name} is quantized; grow the checkpoint it was quantized from")
     old = Shape.of(config)
     check_growth(old, new)
     check_rotary(config, old, new)

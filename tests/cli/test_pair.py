@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -152,6 +153,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
 
     monkeypatch.setattr("specrt.cli.build.build_bundle", build)
     monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: None)
+    manifest = Mock(target=None, draft=None, acceptance=None)
+    monkeypatch.setattr("specrt.cli.build.read_manifest", lambda place: manifest)
     return asked
 
 

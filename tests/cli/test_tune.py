@@ -154,6 +154,8 @@ def test_a_fresh_bundle_without_costs_gets_them(
     monkeypatch.setattr("specrt_export.builder.is_fresh", lambda plan, place: True)
     monkeypatch.setattr("specrt_export.builder.build", None)
     monkeypatch.setattr("specrt.cli.build.tune_quickly", tune)
+    manifest = Mock(target=None, draft=None, acceptance=None)
+    monkeypatch.setattr("specrt.cli.build.read_manifest", lambda place: manifest)
     if measured:
         (tmp_path / FILE_NAME).write_text("{}")
     recipe = engines / "codelet" / "recipe.toml"

@@ -77,7 +77,7 @@ REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
     ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
-    ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "is quantised"),
+    ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "quantization_config"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),
     ({}, FLOAT16, {"mlp.down_proj.bias": 1e6}, "holds 1e+06, beyond float16"),
 ]

@@ -29,8 +29,6 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
             f"{name} is of model_type {model!r}; only {', '.join(FAMILY)} are known to keep their "
             f"outputs when grown{did_you_mean(model, FAMILY)}"
         )
-    if config.get("quantization_config"):
-        raise CheckpointError(f"{name} is quantised; grow the checkpoint it was quantised from")
     vocab = config.get("vocab_size")
     if type(vocab) is not int or vocab < 1:
         raise CheckpointError(f"{name}: vocab_size is {vocab!r}; expected a positive number")

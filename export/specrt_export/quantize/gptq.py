@@ -89,9 +89,9 @@ def _open_product(threads: int, op_type: str, **attributes: Any) -> ort.Inferenc
 
 
 def second_moments(inputs: Floats, multiply: Products) -> Floats:
-    """Return the upper half of Xᵀ·X for inputs X [T, K]; the lower half is not set."""
+    """Return the upper half of Xᵀ·X for inputs X [T, K]; the lower half means nothing."""
     size = inputs.shape[1]
-    moments = np.empty((size, size), np.float32)
+    moments = np.zeros((size, size), np.float32)  # below, what is finite: it is subtracted from
     for at in range(0, size, _WIDE):
         end = min(at + _WIDE, size)
         moments[at:end, at:] = multiply.turned(inputs[:, at:end], inputs[:, at:])
