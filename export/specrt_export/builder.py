@@ -57,7 +57,7 @@ from specrt_export.inputs import (
 from specrt_export.measured_model import MeasuredModel, ModelTrials
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import Tokens, read_graph, runs_here
+from specrt_export.portable.graph import Tokens, check_name, read_graph, runs_here
 from specrt_export.provenance import oddity, origin, parameters
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
@@ -161,6 +161,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
+    check_name(out)
     there = out.is_symlink() or out.exists()
     replaceable = out.is_dir() and ((out / FILE_NAME).is_file() or not any(out.iterdir()))
     if there and (out.is_symlink() or not replaceable):

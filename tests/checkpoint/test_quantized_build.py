@@ -26,6 +26,7 @@ from specrt_export.portable.exporter import export_graph
 from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
+from support import quantized_folders
 from support.quantized_folders import Awq, Bytes, Format, Fp4, Gptq, PackQuantized, write_folder
 
 pytestmark = pytest.mark.export
@@ -82,6 +83,18 @@ def test_inputs_are_put_in_order_once_for_layers_that_share_them(
     assert len(ordered) == 2 * 4  # queries with keys and values, gate with up, two alone
     readers = [n.op_type for n in nodes for name in n.input if name == ordered[0].output[0]]
     assert readers == ["MatMul"] * 3
+
+
+def test_layers_with_orders_of_their_own_have_their_inputs_each_in_its_own(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_folders, "READS", {})
+    written = write_folder(tmp_path / "model", Gptq(ordered=True))
+    checkpoint, graph = kept(written.folder, bare)
+    report = check_parity(
+        checkpoint, graph.graph, reference=Reference(checkpoint), folder=graph.folder
+    )
+    assert report.error < 1e-4
 
 
 RECIPE = """

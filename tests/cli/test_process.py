@@ -75,6 +75,14 @@ def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
     assert done.stdout.decode("utf-8").startswith("{")
 
 
+def test_a_name_that_is_no_text_is_printed_as_it_is(codelet: Path, tmp_path: Path) -> None:
+    named = tmp_path / os.fsdecode(b"b\xff")
+    named.symlink_to(codelet.resolve())
+    done = run(*COMMAND, "inspect", str(named))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.fsencode(named) in done.stdout
+
+
 def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = run(*COMMAND, "inspect", str(codelet), "--json", stdout=full)

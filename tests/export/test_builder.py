@@ -225,6 +225,10 @@ def test_only_a_bundle_or_an_empty_folder_is_replaced(small: Path, tmp_path: Pat
             build(read_recipe(small), out)
     with pytest.raises(BuildError, match=r"cannot be made a folder .*elsewhere with --out"):
         build(read_recipe(small), tmp_path / "file" / "bundle")
+    nameless = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(BuildError, match=r"udcff' is not UTF-8, .*elsewhere with --out"):
+        build(read_recipe(small), nameless)
+    assert not nameless.exists()
     assert (home / "thesis.txt").read_text(encoding="utf-8") == "years"
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 

@@ -101,6 +101,18 @@ def test_a_row_that_is_looked_up_has_the_bits_of_the_weights(
     assert np.array_equal(table.run(None, {"tokens": tokens})[0], weights.dense[tokens])
 
 
+@pytest.mark.parametrize(
+    "format_", ["int4", "int4-zeros", "int4-minimums", "int8-zeros", "int8-minimums", "fp4", "fp8"]
+)
+def test_scales_that_fp16_does_not_hold_are_fp32(format_: str) -> None:
+    """Of five blocks, as those of int4 share zeros by two."""
+    weights = stored(format_, 104, 80, 16, scale=1e6)
+    for width in (1, 5, 9):
+        x = rows_of(width, 80)
+        close(matmul(weights)(x), product(weights, x))
+        close(matmul(weights, exact=True)(x), x.astype(np.float64) @ weights.dense.T)
+
+
 @formats
 def test_a_row_has_the_same_bits_in_any_company(
     format_: str, outputs: int, inputs: int, block: int

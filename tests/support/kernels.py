@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,18 @@ class Stored:
 
 
 def stored(
-    format_: str, outputs: int, inputs: int, block: int, *, gates: bool = False, seed: int = 0
-) -> Stored:
-    """Make weights; with `gates` the first half of the outputs and the second are in turns."""
+    format_: str, outputs: int, inputs: int, block: int, *, gates: bool = False, seed: int = 0,
+    scale: float = 1,
+) -> Stored:  # fmt: skip
+    """Make weights; with `gates` the first half of the outputs and the second are in turns.
+
+    `scale` is a factor of codes' scales and minimums.
+    """
     rng = np.random.default_rng(seed)
     if block:
         codes = random_codes(format_, outputs, inputs, block, seed)
+        minimums = None if codes.minimums is None else codes.minimums * np.float32(scale)
+        codes = replace(codes, scales=codes.scales * np.float32(scale), minimums=minimums)
         matrix = matrix_of(codes)
         if gates:
             matrix = of_matrices(

@@ -145,10 +145,28 @@ def runs_here() -> bool:
     return (major, minor) >= (1, 25)
 
 
+def check_name(folder: Path) -> None:
+    """Refuse a folder whose name ONNX Runtime does not take.
+
+    Raises: BuildError.
+    """
+    try:
+        str(folder).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BuildError(
+            f"{str(folder)!r} is not UTF-8, which ONNX Runtime takes alone for a folder that it "
+            "reads; build elsewhere with --out, or rename what lies there"
+        ) from None
+
+
 def open_session(
     model: onnx.ModelProto, folder: Path
 ) -> tuple[ort.InferenceSession, dict[str, Any]]:
-    """Open a graph on the CPU provider; also return the mapped weights that it may read."""
+    """Open a graph on the CPU provider; also return the mapped weights that it may read.
+
+    Raises: BuildError, CheckpointError.
+    """
+    check_name(folder)
     weights = map_weights(model, folder)
     linked = _linked(model, weights, folder)
     options = silent_options()

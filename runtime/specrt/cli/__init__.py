@@ -71,7 +71,8 @@ def main() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.meta_path.insert(0, SilentImport())
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # a completion has characters no old locale has
+        # A completion has characters that no old locale has, and a file's name may be no text.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     status = run(sys.argv[1:], owns_process=True)
     try:
         sys.stdout.flush()
