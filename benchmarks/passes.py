@@ -3,7 +3,7 @@
 The hand-made graph is the least that ONNX Runtime's own operators allow a Llama of this shape:
 one product per projection, Q, K and V joined, gate and up too, fused norms and attention, nothing
 else; no argmax, no choice of rows. Its weights are noise, which costs the same. Both run in turns
-on one thread pool.
+on one thread pool. With --beside the target of another bundle runs in its place.
 """
 
 from __future__ import annotations
@@ -185,7 +185,13 @@ def arguments() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="of the target: its sizes")
+    rival = parser.add_mutually_exclusive_group(required=True)
+    rival.add_argument(
+        "--checkpoint", type=Path, help="of the target: sizes of the hand-made graph"
+    )
+    rival.add_argument(
+        "--beside", type=Path, help="a bundle whose target runs instead of that graph"
+    )
     parser.add_argument("--widths", default="1,2,3,5,9")
     parser.add_argument("--filled", type=int, default=200, help="positions in the cache")
     parser.add_argument("--repeats", type=int, default=40)
@@ -207,31 +213,42 @@ def open_target(bundle: Bundle, threads: int) -> Engine:
     )
 
 
+def rival_graph(given: argparse.Namespace, bundle: Bundle) -> Callable[[int], Callable[[], None]]:
+    """Return what makes a pass of some width of the graph written by hand."""
+    model, length = bundle.manifest.target, bundle.manifest.max_length
+    sizes = json.loads((given.checkpoint / "config.json").read_text())
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    made = hand_made(model, sizes["hidden_size"], sizes["intermediate_size"], length)
+    session = ort.InferenceSession(made.SerializeToString(), options, ["CPUExecutionProvider"])
+    return lambda width: hand_made_pass(model, session, length, width, given.filled)
+
+
+def rival_bundle(given: argparse.Namespace) -> Callable[[int], Callable[[], None]]:
+    """Return what makes a pass of some width of the other bundle's target."""
+    engine = open_target(Bundle.open(given.beside), given.threads)
+    return lambda width: bundle_pass(engine, width, given.filled, width)
+
+
 def main() -> None:
     """Measure and print a table, then a line of JSON."""
     given = arguments().parse_args()
     bundle = Bundle.open(given.bundle)
     manifest, model = bundle.manifest, bundle.manifest.target
-    sizes = json.loads((given.checkpoint / "config.json").read_text())
     backend_named("ort-cpu").share_threads(given.threads)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    made = hand_made(model, sizes["hidden_size"], sizes["intermediate_size"], manifest.max_length)
-    session = ort.InferenceSession(made.SerializeToString(), options, ["CPUExecutionProvider"])
     engine = open_target(bundle, given.threads)
     print(f"{manifest.name}: {model.parameters / 1e6:.0f} M parameters, {model.precision}")
-    print("| width | hand-made ms | engine ms | ratio |\n|" + " --- |" * 4)
+    if given.beside is not None:
+        name, rival = "beside", rival_bundle(given)
+    else:
+        name, rival = "hand-made", rival_graph(given, bundle)
+    print(f"| width | {name} ms | engine ms | ratio |\n|" + " --- |" * 4)
     rows = []
     for width in map(int, given.widths.split(",")):
-        hand, own = in_turns(
-            [
-                hand_made_pass(model, session, manifest.max_length, width, given.filled),
-                bundle_pass(engine, width, given.filled, width),
-            ],
-            given.repeats,
-        )
-        print(f"| {width} | {hand:.2f} | {own:.2f} | {own / hand:.2f} |")
-        rows.append({"width": width, "hand_made_ms": hand, "engine_ms": own})
+        passes = [rival(width), bundle_pass(engine, width, given.filled, width)]
+        other, own = in_turns(passes, given.repeats)
+        print(f"| {width} | {other:.2f} | {own:.2f} | {own / other:.2f} |")
+        rows.append({"width": width, f"{name}_ms": other, "engine_ms": own})
     print(json.dumps({"bundle": manifest.name, "filled": given.filled, "passes": rows}))
 
 

@@ -28,12 +28,15 @@ specrt_export.check
 specrt_export.compile
 specrt_export.inputs
 specrt_export.estimate
+specrt_export.pair
 specrt_export.recipe
 specrt_export.lower
 specrt_export.quantize
 specrt_export.lint
 specrt_export.portable
+specrt_export.provenance
 specrt_export.checkpoint
+specrt_export.prequantized
 specrt_export.gguf
 specrt_export.quantize.codes
 specrt_export.precision

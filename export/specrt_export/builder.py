@@ -21,7 +21,16 @@ from math import prod
 from pathlib import Path
 
 import specrt
-from specrt.bundle import FILE_NAME, FORMAT, Bundle, Manifest, ModelRecord, Quality, hash_file
+from specrt.bundle import (
+    FILE_NAME,
+    FORMAT,
+    Bundle,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    Quality,
+    hash_file,
+)
 from specrt.errors import (
     BuildError,
     CheckpointError,
@@ -31,6 +40,7 @@ from specrt.errors import (
     shortage,
 )
 from specrt.params import AUTO
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.check.equivalence import (
@@ -58,13 +68,17 @@ from specrt_export.inputs import (
     check_inputs,
     end_tokens,
     find_inputs,
-    gguf_files,
+    quantized_sources,
     read_calibration,
 )
+from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
-from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.quantizer import Quantized, keep, quantize
+from specrt_export.precision import BitBound
+from specrt_export.provenance import oddity, origin, parameters
+from specrt_export.quantize.bit_allocation import BitTrial, open_search
+from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
+from specrt_export.quantize.quantizer import Formats, Quantized, keep, quantize
 from specrt_export.recipe import Recipe, settle
 
 TOKENIZER_FILES = (
@@ -80,8 +94,9 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
+    _check_exporter(recipe)
     inputs = find_inputs(recipe)
-    recipe = settle(recipe, gguf_files(inputs))
+    recipe = settle(recipe, quantized_sources(inputs))
     _check_place(out, recipe, inputs)
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
@@ -92,19 +107,56 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
+        _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}
         for number, model in enumerate(inputs):
             part = _part(progress, number, len(inputs))
             models[model.role], said[model.role] = builder.build(model, folder, out, part)
-        progress("write manifest", 0.95)
+        progress("hash checkpoints", 0.95)
+        origins = {model.role: _origin(recipe, model) for model in inputs}
+        progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
+        manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
+
+
+def _check_exporter(recipe: Recipe) -> None:
+    """Refuse a checkpoint without a graph, before it is fetched, where nothing can export it.
+
+    Raises: BuildError.
+    """
+    absent = missing_exporter()
+    if absent is not None and not all(source.graph for source in recipe.sources.values()):
+        raise BuildError(
+            f"exporting a checkpoint needs {absent}; install it with "
+            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
+        )
+
+
+def _origin(recipe: Recipe, model: ModelInputs) -> Provenance:
+    """Return where the weights of a model are from."""
+    return origin(model.checkpoint, model.hub, recipe.sources[model.role].revision)
+
+
+def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
+    """Say what is lawful and strange: weights stored unlike the others, a draft that is larger."""
+    for model in inputs:
+        odd = oddity(model.checkpoint)
+        if odd is not None:
+            progress(f"warning: {model.role} {model.checkpoint.origin.name} is a mixture: {odd}", 0)
+    sizes = [parameters(model.checkpoint) for model in inputs]
+    if sizes[-1] > sizes[0]:
+        progress(
+            f"warning: the draft has {sizes[-1] / 1e6:.1f} M parameters and the target "
+            f"{sizes[0] / 1e6:.1f} M: drafting takes longer than it saves; change their places",
+            0,
+        )
 
 
 def _unfinished(out: Path) -> Path:
@@ -117,7 +169,7 @@ def is_fresh(recipe: Recipe, out: Path) -> bool:
     try:
         manifest = Bundle.open(out).manifest
         inputs = find_inputs(recipe)
-        builder = ModelBuilder.of(settle(recipe, gguf_files(inputs)))
+        builder = ModelBuilder.of(settle(recipe, quantized_sources(inputs)))
         return manifest.source == fingerprint(builder, inputs)
     except SpecrtError:
         return False
@@ -134,7 +186,7 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
         raise BuildError(
             f"{out} exists and is not a bundle; name another place with --out, or remove it"
         )
-    read = [recipe.path, *(model.checkpoint.origin for model in inputs)]
+    read = [*filter(Path.is_file, [recipe.path]), *(model.checkpoint.origin for model in inputs)]
     read += [model.graph for model in inputs if model.graph is not None]
     if recipe.quality.calibration:
         read.append(calibration_path(recipe))
@@ -184,7 +236,7 @@ def _manifest(
     scored = models["target"].geometry.vocab_size
     if known > scored:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} has token ids up to {known - 1}, and the model "
+            f"the tokenizer of {checkpoint.origin} has token ids up to {known - 1}, and the model "
             f"scores {scored}; they do not belong together"
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -222,6 +274,31 @@ def _open_reference(checkpoint: Checkpoint, parameters: int) -> tuple[Reference 
 
 def _parameters(source: GraphSource) -> int:
     return sum(prod(t.dims) for t in external_tensors(read_graph(source.graph)))
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A lowered model, and how far it is from its checkpoint, where that was measured."""
+
+    quantized: Quantized | None
+    lowered: LoweredModel
+    quality: Quality | None = None
+    likeliest: Likeliest | None = None
+    bits: dict[str, str] | None = None
+    """Of each part whose bits were chosen, what it is stored as."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of its weights; of a plan that is still to be built, the graph's."""
+        files = (path.stat().st_size for path in self.lowered.folder.iterdir())
+        return self.lowered.weight_bytes or sum(files)
+
+    def moved(self, folder: Path, bits: dict[str, str]) -> MeasuredModel:
+        """Return it as it lies in another folder, with the bits that were chosen."""
+        assert self.quantized is not None
+        quantized = replace(self.quantized, folder=folder / self.quantized.folder.name)
+        lowered = replace(self.lowered, folder=folder / self.lowered.folder.name)
+        return replace(self, quantized=quantized, lowered=lowered, bits=bits)
 
 
 @dataclass(frozen=True)
@@ -283,27 +360,81 @@ class ModelBuilder:
                 kept = keep(original.graph, model.checkpoint, scratch / "kept")
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
-            quantized = self._quantize(role, original, scratch, _unfinished(previous), progress)
-            source = original
-            if quantized is not None:
-                source = GraphSource(quantized.graph, quantized.folder)
-            progress(f"lower {role}", 0.3)
-            lowered = compiler.lower(role, source, scratch / "lowered")
-            if lowered.warning:
-                progress(f"warning: {lowered.warning}", 0.4)
-            progress(f"check {role}", 0.4)
-            self._check(source, lowered)
-            quality, said = None, None
-            if self.gate is not None:
-                progress(f"measure {role}", 0.5)
-                if quantized is None:
-                    said = self.gate.likeliest(original)
-                else:
-                    with compiler.score(lowered, self.gate.max_width) as engine:
-                        quality, said = self.gate.check(role, original, quantized, engine)
+            measured = self._measured(role, original, scratch, _unfinished(previous), progress)
             progress(f"compile {role}", 0.6)
+            lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(parameters, lowered, compiled, quality), said
+            return self._record(parameters, measured, compiled), measured.likeliest
+
+    def _measured(
+        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
+    ) -> MeasuredModel:
+        """Quantize, lower and measure a model, with the best bits where they are chosen.
+
+        Raises: BuildError beyond a limit of the recipe.
+        """
+        bound = self.recipe.bound_of(role)
+        if bound is None:
+            text = CalibrationText(self.fitted, unfinished / role)
+            found = self._try(role, original, scratch / "new", progress, text=text)
+        else:
+            found = self._choose_bits(role, bound, original, scratch, unfinished / role, progress)
+        if self.gate is not None and found.quantized is not None and found.quality is not None:
+            self.gate.check(role, original, found.quantized, found.quality)
+        return found
+
+    def _choose_bits(
+        self, role: str, bound: BitBound, original: GraphSource, scratch: Path, unfinished: Path,
+        progress: Progress,
+    ) -> MeasuredModel:  # fmt: skip
+        """Try bits until the whole model keeps to a bound; return the best."""
+        assert self.gate is not None, "the recipe was held to a calibration text"
+
+        def show(stage: str, done: float) -> None:
+            progress(f"{role}: {stage}", 0.1 + 0.1 * done)
+
+        search, codes = open_search(
+            original.graph, original.weights, self.recipe.precisions[role], bound,
+            CalibrationText(self.fitted or self.gate.pieces, unfinished), show,
+        )  # fmt: skip
+        best: MeasuredModel | None = None
+        while (raised := search.propose()) is not None:
+            folder = scratch / "new"
+            found = self._try(role, original, folder, progress, search.formats(raised), codes)
+            assert found.quality is not None, "a quantized model is measured"
+            trial = BitTrial(raised, found.quality.kl, found.weight_bytes)
+            progress(f"{role}: {search.told(trial)}", 0.55)
+            shutil.rmtree(scratch / ("best" if search.record(trial) else "new"), ignore_errors=True)
+            if folder.is_dir():
+                folder.rename(scratch / "best")
+                best = found.moved(scratch / "best", search.bits(raised))
+        assert best is not None, "a search ends with a trial or with an error"
+        return best
+
+    def _try(
+        self, role: str, original: GraphSource, folder: Path, progress: Progress,
+        formats: Formats | None = None, codes: CalibratedCodes | None = None,
+        text: CalibrationText | None = None,
+    ) -> MeasuredModel:  # fmt: skip
+        """Quantize and lower a model, compare it with its graph, and measure what it lost."""
+        quantized = self._quantize(role, original, folder, progress, formats, codes, text)
+        source = original
+        if quantized is not None:
+            source = GraphSource(quantized.graph, quantized.folder)
+        progress(f"lower {role}", 0.3)
+        lowered = self.compilers[role].lower(role, source, folder / "lowered")
+        if lowered.warning:
+            progress(f"warning: {lowered.warning}", 0.4)
+        progress(f"check {role}", 0.4)
+        self._check(source, lowered)
+        if self.gate is None:
+            return MeasuredModel(quantized, lowered)
+        progress(f"measure {role}", 0.5)
+        if quantized is None:
+            return MeasuredModel(quantized, lowered, likeliest=self.gate.likeliest(original))
+        with self.compilers[role].score(lowered, self.gate.max_width) as engine:
+            quality, likeliest = self.gate.measure(role, original, folder, engine)
+        return MeasuredModel(quantized, lowered, quality, likeliest)
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
@@ -314,6 +445,10 @@ class ModelBuilder:
         if graph is None:
             progress(f"export {model.role}", 0.0)
             graph = _export(checkpoint, scratch / f"{model.role}.onnx")
+            check_graph(graph, checkpoint, self.recipe.engine.max_length)
+        elif not is_attached(graph):
+            progress(f"attach {model.role}", 0.0)
+            graph = attach_graph(graph, checkpoint, scratch / f"{model.role}.onnx").path
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
@@ -331,19 +466,21 @@ class ModelBuilder:
         check_parity(model.checkpoint, source.graph, reference=reference, folder=source.weights)
 
     def _quantize(
-        self, role: str, original: GraphSource, scratch: Path, unfinished: Path, progress: Progress
-    ) -> Quantized | None:
+        self, role: str, original: GraphSource, folder: Path, progress: Progress,
+        formats: Formats | None, codes: CalibratedCodes | None, text: CalibrationText | None,
+    ) -> Quantized | None:  # fmt: skip
         precision = self.recipe.precisions[role]
         if not precision.rewrites:
             return None
         progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
-        text = CalibrationText(self.fitted, unfinished / role) if precision.calibrated else None
 
         def calibrated(part: str, done: float) -> None:
             progress(f"calibrate {role}, {part}", 0.2 + 0.1 * done)
 
-        folder = scratch / "quantized"
-        return quantize(original.graph, original.weights, folder, precision, calibrated, text)
+        return quantize(
+            original.graph, original.weights, folder / "quantized", precision, calibrated,
+            text if precision.calibrated else None, formats, codes,
+        )  # fmt: skip
 
     def _check(self, source: GraphSource, lowered: LoweredModel) -> None:
         """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
@@ -357,9 +494,9 @@ class ModelBuilder:
             check_engine(reference, engine, widths, lowered.compute, self.recipe.backend_of(role))
 
     def _record(
-        self, parameters: int, lowered: LoweredModel, compiled: CompiledModel,
-        quality: Quality | None,
-    ) -> ModelRecord:  # fmt: skip
+        self, parameters: int, measured: MeasuredModel, compiled: CompiledModel
+    ) -> ModelRecord:
+        lowered, bits = measured.lowered, measured.bits
         role = lowered.role
         precision = self.recipe.precisions[role]
         return ModelRecord(
@@ -370,13 +507,14 @@ class ModelBuilder:
             weight_bytes=compiled.weight_bytes,
             kv_item_bytes=KV_BYTES[lowered.compute],
             fused=lowered.fused,
-            precision=precision.layers,
+            precision=" and ".join(sorted(set((bits or {}).values()))) or precision.layers,
             embedding=precision.embedding,
-            head=precision.head,
+            head=(bits or {}).get("head", precision.head),
             block=precision.block,
             per_row=precision.per_row,
-            quality=quality,
+            quality=measured.quality,
             backend=self.recipe.backend_of(role),
+            bits=bits,
         )
 
 
@@ -391,13 +529,8 @@ def open_compiler(recipe: Recipe, role: str) -> Compiler:
 
 
 def _export(checkpoint: Checkpoint, graph: Path) -> Path:
-    try:
-        from specrt_export.portable.exporter import export_graph
-    except ImportError as error:
-        raise BuildError(
-            f"exporting a checkpoint needs {error.name}; install it with "
-            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
-        ) from None
+    from specrt_export.portable.exporter import export_graph
+
     return export_graph(checkpoint, graph).path
 
 

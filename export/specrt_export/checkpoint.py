@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from specrt.errors import CheckpointError, how_to_install
 from specrt_export.gguf.model import GgufModel, WeightBytes
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.quantize.codes import CodedWeight
+from specrt_export.prequantized.folder import QuantizedFolder
+from specrt_export.prequantized.layouts import PARTS
+from specrt_export.prequantized.packing import array
+from specrt_export.prequantized.quantization_config import KEYS, read_scheme
+from specrt_export.quantize.codes import CodedWeight, Floats
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -62,7 +68,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
@@ -86,6 +92,23 @@ WANTED_FILES = (
 )
 
 
+class QuantizedSource(Protocol):
+    """What may hold weights in codes: a GGUF file, a folder, what its config.json says of it."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any weight is in codes."""
+
+    def formats(self) -> str:
+        """Return what weights are stored as."""
+
+    def check_kept(self) -> None:
+        """Refuse codes that no engine holds as they are.
+
+        Raises: CheckpointError.
+        """
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model folder that was looked at, with no weight read."""
@@ -96,6 +119,8 @@ class Checkpoint:
     """Empty when opened with `config_only`."""
     gguf: GgufModel | None = None
     """The file that a folder stands for; the folder is there as long as this is."""
+    prequantized: QuantizedFolder | None = None
+    """The weights of a folder some of which are in codes."""
 
     @property
     def origin(self) -> Path:
@@ -111,10 +136,27 @@ class Checkpoint:
         return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
 
     @property
+    def source(self) -> QuantizedSource | None:
+        """What may hold weights in codes; None for a folder of floats."""
+        return self.gguf.file if self.gguf is not None else self.prequantized
+
+    @property
     def coded(self) -> dict[str, CodedWeight]:
         """The weights that are stored in codes."""
+        if self.prequantized is not None:
+            return dict(self.prequantized.weights)
         there = self.gguf.weights if self.gguf is not None else {}
         return {name: weight for name, weight in there.items() if weight.quantized}
+
+    def floats(self, name: str) -> Floats:
+        """Return a weight in fp32; of one in codes what they stand for.
+
+        Raises: CheckpointError.
+        """
+        one = self.coded.get(name) or (self.gguf.weights[name] if self.gguf is not None else None)
+        if one is not None:
+            return one.floats(0, one.shape[0])
+        return array(self.weights[name]).astype(np.float32)
 
     def unpack(self) -> None:
         """Write the weights that lie in another form than graphs read; a folder's never do.
@@ -136,11 +178,21 @@ class Checkpoint:
         if path.suffix == SUFFIX and not path.is_dir():
             return cls._open_gguf(path, revision, config_only)
         folder = _folder(name_or_path, revision, config_only)
-        config = _json(folder / "config.json", "a checkpoint folder holds one")
+        path = folder / "config.json"
+        config = _json(path, "a checkpoint folder holds one")
         weights = {} if config_only else _weights(folder)
         if config.get("model_type") in TEXT_PARTS and isinstance(config.get("text_config"), dict):
             config, weights = _text_part(config, weights)
-        return cls(folder, config, MappingProxyType(weights))
+        scheme = read_scheme(path, config)
+        if scheme is None:
+            _check_floats(path, weights)
+            return cls(folder, config, MappingProxyType(weights))
+        # The graph is that of the model: how its weights are stored is no part of it.
+        config = {key: value for key, value in config.items() if key not in KEYS}
+        if config_only:
+            return cls(folder, config, weights)
+        found = QuantizedFolder.of(scheme, weights)
+        return cls(folder, config, MappingProxyType(found.places()), prequantized=found)
 
     @classmethod
     def _open_gguf(cls, path: Path, revision: str | None, config_only: bool) -> Checkpoint:
@@ -176,6 +228,20 @@ def _text_part(
         if name.startswith(prefix)
     }
     return text, named
+
+
+def _check_floats(path: Path, weights: Mapping[str, WeightBytes]) -> None:
+    """Refuse codes that nothing says how to read.
+
+    Raises: CheckpointError.
+    """
+    for name, weight in weights.items():
+        if name.rpartition(".")[2] in PARTS:
+            raise CheckpointError(
+                f"{weight.file}: {name} is part of a quantized weight, and {path} has no "
+                "quantization_config that says how it is stored; fetch both again, of one "
+                "checkpoint"
+            )
 
 
 def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -> Path:
@@ -285,7 +351,8 @@ def _weight(path: Path, name: str, entry: Any, data: int, size: int) -> WeightBy
         raise CheckpointError(
             f"{path}: {name} is stored as {dtype}; expected one of {', '.join(ITEM_BYTES)}"
         )
-    if not 0 <= begin <= end or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+    spans = 0 <= begin <= end and end - begin == prod(shape) * ITEM_BYTES[dtype]
+    if min(shape, default=0) < 0 or not spans:
         raise _damaged(path, f"{name} {dtype}{list(shape)} spans bytes {begin} to {end}")
     if data + end > size:
         raise _damaged(path, f"{name} ends at byte {data + end} of {size}: it is truncated")

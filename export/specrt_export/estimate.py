@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -24,6 +24,7 @@ from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mea
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import COMPILERS, CompilerSpec, ModelSource, Recipe, read_recipe, settle
 
 SHAPES = "shape.json"
@@ -289,11 +290,10 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 
     Raises: CheckpointError, RecipeError.
     """
-    there = {role: find_gguf(recipe, role) for role in recipe.sources}
-    files = {role: file for role, file in there.items() if file is not None}
-    recipe = settle(recipe, files)
+    there = {role: find_gguf(recipe, role) or _scheme(recipe, role) for role in recipe.sources}
+    recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
     models = tuple(
-        _model(recipe, role, source, files.get(role)) for role, source in recipe.sources.items()
+        _model(recipe, role, source, there[role]) for role, source in recipe.sources.items()
     )
     on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
     return RecipeEstimate(
@@ -306,7 +306,15 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     )
 
 
-def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None) -> ModelEstimate:
+def _scheme(recipe: Recipe, role: str) -> Scheme | None:
+    """Return how a model's config.json says that its weights are quantized."""
+    config, where = find_config(recipe, role)
+    return read_scheme(where, config)
+
+
+def _model(
+    recipe: Recipe, role: str, source: ModelSource, stored: GgufFile | Scheme | None
+) -> ModelEstimate:
     config, where = find_config(recipe, role)
     shape = ModelShape.from_config(config, where)
     g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
@@ -316,18 +324,35 @@ def _model(recipe: Recipe, role: str, source: ModelSource, file: GgufFile | None
             f"trained for {g.max_positions} positions, so expected at most these"
         )
     weights = _Weights(recipe, role, shape)
-    kept = file if precision.keeps else None
+    if isinstance(stored, Scheme):
+        weights = _Weights(_as_if(recipe, role, stored), role, shape)
+    kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
+    bound = recipe.bound_of(role)
+    most = bound.max_bytes if bound is not None else None
+
+    def bounded(count: int) -> int:
+        return count if most is None else min(count, most)
+
     return ModelEstimate(
         role=role,
         checkpoint=source.checkpoint,
         model_type=shape.model_type,
-        precision=precision.layers,
+        precision="up to int8" if precision.auto else precision.layers,
         parameters=shape.parameters,
-        engine_bytes=_kept(kept, step=False) if kept else weights.engine(),
+        engine_bytes=_kept(kept, step=False) if kept else bounded(weights.engine()),
         kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
         working_bytes=_working(recipe, shape),
-        step_bytes=_kept(kept, step=True) if kept else weights.step(),
+        step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
     )
+
+
+def _as_if(recipe: Recipe, role: str, scheme: Scheme) -> Recipe:
+    """Return a recipe that asks for what a quantized checkpoint has: tables are in floats there."""
+    source = replace(
+        recipe.sources[role], precision=scheme.precision, block=scheme.block, embedding="bf16",
+        head="bf16",
+    )  # fmt: skip
+    return replace(recipe, target=source) if role == "target" else replace(recipe, draft=source)
 
 
 @dataclass(frozen=True)
@@ -379,7 +404,7 @@ class _Weights:
     def _tensors(self, matrix: Matrix) -> Iterator[int]:
         """Yield the bytes of a matrix and of its scales."""
         precision = self.recipe.precisions[self.role]
-        name = getattr(precision, matrix.role)
+        name = "int8" if matrix.role in precision.auto else getattr(precision, matrix.role)
         items = matrix.rows * matrix.columns
         if name not in _SCALED:
             yield (2 if self._is_kept else _PLAIN[name]) * items
@@ -411,6 +436,7 @@ def _kept(file: GgufFile, *, step: bool) -> int:
         if form.precision:
             # A block of several scales has products of them, which fp16 does not hold.
             scale = 2 if form.block == form.items else 4
+            scale *= 1 + form.minimums
             total += int(_SCALED[form.precision] * items) + scale * (items // form.block)
         else:
             total += items * (4 if len(tensor.shape) == 1 else form.bytes)

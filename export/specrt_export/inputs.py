@@ -20,8 +20,9 @@ from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.reader import SUFFIX, GgufFile
+from specrt_export.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.gguf.reader import SUFFIX
+from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
     check_length,
@@ -54,8 +55,8 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
         if mine == other or (_filler(mine) and _filler(other)):
             continue
         raise CheckpointError(
-            f"target and draft differ at token id {index}: {_shown(mine)} in {target.folder}, "
-            f"{_shown(other)} in {draft.folder}; a draft must share its target's tokenizer, "
+            f"target and draft differ at token id {index}: {_shown(mine)} in {target.origin}, "
+            f"{_shown(other)} in {draft.origin}; a draft must share its target's tokenizer, "
             "choose a smaller model of the same family"
         )
 
@@ -176,6 +177,8 @@ class ModelInputs:
     checkpoint: Checkpoint
     graph: Path | None
     """None where the recipe names no graph: it is exported as part of the build."""
+    hub: str = ""
+    """The name that the checkpoint was fetched by; empty where it was there."""
 
 
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
@@ -199,13 +202,14 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
             f"{graph} does not exist; make it with `specrt export {name} --out {graph}`, or "
             f"remove `{role}.graph` from {recipe.path} to export it as part of the build"
         )
-    return ModelInputs(role, checkpoint, graph)
+    hub = "" if Path(name).expanduser().exists() else source.checkpoint
+    return ModelInputs(role, checkpoint, graph, hub)
 
 
-def gguf_files(inputs: Iterable[ModelInputs]) -> dict[str, GgufFile]:
-    """Return the GGUF files among the models."""
-    there = {model.role: model.checkpoint.gguf for model in inputs}
-    return {role: gguf.file for role, gguf in there.items() if gguf is not None}
+def quantized_sources(inputs: Iterable[ModelInputs]) -> dict[str, QuantizedSource]:
+    """Return what the models are stored in that may hold codes."""
+    there = {model.role: model.checkpoint.source for model in inputs}
+    return {role: source for role, source in there.items() if source is not None}
 
 
 def calibration_path(recipe: Recipe) -> Path:
@@ -229,7 +233,7 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     end_tokens(target)
     begin_token(target)
     for model in inputs:
-        if model.graph is not None:
+        if model.graph is not None and is_attached(model.graph):
             check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
     needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + (16 << 20)
     free = _free(out.parent)

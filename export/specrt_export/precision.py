@@ -30,10 +30,25 @@ PER_ROW = ("int8", "fp8")
 """What TensorRT multiplies fast with one scale for each row only."""
 
 
-_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
+BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
+"""Of a weight, without scales."""
 
 
 _SCALE_BITS = 32
+
+
+AUTO_BITS = "auto"
+"""What a recipe calls bits that are chosen for each part of a model."""
+
+
+@dataclass(frozen=True)
+class BitBound:
+    """What bits that are chosen must keep to: one of both."""
+
+    max_kl: float | None = None
+    """Most nats of KL divergence from the checkpoint, a mean over positions."""
+    max_bytes: int | None = None
+    """Most bytes of the engine's weights."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +71,17 @@ class Precision:
     """Whether scales of int4 are positive: TensorRT's parser refuses others."""
     calibrated: bool = False
     """Whether codes of int4 are found with error feedback on a text, not each for itself."""
+    auto: tuple[str, ...] = ()
+    """Roles, of `layers` and `head`, whose weights are int4 or int8 as a bound asks for."""
 
     @classmethod
     def of(
         cls, layers: str, embedding: str = "", head: str = "", block: int = 0,
-        *, per_row: bool = False, calibrated: bool = False,
+        *, per_row: bool = False, calibrated: bool = False, auto: bool = False,
     ) -> Precision:  # fmt: skip
         """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
         layers = layers or STORAGE[0]
+        free = ("layers", *(() if head else ("head",))) if auto else ()
         ends = "int8" if layers == "int4" else layers
         names = (layers, embedding or ends, head or ends)
         shared = {name for name in names if name in SCALED}
@@ -72,9 +90,11 @@ class Precision:
             blocked = "int4" in shared
             return cls(
                 *names, block=(block or BLOCKS[-1]) if blocked else 0,
-                per_row=bool(shared & set(PER_ROW)), positive=blocked, calibrated=calibrated,
+                per_row=bool(shared & set(PER_ROW)) or auto, positive=blocked,
+                calibrated=calibrated, auto=free,
             )  # fmt: skip
-        return cls(*names, block=(block or BLOCKS[0]) if shared else 0, calibrated=calibrated)
+        block = (block or BLOCKS[0]) if shared else 0
+        return cls(*names, block=block, calibrated=calibrated, auto=free)
 
     def block_of(self, name: str, inner: int) -> int:
         """Return how many weights of a row of `inner` share a scale in one of the precisions."""
@@ -84,6 +104,11 @@ class Precision:
     def names(self) -> tuple[str, str, str]:
         """The three precisions."""
         return self.layers, self.embedding, self.head
+
+    @property
+    def most(self) -> str:
+        """The largest that a weight of the layers may be stored as."""
+        return "int8" if self.auto else self.layers
 
     @property
     def rewrites(self) -> bool:
@@ -111,10 +136,11 @@ class Precision:
         if not self.rewrites:
             return 4
         bits = 0.0
-        for name in {self.embedding, self.head} if end else {self.layers}:
+        for name in {self.embedding, self.head} if end else {self.most}:
             if name in SCALED:
-                copies = 3 if self.calibrated and name == "int4" else 2
-                bits += copies * (_BITS[name] + _SCALE_BITS / (self.block or BLOCKS[0]))
+                # The best of several trials is kept beside the next.
+                copies = (3 if self.calibrated and name == "int4" else 2) + 3 * bool(self.auto)
+                bits += copies * (BITS[name] + _SCALE_BITS / (self.block or BLOCKS[0]))
             else:
-                bits += 2 * _BITS[name] + _BITS["fp32"]
+                bits += 2 * BITS[name] + BITS["fp32"]
         return bits / 8

@@ -16,9 +16,18 @@ from specrt.errors import CheckpointError, RecipeError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, read
 from specrt.system.doctor import best_backend
-from specrt_export.checkpoint import is_hub_name
-from specrt_export.gguf.reader import GgufFile
-from specrt_export.precision import BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED, Precision
+from specrt_export.checkpoint import QuantizedSource, is_hub_name
+from specrt_export.gguf.reader import SUFFIX
+from specrt_export.precision import (
+    AUTO_BITS,
+    BLOCKS,
+    PER_ROW,
+    PRECISIONS,
+    STORAGE,
+    STORED,
+    BitBound,
+    Precision,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,6 +100,12 @@ class ModelSource:
     0: int8 and fp8 have one scale for each row there."""
     quantizer: str = ""
     """How codes of int4 are found; `engine.quantizer` when empty."""
+    bits: str = ""
+    """`auto`: each part of the model is int4 or int8, as `max_kl` or `max_bytes` asks for."""
+    max_kl: float | None = None
+    """With `bits`: most nats of KL divergence from the checkpoint on the calibration text."""
+    max_bytes: int | None = None
+    """With `bits`: most bytes of the engine's weights."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 
@@ -240,17 +255,23 @@ class Recipe:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
 
+    def bound_of(self, role: str) -> BitBound | None:
+        """Return what a model's bits must keep to, where they are chosen."""
+        source = self.sources[role]
+        return BitBound(source.max_kl, source.max_bytes) if source.bits else None
+
     @property
     def precisions(self) -> dict[str, Precision]:
         """Return what each model's weights are stored as."""
         return {
             role: Precision.of(
-                source.precision or self.engine.precision,
+                source.precision or ("int4" if source.bits else self.engine.precision),
                 source.embedding,
                 source.head,
                 source.block,
                 per_row=self.spec_of(role).row_scales,
                 calibrated=self.quantizer_of(role) == "gptq",
+                auto=bool(source.bits),
             )
             for role, source in self.sources.items()
         }
@@ -273,7 +294,11 @@ def read_recipe(path: Path, *, backend: str | None = None) -> Recipe:
 
     Raises: RecipeError naming the key, the value and what was expected.
     """
-    data = parse(path)
+    return recipe_of(parse(path), path, backend=backend)
+
+
+def recipe_of(data: dict[str, Any], path: Path, *, backend: str | None = None) -> Recipe:
+    """Return the recipe of what a file holds, as `read_recipe` does; `path` is named in errors."""
     if "target" not in data:
         raise RecipeError(f"{path}: [target] is missing; it needs at least `checkpoint`")
     try:
@@ -322,27 +347,27 @@ def _best_here(recipe: Recipe) -> str:
     return best if fits else next(iter(COMPILERS))
 
 
-def settle(recipe: Recipe, files: Mapping[str, GgufFile]) -> Recipe:
+def settle(recipe: Recipe, sources: Mapping[str, QuantizedSource]) -> Recipe:
     """Return a recipe whose quantized checkpoints are kept as they are stored.
 
-    `files` are those of the models in GGUF.
+    `sources` are what the models are stored in that may hold codes.
     Raises: CheckpointError for a format that no engine holds; RecipeError where the recipe asks
     for something else of such a checkpoint, or for this of another.
     """
     settled = recipe
     for role in recipe.sources:
-        settled = _settle(settled, role, files.get(role))
+        settled = _settle(settled, role, sources.get(role))
     for wrong, message in problems(settled) if settled is not recipe else ():
         if wrong:
             raise RecipeError(f"{recipe.path}: {message}")
     return settled
 
 
-def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
+def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe:
     source, asked = recipe.sources[role], recipe.engine.precision
     key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
     asked = source.precision or asked
-    if file is None or not file.quantized:
+    if stored is None or not stored.quantized:
         if asked == STORED:
             raise RecipeError(
                 f"{key} is {STORED!r}, and the weights of {source.checkpoint} are floats; set "
@@ -350,19 +375,19 @@ def _settle(recipe: Recipe, role: str, file: GgufFile | None) -> Recipe:
             )
         return recipe
     try:
-        file.check_kept()
+        stored.check_kept()
     except CheckpointError as error:
         raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
     if asked not in ("", STORED):
         raise RecipeError(
             f"{key} is {asked!r}, and {source.checkpoint} is quantized already "
-            f"({file.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
+            f"({stored.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
             "build from the model's floats"
         )
     if STORED not in recipe.spec_of(role).precisions:
         raise RecipeError(
             f"{recipe.path}: {role}.checkpoint: {source.checkpoint} is quantized "
-            f"({file.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
+            f"({stored.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
             "codes and scales as they are; build for ort-cpu, or from the model's floats"
         )
     kept = replace(source, precision=STORED)
@@ -375,7 +400,7 @@ def parse(path: Path) -> dict[str, Any]:
     Raises: RecipeError.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_text(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
         raise RecipeError(
             f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
@@ -386,8 +411,19 @@ def parse(path: Path) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def parse_text(text: str, path: Path) -> dict[str, Any]:
+    """Read TOML; `path` is named in errors.
+
+    Raises: RecipeError.
+    """
+    try:
+        return tomllib.loads(text)
     # Besides its own errors tomllib passes on those of int() and of deep nesting.
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
 
 
@@ -409,6 +445,7 @@ def problems(recipe: Recipe) -> Problems:
     yield from _engine(recipe)
     yield from _tensorrt(recipe)
     yield from _weights(recipe)
+    yield from _bits(recipe)
     yield from _quantizers(recipe)
     yield from _quality(recipe)
 
@@ -416,10 +453,11 @@ def problems(recipe: Recipe) -> Problems:
 def _checkpoints(recipe: Recipe) -> Problems:
     for role, source in recipe.sources.items():
         places = (recipe.folder / source.checkpoint, Path(source.checkpoint).expanduser())
+        there = any(place.is_dir() or place.suffix == SUFFIX for place in places)
         yield (
-            not is_hub_name(source.checkpoint) and not any(place.is_dir() for place in places),
-            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder beside the recipe, "
-            "or a hub name as 'owner/model'",
+            not is_hub_name(source.checkpoint) and not there,
+            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file beside "
+            "the recipe, or a hub name as 'owner/model'",
         )
 
 
@@ -531,6 +569,39 @@ def _weights(recipe: Recipe) -> Problems:
             block > 0 and precision.per_row and not precision.block,
             f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
             f"of {' and '.join(PER_ROW)}; remove it",
+        )
+
+
+def _bits(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        bounds = {"max_kl": source.max_kl, "max_bytes": source.max_bytes}
+        named = [key for key, value in bounds.items() if value is not None]
+        yield (
+            source.bits not in ("", AUTO_BITS),
+            f"{role}.bits is {source.bits!r}; expected {AUTO_BITS!r}, or set {role}.precision",
+        )
+        yield (
+            bool(source.bits) and len(named) != 1,
+            f"{role}.bits is {source.bits!r}, and {' and '.join(named) or 'no bound'} is set; "
+            f"expected one of {role}.max_kl (nats) and {role}.max_bytes (of the weights)",
+        )
+        yield (
+            bool(named) and not source.bits,
+            f"{role}.{' and '.join(named)} is a bound for bits that are chosen; add "
+            f"{role}.bits = {AUTO_BITS!r}, or set quality.max_kl to refuse a model beyond it",
+        )
+        yield (
+            bool(source.bits) and source.precision not in ("", "int4"),
+            f"{role}.precision is {source.precision!r}, and {role}.bits {source.bits!r} chooses "
+            f"between int4 and int8; remove one of both",
+        )
+        yield (
+            source.max_kl is not None and not source.max_kl > 0,
+            f"{role}.max_kl is {source.max_kl}; expected more than 0 nats",
+        )
+        yield (
+            source.max_bytes is not None and source.max_bytes < 1,
+            f"{role}.max_bytes is {source.max_bytes}; expected bytes, 1 or more",
         )
 
 

@@ -15,7 +15,7 @@ from reprlib import repr as short
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, shortage
-from specrt.held_file import HeldFile, hold
+from specrt.held_file import HeldFile, hash_whole, hold
 from specrt.records import Count, Interval, read
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
@@ -102,6 +102,20 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """The checkpoint that a model was built from."""
+
+    formats: str
+    """What its tensors are stored as, the most frequent first, as `"Q4_0 197, F32 65"`."""
+    files: dict[str, str]
+    """The files that hold weights, and their SHA-256."""
+    hub: str = ""
+    """The name that it was fetched by; empty for a folder or file of the build machine."""
+    revision: str = ""
+    """The commit that was fetched, or the branch or tag where no commit is known."""
+
+
+@dataclass(frozen=True)
 class Quality:
     """How far a model is from the one its checkpoint holds, on the recipe's calibration text."""
 
@@ -151,6 +165,8 @@ class ModelRecord:
     """None where nothing was measured, because the weights are those of the checkpoint."""
     backend: str = ""
     """What runs it; the bundle's when empty."""
+    bits: dict[str, str] | None = None
+    """Of each part whose bits the build chose, what it is stored as."""
 
     @property
     def quantized(self) -> bool:
@@ -185,6 +201,8 @@ class Manifest:
     files: dict[str, FileRecord]
     acceptance: Agreement | None = None
     """None where nothing is quantized, or there is no draft."""
+    origins: dict[str, Provenance] = field(default_factory=dict)
+    """Of each model, by its role; empty in bundles of before it was kept."""
 
     @property
     def max_width(self) -> int:
@@ -425,5 +443,4 @@ def hold_listed(folder: Path, manifest: Manifest, name: str) -> HeldFile:
 
 def hash_file(path: Path) -> FileRecord:
     """Return the size and sha256 of a file."""
-    held = hold(path)
-    return FileRecord(held.facts.st_size, held.sha256)
+    return FileRecord(*hash_whole(path))

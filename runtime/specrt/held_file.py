@@ -69,6 +69,18 @@ def hold(path: Path, size: int | None = None) -> HeldFile:
     return _hold(path, size, hashes=True)
 
 
+def hash_whole(path: Path) -> tuple[int, str]:
+    """Return size and sha256 of a file, whatever its size: nothing of it is kept.
+
+    Raises: OSError for what is missing, or no file.
+    """
+    file = os.open(path, _FLAGS)
+    try:
+        return _facts(file).st_size, _hash(file)
+    finally:
+        os.close(file)
+
+
 def hold_folder(folder: Path) -> dict[str, HeldFile]:
     """Open the files of a folder that has no manifest, such as one that is being built.
 
@@ -81,9 +93,7 @@ def hold_folder(folder: Path) -> dict[str, HeldFile]:
 def _hold(path: Path, size: int | None, *, hashes: bool) -> HeldFile:
     file = os.open(path, _FLAGS)
     try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
+        facts = _facts(file)
         if size not in (None, facts.st_size):
             return HeldFile(path, b"", facts)
         if path.suffix in WEIGHTS:
@@ -92,6 +102,13 @@ def _hold(path: Path, size: int | None, *, hashes: bool) -> HeldFile:
         return HeldFile(path, data, facts, hashlib.sha256(data).hexdigest())
     finally:
         os.close(file)
+
+
+def _facts(file: int) -> os.stat_result:
+    facts = os.fstat(file)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is no file")
+    return facts
 
 
 def _hash(file: int) -> str:

@@ -83,7 +83,9 @@ def _one_of(kind: Any, others: tuple[Any, ...], value: Any, name: str) -> Any:
 
 def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
-    known = {field.name: field.default is MISSING for field in fields(kind)}
+    known = {
+        field.name: field.default is field.default_factory is MISSING for field in fields(kind)
+    }
     for key in values:
         if key not in known:
             place = f"{name} has an" if name else "there is an"

@@ -14,8 +14,8 @@ from scipy.stats import entropy
 
 from quantize.graphs import geometry
 from specrt.bundle import Geometry
-from specrt_export.check.quality import GraphScorer, divergences, measure, sensitivities
-from specrt_export.portable.graph import GraphRun, Logits, Tokens, runs_here
+from specrt_export.check.quality import GraphScorer, measure, sensitivities
+from specrt_export.portable.graph import GraphRun, Logits, Tokens, divergences, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +17,26 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.cli.export import command as export
-from specrt.errors import SpecrtError
+from specrt.cli.generate import command as generate
+from specrt.errors import CheckpointError, SpecrtError
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build, is_fresh
+from specrt_export.builder import build
+from specrt_export.portable.attachment import is_attached
 from specrt_export.recipe import read_recipe
 from support import gguf_files
 from support.gguf_files import SCORED_VOCABULARY, brain, half, write_model
 
 pytestmark = pytest.mark.export
 
-RECIPE = """
-name = "tiny"
-
-[target]
-checkpoint = "target.gguf"
-
-[draft]
-checkpoint = "draft.gguf"
-
-[engine]
-precision = "fp32"
-max_length = 128
-prefill = 32
-gammas = [1, 3]
-gamma = 3
-"""
-
 
 @pytest.fixture
 def target(tmp_path: Path) -> Any:
-    """A model whose weights fp16 holds, in a folder with a draft and the recipe of the pair."""
+    """A model whose weights fp16 holds, in a folder with a draft."""
     model = gguf_files.made("llama").to(torch.float16).to(torch.float32)
     values: dict[str, Any] = {"vocabulary": SCORED_VOCABULARY}
     write_model(tmp_path / "target.gguf", model, half, **values)
     write_model(tmp_path / "draft.gguf", gguf_files.made("qwen3"), brain, **values)
-    (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
     return model
 
 
@@ -62,28 +48,53 @@ def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     return ids[-count:]
 
 
-def test_a_pair_of_floats_gives_transformers_text(target: Any, tmp_path: Path) -> None:
-    recipe, out = read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle"
-    stages: list[str] = []
-    build(recipe, out, lambda stage, done: stages.append(stage))
-    assert "compare target with transformers" in stages
-    assert is_fresh(recipe, out)
+def test_files_in_place_of_a_bundle_give_transformers_text(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first use builds, the second finds what the first left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("specrt.cli.build.tune_quickly", lambda _: (None, None))
+    files = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
+    asked = ["--prompt", "hello world, the", "--max-tokens", "40", "--ignore-eos", "--json"]
+    made = []
+    for gamma in ("0", "3"):
+        line = [*files, *asked, "--gamma", gamma, "--threads", "1"]
+        ran = CliRunner().invoke(generate, line, obj=False)
+        assert ran.exit_code == 0, ran.output
+        made.append(json.loads(ran.stdout)["token_ids"])
+        assert ("compare target with transformers" in ran.stderr) == (gamma == "0")
+        assert (f"`rm -r {tmp_path}/cache/specrt/" in ran.stderr) == (gamma == "0")
+    (out,) = (tmp_path / "cache" / "specrt" / "bundles").glob("[!.]*")
     ids = Tokenizer(out / "tokenizer.json").encode("hello world, the")
     assert ids[0] == 1
-    wanted = greedy(target, ids, 40)
-    with specrt.load(out, threads=1) as generator:
-        for gamma in (0, 3):
-            params = SamplingParams(max_tokens=40, ignore_eos=True)
-            made = generator.generate("hello world, the", params, gamma=gamma).token_ids
-            assert made == wanted
-    write_model(tmp_path / "draft.gguf", gguf_files.made("qwen3"), half, SCORED_VOCABULARY)
-    assert not is_fresh(recipe, out)
+    assert made == [greedy(target, ids, 40)] * 2
 
 
-def test_a_graph_of_a_file_is_one_without_weights(target: Any, tmp_path: Path) -> None:
+def test_a_graph_of_a_file_has_no_weights_and_builds_where_nothing_exports(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [str(tmp_path / "target.gguf"), "--out", str(tmp_path / "graph.onnx")]
     refused = CliRunner().invoke(export, command)
     assert isinstance(refused.exception, SpecrtError)
     assert "--config-only" in str(refused.exception)
     assert CliRunner().invoke(export, [*command, "--config-only"]).exit_code == 0
     assert (tmp_path / "graph.onnx").stat().st_size > 0
+    assert not is_attached(tmp_path / "graph.onnx")
+    monkeypatch.setitem(sys.modules, "specrt_export.portable.exporter", None)
+    monkeypatch.setattr("specrt_export.builder.missing_exporter", lambda: "torch")
+    recipe, stages = tmp_path / "recipe.toml", list[str]()
+    for name, engine in (("target", "max_length = 128\nprefill = 32\n"), ("draft", "")):
+        source = f'[target]\ncheckpoint = "{name}.gguf"\ngraph = "graph.onnx"\n'
+        recipe.write_text(f"{source}[engine]\n{engine}", encoding="utf-8")
+        plan = read_recipe(recipe)
+        if name == "draft":
+            with pytest.raises(CheckpointError, match=r"holds no weight|of one model"):
+                build(plan, tmp_path / "other")
+        else:
+            build(plan, tmp_path / "bundle", lambda stage, _: stages.append(stage))
+    assert {"attach target", "compare target with transformers"} <= set(stages)
+    assert "export target" not in stages
+    with specrt.load(tmp_path / "bundle", threads=1) as generator:
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        text = generator.generate([7, 8, 9], params).token_ids
+    assert text == greedy(target, [7, 8, 9], 20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf", exc_type=ImportError)
 
+from click.testing import CliRunner
+
 import specrt
+from quantize.graphs import values_of
 from specrt.bundle import Bundle
+from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
@@ -21,23 +27,25 @@ from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.estimate import estimate
 from specrt_export.portable.exporter import export_graph
-from specrt_export.portable.external_data import map_weights
 from specrt_export.portable.graph import read_graph
-from specrt_export.quantize.codes import unpack
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
 from support import gguf_files
-from support.gguf_files import SCORED_VOCABULARY, Store, half, quantized, write_model
+from support.gguf_files import SCORED_VOCABULARY, Store, half, write_model
 
 pytestmark = pytest.mark.export
 
 BLOCKS = {
     "Q4_0": (32, 18, 8),
+    "Q4_1": (32, 20, 15),
+    "Q4_K": (256, 144, 945),
+    "Q5_1": (32, 24, 31),
+    "Q5_K": (256, 176, 1953),
     "Q5_0": (32, 22, 16),
     "Q6_K": (256, 210, 4096),
     "Q8_0": (32, 34, 128),
 }
-"""Weights and bytes of a block, and about the largest code, of Q6_K times a scale of 8 bits."""
+"""Weights and bytes of a block, and about the largest code, times scales of 6 or 8 bits."""
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
 """Rows of 256, as Q6_K wants."""
@@ -57,6 +65,8 @@ def coded(*names: str) -> Store:
         scales[:2] = [[2.0**-20], [0.0]]  # below the normal numbers of fp16, and none
         at = 208 if chosen == "Q6_K" else 0
         blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
+        if chosen in ("Q4_1", "Q4_K", "Q5_1", "Q5_K"):
+            blocks[:, 2:4] = (scales[::-1] * 8).astype("<f2").view(np.uint8)
         return int(gguf.GGMLQuantizationType[chosen]), blocks.tobytes()
 
     return store
@@ -82,6 +92,9 @@ CASES = {
     "qwen3 in Q8_0": ("qwen3", "Q8_0"),
     "qwen3 in Q6_K": ("qwen3", "Q6_K"),
     "gemma3 in a mixture": ("gemma3", "Q4_0", "Q5_0", "Q6_K", "Q8_0"),
+    "llama in Q4_1": ("llama", "Q4_1"),
+    "qwen3 in Q4_K and Q6_K": ("qwen3", "Q4_K", "Q6_K"),
+    "llama in Q5_K and Q5_1": ("llama", "Q5_K", "Q5_1"),
 }
 
 
@@ -91,19 +104,16 @@ def test_weights_are_the_files_bit_for_bit_and_logits_transformers(
 ) -> None:
     kind, *formats = case
     checkpoint, graph = kept(write(tmp_path / "tiny.gguf", kind, *formats), tmp_path)
-    arrays = {w.name: w.array for w in map_weights(read_graph(graph.graph), graph.folder)}
-    names = set()
+    model = read_graph(graph.graph)
+    nodes = {node.name: node for node in model.graph.node}
+    readers = [one.choice.uses[0] for one in graph.stored]
+    found = values_of(model, graph.folder, [nodes[r.node].input[r.input] for r in readers])
     assert checkpoint.gguf is not None
-    for one in graph.stored:
-        values, scales = (arrays[tensor.name] for tensor in one.tensors)
-        small = one.choice.precision == "int4"
-        codes = unpack(values) if small else values
-        blocks = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
+    for one, values in zip(graph.stored, found, strict=True):
         weight = checkpoint.gguf.weights[one.choice.weight]
-        assert small == (weight.format.name == "Q4_0")
-        wanted = weight.floats(0, weight.shape[0])
-        assert blocks.reshape(wanted.shape).tobytes() == wanted.tobytes()
-        names.add(one.choice.weight)
+        assert (one.choice.precision == "int4") == ("Q4" in weight.format.name)
+        assert values.tobytes() == weight.floats(0, weight.shape[0]).tobytes()
+    names = {one.choice.weight for one in graph.stored}
     assert names == {name for name, w in checkpoint.gguf.weights.items() if w.quantized}
     report = check_parity(
         checkpoint, graph.graph, reference=Reference(checkpoint), folder=graph.folder
@@ -127,8 +137,8 @@ gamma = 3
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    write(tmp_path / "target.gguf", "llama", "Q4_0", "Q6_K", "Q8_0", "Q5_0")
-    write(tmp_path / "draft.gguf", "qwen3", "Q8_0", "F16")
+    write(tmp_path / "target.gguf", "llama", "Q4_K", "Q6_K", "Q8_0", "Q4_0")
+    write(tmp_path / "draft.gguf", "qwen3", "Q5_1", "F16", "Q5_K")
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE, encoding="utf-8")
     return path
@@ -145,6 +155,12 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
         assert guess.precision == "stored"
         assert guess.engine_bytes == pytest.approx(model.weight_bytes, rel=0.1)
     assert (manifest.target.precision, manifest.target.head) == ("stored", "stored")
+    target = recipe.with_name("target.gguf")
+    assert manifest.origins["target"].files == {
+        target.name: hashlib.sha256(target.read_bytes()).hexdigest()
+    }
+    told = CliRunner().invoke(inspect, [str(out)]).output
+    assert all(one.formats in told for one in manifest.origins.values())
     with specrt.load(out, threads=1) as generator:
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         texts = [
@@ -153,6 +169,9 @@ def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_p
         ]
     assert len(texts[0]) == 40
     assert texts[0] == texts[1] == texts[2]
+    later = target.stat().st_mtime_ns + 1
+    os.utime(target, ns=(later, later))
+    assert not is_fresh(read_recipe(recipe), out)
 
 
 WRONG = {
@@ -185,11 +204,6 @@ def test_floats_are_not_stored_as_codes(recipe: Path, tmp_path: Path) -> None:
     write(tmp_path / "draft.gguf", "qwen3", "F16")
     recipe.write_text(RECIPE.replace("[draft]", '[draft]\nprecision = "stored"'), encoding="utf-8")
     refused(recipe, tmp_path, r"draft\.precision is 'stored', and .* are floats; set")
-
-
-def test_minimums_are_refused_before_anything_is_traced(recipe: Path, tmp_path: Path) -> None:
-    write_model(tmp_path / "draft.gguf", gguf_files.made("llama"), quantized, SCORED_VOCABULARY)
-    refused(recipe, tmp_path, r"is stored as Q\d_1, whose minimums .* Q4_0, Q5_0, Q8_0, Q6_K, F16")
 
 
 def refused(recipe: Path, folder: Path, message: str) -> str:

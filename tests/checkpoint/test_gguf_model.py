@@ -19,6 +19,7 @@ from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.model import FLOATS, GgufModel
 from specrt_export.gguf.weights import GgufWeight
+from specrt_export.provenance import origin
 from support import gguf_files
 from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
 
@@ -149,7 +150,7 @@ def test_places_name_formats(tmp_path: Path) -> None:
     assert kinds == {"F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
     assert checkpoint.gguf is not None
     assert checkpoint.gguf.file.formats().startswith(("F32 ", "Q"))
-    assert set(checkpoint.gguf.provenance()["files"]) == {"tiny.gguf"}
+    assert set(origin(checkpoint).files) == {"tiny.gguf"}
     assert (checkpoint.origin, checkpoint.files) == (path, [path])
     checkpoint.unpack()
     held = (checkpoint.folder / FLOATS).stat().st_size
@@ -157,6 +158,27 @@ def test_places_name_formats(tmp_path: Path) -> None:
     before = (checkpoint.folder / FLOATS).stat().st_mtime_ns
     checkpoint.unpack()
     assert (checkpoint.folder / FLOATS).stat().st_mtime_ns == before
+
+
+def test_folders_of_killed_processes_go_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", gguf_files.made("llama"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, strange = tmp_path / "specrt-gguf-killed", tmp_path / "specrt-gguf-strange"
+    for left in (killed / "tiny.gguf", strange):
+        left.mkdir(parents=True)
+        (left / FLOATS).write_bytes(b"weights")
+    (killed / ".lock").touch()
+    used = Checkpoint.open(path)
+    assert not killed.exists()
+    other = Checkpoint.open(path)
+    assert all((one.folder / "config.json").is_file() for one in (used, other))
+    assert (strange / FLOATS).is_file()  # without a lock it may be anything
+    left = used.folder.parent
+    del used
+    assert not left.exists()
+    assert other.folder.is_dir()
 
 
 def test_the_folder_goes_with_the_checkpoint(tmp_path: Path) -> None:

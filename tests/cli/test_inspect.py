@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ from cli.conftest import Run
 from support.kernels import instruction_sets, without_kernels
 
 
-def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> None:
+def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path, engines: Path) -> None:
+    checkpoints = engines / "codelet" / "checkpoint"
     ran, text = cli("inspect", codelet, "--json"), cli("inspect", codelet)
     assert (ran.status, ran.err, text.status, text.err) == (0, "", 0, "")
     found = json.loads(ran.out)
@@ -25,6 +27,12 @@ def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path) -> N
     assert found["versions"]["kernels"] in text.out
     for name in found["files"]:
         assert name in text.out
+    for role, origin in found["origins"].items():
+        ((name, sha256),) = origin["files"].items()
+        weights = checkpoints / role / name
+        assert sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
+        assert f"{role}: {origin['formats']}" in text.out
+        assert re.search(rf"{name}, sha256 {sha256}", text.out)
     assert memory["weight_bytes"] == sum(found[m]["weight_bytes"] for m in ("target", "draft"))
     assert memory["total_bytes"] == memory["weight_bytes"] + memory["kv_bytes"]
 

@@ -21,7 +21,16 @@ from specrt.engine.ort_contrib import ContribEngine
 from specrt.engine.protocol import Feed
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
-from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
+from specrt_export.lower.lazy_tensor import (
+    ENGINE,
+    WEIGHTS,
+    LazyTensor,
+    as_float,
+    joined,
+    smallest_format,
+    taken,
+    transposed,
+)
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
 from support.kernels import without_kernels
@@ -78,6 +87,20 @@ def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
     assert (logits(half, one.geometry) == logits(whole, one.geometry)).all()
     assert (half / WEIGHTS).stat().st_size < share * (whole / WEIGHTS).stat().st_size
     assert sorted(p.name for p in half.iterdir()) == [WEIGHTS, ENGINE]
+
+
+def test_weights_that_were_widened_are_not_read_to_find_their_format() -> None:
+    def rows(begin: int, end: int) -> NDArray[np.uint16]:
+        raise AssertionError("they are read")
+
+    stored = LazyTensor("w", onnx.TensorProto.BFLOAT16, (8, 6), rows)
+    wide = as_float(stored)
+    for one in (wide, transposed(wide), taken(wide, 2, 4), joined([wide, taken(wide, 0, 3)])):
+        assert smallest_format(one) == "bf16"
+    half = as_float(LazyTensor("v", onnx.TensorProto.FLOAT16, (8, 6), rows))
+    assert smallest_format(half) == "fp16"
+    with pytest.raises(AssertionError, match="they are read"):
+        smallest_format(joined([wide, half]))
 
 
 @pytest.mark.parametrize(

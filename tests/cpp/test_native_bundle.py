@@ -21,7 +21,15 @@ from onnx import helper
 
 from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
-from specrt.bundle import Bundle, Geometry, Manifest, ModelRecord, hash_file, read_manifest
+from specrt.bundle import (
+    Bundle,
+    Geometry,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    hash_file,
+    read_manifest,
+)
 from specrt.engine.backends import backend_named, check_versions
 from specrt.errors import BundleError
 from specrt.system.machine import this_machine
@@ -278,14 +286,17 @@ def full(manifest: Document) -> tuple[Document, Document]:
     made = copy.deepcopy(manifest)
     made |= {"gamma": 2, "bos_token_id": 5, "device": {**made["device"], "gpu": "g"}}
     more = {"precision": "int8", "embedding": "fp16", "head": "bf16", "block": 32, "per_row": True,
-            "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7}}  # fmt: skip
+            "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7},
+            "bits": {"head": "int8"}}  # fmt: skip
     for role, items in (("target", 2), ("draft", 4)):
         made[role] |= {**more, "backend": made["backend"], "kv_item_bytes": items}
     machine = asdict(this_machine(backend_named(manifest["backend"]).library()))
     tuning = {**TUNING, "fixed_gamma": 2, "machine": machine, "source": made["source"]}
+    whole = {"formats": "F32 1", "files": {"a.gguf": "0" * 64}, "hub": "o/m", "revision": "main"}
+    made["origins"] = {"target": whole, "draft": {"formats": "Q4_0 2", "files": {}}}
     for kind, document in (
         (Manifest, made), (ModelRecord, made["draft"]), (Geometry, made["draft"]["geometry"]),
-        (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
+        (Provenance, whole), (Tuning, tuning), (TunedSetting, tuning["settings"][0]),
     ):  # fmt: skip
         assert {field.name for field in fields(kind)} == set(document), kind
     return made, tuning
@@ -294,8 +305,10 @@ def full(manifest: Document) -> tuple[Document, Document]:
 def least(document: Document) -> Document:
     """Return a manifest or a tuning without what has a default."""
     made = copy.deepcopy(document)
+    made.pop("origins", None)
     for role in ("target", "draft"):
-        for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend"):
+        for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend",
+                     "bits"):  # fmt: skip
             made.get(role, {}).pop(name, None)
     return made
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import types
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 
 from shared import REPOSITORY
-from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Quality
+from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Provenance, Quality
 from specrt.engine.kernels import CONTRIB, KERNELS, LAYOUT
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
@@ -36,7 +36,7 @@ from support.kernels import without_kernels
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
-    Manifest, ModelRecord, Geometry, FileRecord, Quality, Tuning, Machine, TunedSetting,
+    Manifest, ModelRecord, Geometry, FileRecord, Provenance, Quality, Tuning, Machine, TunedSetting,
     EngineRecord, Profile,
 )  # fmt: skip
 _COUNT = (1, 10**9)
@@ -76,15 +76,20 @@ def _said(kind: Any) -> str:
     return _WORDS.get(kind) or str(kind.__name__)
 
 
+def _default(field: Field[Any]) -> str:
+    """Return what a field is where it is left out, in the notation of the document."""
+    if field.default_factory is not MISSING:
+        return f"`{json.dumps(field.default_factory())}`"
+    return "no" if field.default is MISSING else f"`{json.dumps(field.default)}`"
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_a_record_has_the_fields_of_its_table(document: str, record: Any) -> None:
     hints = get_type_hints(record, include_extras=True)
     rows = _table(document, f"`{record.__name__}`")
     assert [row[:3] for row in rows] == [
-        [f"`{f.name}`", _said(hints[f.name]),
-         "no" if f.default is MISSING else f"`{json.dumps(f.default)}`"]
-        for f in fields(record)
-    ]  # fmt: skip
+        [f"`{f.name}`", _said(hints[f.name]), _default(f)] for f in fields(record)
+    ]
     if record is Tuning:
         assert rows[0][0] == "`format`"
         assert rows[0][3].startswith(f"{TUNING_FORMAT};")

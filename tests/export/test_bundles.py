@@ -53,6 +53,10 @@ def shown(bundle: Path) -> str:
     return " ".join(CliRunner().invoke(inspect, [str(bundle)]).output.split())
 
 
+def leftovers(out: Path) -> list[str]:
+    return [path.name for path in out.parent.iterdir() if path != out]
+
+
 def complete(bundle: Path, gamma: int | None = None) -> list[int]:
     with specrt.load(bundle, threads=1) as generator:
         params = SamplingParams(max_tokens=24)
@@ -88,6 +92,23 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert not is_fresh(ask("int4", "max_kl = 0.5", draft='precision = "int8"'), out)
     text.write_text('{"prompt": "x"}\n', encoding="utf-8")
     assert not is_fresh(recipe, out)
+
+
+@needs_reference
+@pytest.mark.parametrize("bound", ["max_kl = 0.02", "max_bytes = 1_500_000"])
+def test_bits_that_are_chosen_keep_to_their_bound(ask: Ask, out: Path, bound: str) -> None:
+    build(replace(ask("fp32", target=f'bits = "auto"\n{bound}'), draft=None), out)
+    target = Bundle.open(out).manifest.target
+    assert target.bits is not None
+    assert target.quality is not None
+    assert set(target.bits.values()) == {"int4", "int8"}
+    assert len(target.bits) == 8, "four parts of each layer; the table is tied"
+    assert target.quality.kl <= 0.02 or "bytes" in bound
+    assert target.weight_bytes <= 1_500_000 or "kl" in bound
+    assert target.fused["qkv"] == target.fused["gate_up"] == "2/2", "what is joined has one format"
+    assert complete(out) == complete(out, gamma=0)
+    assert "of 8 parts are int8, the others int4; layer " in shown(out)
+    assert leftovers(out) == []
 
 
 @needs_reference

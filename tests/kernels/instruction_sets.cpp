@@ -88,18 +88,37 @@ void compare(const std::string& what, const Number* found, const Number* expecte
 struct Product {
   Format format;
   size_t outputs, inputs, block, scale_bytes;
+  Offset offset = Offset::none;
 };
 
 constexpr Product kProducts[] = {
-    {Format::int4, 96, 256, 32, 2},    {Format::int4, 40, 384, 128, 2},
-    {Format::int4, 7, 64, 16, 4},      {Format::int4, 80, 96, 96, 2},
-    {Format::int4, 130, 192, 64, 4},   {Format::int8, 96, 256, 64, 2},
-    {Format::int8, 33, 128, 32, 4},    {Format::int8, 16, 48, 16, 2},
-    {Format::int8, 72, 2560, 2560, 4}, {Format::int8, 50, 384, 128, 2},
-    {Format::bf16, 48, 100, 0, 0},     {Format::fp16, 50, 65, 0, 0},
+    {Format::int4, 96, 256, 32, 2},
+    {Format::int4, 40, 384, 128, 2},
+    {Format::int4, 7, 64, 16, 4},
+    {Format::int4, 80, 96, 96, 2},
+    {Format::int4, 130, 192, 64, 4},
+    {Format::int8, 96, 256, 64, 2},
+    {Format::int8, 33, 128, 32, 4},
+    {Format::int8, 16, 48, 16, 2},
+    {Format::int8, 72, 2560, 2560, 4},
+    {Format::int8, 50, 384, 128, 2},
+    {Format::bf16, 48, 100, 0, 0},
+    {Format::fp16, 50, 65, 0, 0},
     {Format::fp32, 97, 33, 0, 0},
+    {Format::fp4, 96, 256, 32, 2},
+    {Format::fp4, 40, 64, 16, 4},
+    {Format::fp8, 96, 256, 128, 2},
+    {Format::fp8, 50, 48, 48, 4},
+    {Format::int4, 96, 256, 32, 2, Offset::zeros},
+    {Format::int4, 40, 384, 384, 4, Offset::zeros},
+    {Format::int8, 33, 128, 32, 2, Offset::zeros},
+    {Format::int8, 72, 1024, 512, 4, Offset::zeros},
+    {Format::int4, 96, 256, 32, 2, Offset::minimums},
+    {Format::int4, 7, 64, 16, 4, Offset::minimums},
+    {Format::int8, 50, 384, 128, 2, Offset::minimums},
 };
-constexpr const char* kFormats[] = {"int4", "int8", "bf16", "fp16", "fp32"};
+constexpr const char* kFormats[] = {"int4", "int8", "fp4", "fp8", "bf16", "fp16", "fp32"};
+constexpr const char* kOffsets[] = {"", "-zeros", "-minimums"};
 
 // Rows from tiny to huge; one of zeros in places, and one each with an infinity and with what is no
 // number.
@@ -117,7 +136,7 @@ void fill_rows(Random& random, const Buffer<float>& x, size_t inputs) {
 // Fill the codes of weights with all there are, floats with numbers of all sizes.
 void fill_weights(Random& random, const Weights& weights, std::uint8_t* values, size_t size) {
   for (size_t i = 0; i < size; i++) values[i] = static_cast<std::uint8_t>(random.bits());
-  if (weights.block > 0) return;
+  if (weights.block > 0) return;  // their scales are filled later
   if (weights.format == Format::fp32) {
     for (size_t i = 0; i < size / 4; i++) {
       const float value = random.between(-1, 1);
@@ -131,11 +150,15 @@ void fill_weights(Random& random, const Weights& weights, std::uint8_t* values, 
 
 struct Rows {
   Rows(size_t rows, size_t inputs, size_t block)
-      : codes(rows * inputs), scales(rows * (inputs / block)), sums(scales.size()) {}
-  QuantizedRows all() const { return {codes.data(), scales.data(), sums.data()}; }
+      : codes(rows * inputs),
+        scales(rows * (inputs / block)),
+        sums(scales.size()),
+        totals(scales.size()) {}
+  QuantizedRows all() const { return {codes.data(), scales.data(), sums.data(), totals.data()}; }
   Buffer<std::int8_t> codes;
   Buffer<float> scales;
   Buffer<std::int32_t> sums;
+  Buffer<float> totals;
 };
 
 void check_product(const Kernels& kernels, const Kernels& reference, const Product& product,
@@ -144,13 +167,16 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
   const size_t pairs = activation == Activation::none ? 1 : 2;
   const size_t tiles = (product.outputs + kTile - 1) / kTile * pairs;
   Weights weights{product.format, product.outputs * pairs, product.inputs, product.block,
-                  tiles,          product.scale_bytes,     nullptr};
+                  tiles,          product.scale_bytes,     nullptr,        product.offset};
   const Buffer<std::uint8_t> values(tiles * weights.tile_bytes());
   fill_weights(random, weights, values.data(), values.size());
   const size_t blocks = product.block > 0 ? product.inputs / product.block : 0;
-  for (size_t i = 0; i < tiles * blocks * kTile; i++) {
+  const size_t scales_of_all = tiles * blocks * kTile;
+  const bool has_minimums = product.offset == Offset::minimums;
+  for (size_t i = 0; i < scales_of_all * (has_minimums ? 2 : 1); i++) {
     const size_t tile = i / kTile % tiles;
-    std::uint8_t* scales = values.data() + weights.strip_scales(tile, i / kTile / tiles);
+    std::uint8_t* scales = values.data() + weights.strip_scales(tile, i / kTile / tiles % blocks);
+    if (i >= scales_of_all) scales += weights.strip_tiles(tile) * kTile * product.scale_bytes;
     const size_t place = tile % kStrip * kTile + i % kTile;
     const float wide = random.between(-0.1F, 0.1F);
     // fp16 from 2^-24 to 1 of both signs: the upper two bits of the exponent are not both ones.
@@ -165,17 +191,18 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
   fill_rows(random, x, product.inputs);
   for (size_t i = 0; i < bias.size(); i++) bias[i] = random.between(-1, 1);
   std::string what = std::string(kernels.name) + " " + kFormats[static_cast<int>(product.format)] +
-                     " [" + std::to_string(product.outputs) + ", " +
-                     std::to_string(product.inputs) + "] in blocks of " +
-                     std::to_string(product.block) + ", activation " +
+                     kOffsets[static_cast<int>(product.offset)] + " [" +
+                     std::to_string(product.outputs) + ", " + std::to_string(product.inputs) +
+                     "] in blocks of " + std::to_string(product.block) + ", activation " +
                      std::to_string(static_cast<int>(activation));
 
-  const size_t block = product.block > 0 ? product.block : product.inputs;
-  Rows expected_rows(product.block > 0 ? kWidest : 0, product.inputs, block);
+  const bool is_coded = weights.has_codes();
+  const size_t block = is_coded ? product.block : product.inputs;
+  Rows expected_rows(is_coded ? kWidest : 0, product.inputs, block);
   Buffer<float> expected(kWidest * product.outputs);
   const Output whole{expected.data(), product.outputs, has_bias ? bias.data() : nullptr,
                      activation};
-  if (product.block > 0) {
+  if (is_coded) {
     reference.quantize(x.data(), kWidest, product.inputs, block, expected_rows.all());
     reference.multiply(weights, expected_rows.all(), kWidest, 0, tiles, whole);
   } else {
@@ -186,23 +213,23 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
     const size_t from = width < 24 ? kWidest - width : 0;  // short passes are of other rows
     const Buffer<float> part(width * product.inputs);
     std::memcpy(part.data(), x.data() + from * product.inputs, part.size() * sizeof(float));
-    const Rows rows(product.block > 0 ? width : 0, product.inputs, block);
+    const Rows rows(is_coded ? width : 0, product.inputs, block);
     const size_t stride = product.outputs + width % 3;
     Buffer<float> y(width * stride);
     y.fill(-1234.5F);
     const Output output{y.data(), stride, whole.bias, activation};
     // All tiles at once, or some at a time: what the threads of a session do.
     const size_t step = width % 2 == 0 ? tiles : pairs * (1 + random.below(4));
-    if (product.block > 0) kernels.quantize(part.data(), width, product.inputs, block, rows.all());
+    if (is_coded) kernels.quantize(part.data(), width, product.inputs, block, rows.all());
     for (size_t tile = 0; tile < tiles; tile += step) {
       const size_t last = tile + step < tiles ? tile + step : tiles;
-      if (product.block > 0)
+      if (is_coded)
         kernels.multiply(weights, rows.all(), width, tile, last, output);
       else
         kernels.multiply_floats(weights, part.data(), width, tile, last, output);
     }
     const std::string here = what + ", " + std::to_string(width) + " rows";
-    if (product.block > 0) {
+    if (is_coded) {
       const size_t before = from * product.inputs, count = width * product.inputs;
       compare(here + ", codes", rows.codes.data(), expected_rows.codes.data() + before, count);
       compare(here + ", scales", rows.scales.data(), expected_rows.scales.data() + before / block,

@@ -26,6 +26,17 @@ FORMATS = [
     ("int4", 16, 64, 16),
     ("int8", 96, 256, 64),
     ("int8", 33, 128, 32),
+    ("int4-zeros", 96, 256, 32),
+    ("int4-zeros", 40, 384, 384),
+    ("int4-minimums", 96, 256, 32),
+    ("int4-minimums", 33, 64, 16),
+    ("int8-zeros", 50, 384, 128),
+    ("int8-zeros", 16, 1024, 512),
+    ("int8-minimums", 96, 256, 32),
+    ("fp4", 96, 256, 32),
+    ("fp4", 33, 64, 16),
+    ("fp8", 96, 256, 128),
+    ("fp8", 40, 48, 48),
     ("bf16", 48, 100, 0),
     ("fp16", 50, 64, 0),
     ("fp32", 96, 100, 0),
@@ -45,15 +56,14 @@ def rows_of(width: int, inputs: int) -> NDArray[np.float32]:
 
 def product(weights: Stored, x: NDArray[np.float32]) -> NDArray[np.float64]:
     """Multiply in float64, of codes with rows quantized as the kernels document it."""
-    if weights.codes is None or weights.scales is None:
+    if not weights.block or weights.format == "fp8":
         return x.astype(np.float64) @ weights.dense.T.astype(np.float64)
     blocks = x.reshape(len(x), -1, weights.block)
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.divide(np.float32(127), most, where=most > 0, out=np.zeros_like(most))
     codes = np.rint(blocks * inverse).astype(np.float64)
-    sums = np.einsum("mbk,nbk->mnb", codes, weights.codes.reshape(*weights.scales.shape, -1))
-    scales = (most[..., 0] / np.float32(127)).astype(np.float64)
-    return (sums * scales[:, None] * weights.scales[None]).sum(-1)
+    rows = (codes * (most / np.float32(127))).reshape(x.shape)
+    return np.asarray(rows @ weights.dense.T.astype(np.float64))
 
 
 def close(found: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -76,6 +86,19 @@ def test_products_are_those_of_the_codes(
         close(matmul(weights, bias)(x), expected + bias)
         if block:
             close(matmul(weights, exact=True)(x), x.astype(np.float64) @ weights.dense.T)
+
+
+@formats
+def test_a_row_that_is_looked_up_has_the_bits_of_the_weights(
+    format_: str, outputs: int, inputs: int, block: int
+) -> None:
+    weights = stored(format_, outputs, inputs, block)
+    tokens = np.random.default_rng(0).permutation(outputs)
+    table = session(
+        "Embedding", {"tokens": (TensorProto.INT64, [None])}, {"y": 1}, (weights.tiles,),
+        **weights.attributes,
+    )  # fmt: skip
+    assert np.array_equal(table.run(None, {"tokens": tokens})[0], weights.dense[tokens])
 
 
 @formats

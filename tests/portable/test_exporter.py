@@ -20,7 +20,8 @@ from specrt.errors import CheckpointError, ExportError
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.exporter import attach_graph, export_graph, exporter
+from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.graph import facts_of
 
 pytestmark = pytest.mark.export
@@ -182,7 +183,6 @@ LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({**LLAMA, "rope_parameters": {"rope_type": "su"}}, "rope type 'su' changes"),
-        ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quantised .gptq.*Export the"),
         ({"model_type": "acme", "auto_map": {"AutoConfig": "x.Y"}}, "own checkpoint .auto_map."),
         ({"model_type": "acme"}, "does not know this model type"),
         ({"model_type": "gptj"}, "GPTJForCausalLM computes attention itself"),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
-from specrt_export.portable.external_data import Floats
-from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session
-from specrt_export.quantize.codes import Codes, Origin
-from specrt_export.quantize.quantizer import prune
+from specrt_export.portable.external_data import DataFile, Floats, StoredTensor, external_tensors
+from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session, read_graph
+from specrt_export.precision import Precision
+from specrt_export.quantize.codes import FP4_VALUES, Codes, Origin
+from specrt_export.quantize.quantizer import WEIGHTS, Store, choose, graft, keep_rest, prune
 
 VOCAB, WIDTH = 256, 64
 
@@ -99,10 +102,56 @@ def random_codes(kind: str, rows: int, inner: int, block: int, seed: int = 0) ->
     if beside == "zeros":
         return Codes(name, codes, scales, zeros=rng.integers(0, most, blocks).astype(np.uint8))
     if beside == "minimums":
-        return Codes(name, codes, scales, minimums=normal(seed + 1, *blocks))
+        return Codes(name, codes, scales, minimums=-scales[::-1] * np.float32(2))
     if beside or name in ("fp4", "fp8"):
         return Codes(name, codes, scales)
     return Codes(name, (codes.astype(np.int16) - most // 2).astype(np.int8), scales)
+
+
+def rounded(weights: Floats, kind: str, block: int) -> Codes:
+    """Return weights [N, K] rounded to codes of a kind, with scales that fp16 holds."""
+    name, _, beside = kind.partition("-")
+    blocks = weights.reshape(len(weights), -1, block)
+    low, high = blocks.min(-1), blocks.max(-1)
+    most = 15 if name == "int4" else 255
+    reach = {"fp4": 6, "fp8": 448}.get(name, most // 2)
+    width = (high - low) / most if beside else np.maximum(high, -low) / reach
+    scales = (np.maximum(width, 1e-6) * 1.01).astype(np.float16).astype(np.float32)
+    exact = blocks / scales[..., None]
+    if name == "fp8":
+        codes = exact.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    elif name == "fp4":
+        codes = np.abs(exact[..., None] - FP4_VALUES).argmin(-1)
+    zeros = np.rint(-low / scales) if beside == "zeros" else None
+    minimums = (-low).astype(np.float16).astype(np.float32) if beside == "minimums" else None
+    if name in ("int4", "int8"):
+        begin = 0 if zeros is None else zeros
+        begin = begin if minimums is None else minimums / scales
+        least = 0 if beside else -(most // 2)
+        codes = np.clip(
+            np.rint(exact + np.reshape(begin, (*np.shape(begin), 1))), least, most + least
+        )
+    codes = codes.astype(np.uint8 if beside or name[:2] == "fp" else np.int8).reshape(weights.shape)
+    zeros = zeros if zeros is None else zeros.clip(0, most).astype(np.uint8)
+    return Codes(name, codes, scales, zeros, minimums)
+
+
+def in_codes(graph: Path, checkpoint: Path, folder: Path, kind: str, block: int) -> Path:
+    """Write a portable graph whose matrices are those of a checkpoint, rounded to a kind."""
+    model = read_graph(graph)
+    folder.mkdir(parents=True)
+    tensors = {tensor.name: tensor for tensor in external_tensors(model)}
+    with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
+        done = []
+        for choice in choose(model, Precision.of("int8", block=block)):
+            stored = StoredTensor(tensors[choice.weight], checkpoint)
+            weights = stored.read(0, stored.rows)
+            held = HeldCodes(choice.weight, rounded(weights, kind, block))
+            done.append(store.write_codes(replace(choice, precision=held.precision), held))
+        graft(model, done)
+        keep_rest(model, checkpoint, store)
+    (folder / "graph.onnx").write_bytes(model.SerializeToString())
+    return folder / "graph.onnx"
 
 
 @dataclass(frozen=True)
@@ -123,6 +172,10 @@ class HeldCodes:
     @property
     def block(self) -> int:
         return self.shape[1] // self.whole.scales.shape[1]
+
+    @property
+    def inputs(self) -> None:
+        return None
 
     @property
     def origin(self) -> Origin:

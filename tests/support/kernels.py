@@ -14,9 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from quantize.graphs import random_codes
 from specrt.engine import kernels
 from specrt.engine.ort import silent_options
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
+from specrt_export.lower.projections import WeightMatrix, of_matrices
 from specrt_export.lower.tiles import (
     alternating,
     tiled_codes,
@@ -24,7 +26,7 @@ from specrt_export.lower.tiles import (
     whole_tiles,
 )
 from specrt_export.portable.external_data import narrow, widen
-from specrt_export.quantize.codes import pack
+from specrt_export.quantize.codes import Codes, pack
 
 Array = NDArray[Any]
 
@@ -62,8 +64,6 @@ class Stored:
     format: str
     block: int
     dense: Array
-    codes: Array | None
-    scales: Array | None
     tiles: LazyTensor
 
     @property
@@ -79,27 +79,41 @@ def stored(
     """Make weights; with `gates` the first half of the outputs and the second are in turns."""
     rng = np.random.default_rng(seed)
     if block:
-        most = 8 if format_ == "int4" else 128
-        codes = rng.integers(-most, most, (outputs, inputs)).astype(np.int8)
-        scales = (rng.random((outputs, inputs // block)) * 0.1 - 0.02).astype(np.float16)
-        scales = scales.astype(np.float32)
-        dense = (codes.reshape(*scales.shape, block) * scales[..., None]).reshape(codes.shape)
-        values = in_memory("codes", codes)
-        if format_ == "int4":
-            packed = pack(codes)
-            values = LazyTensor(
-                "codes", TensorProto.INT4, codes.shape, lambda begin, end: packed[begin:end]
+        codes = random_codes(format_, outputs, inputs, block, seed)
+        matrix = matrix_of(codes)
+        if gates:
+            matrix = of_matrices(
+                [matrix], lambda parts, _: alternating(*(_taken(parts[0], half) for half in (0, 1)))
             )
-        parts = [values, in_memory("scales", scales)]
-    else:
-        weights = rng.standard_normal((outputs, inputs)).astype(np.float32)
-        bits = weights if format_ == "fp32" else narrow(weights, format_)
-        dense, codes, scales = widen(bits, _TYPES[format_]), None, None
-        parts = [LazyTensor("w", _TYPES[format_], weights.shape, lambda b, e: bits[b:e])]
+        tiles, name = tiled_codes(matrix)
+        return Stored(name, block, codes.floats(), tiles)
+    weights = rng.standard_normal((outputs, inputs)).astype(np.float32)
+    bits = weights if format_ == "fp32" else narrow(weights, format_)
+    floats = LazyTensor("w", _TYPES[format_], weights.shape, lambda b, e: bits[b:e])
     if gates:
-        parts = [alternating(_taken(p, 0), _taken(p, 1)) for p in parts]
-    tiles = tiled_codes(*parts) if block else tiled_floats(*parts)
-    return Stored(format_, block, dense, codes, scales, tiles)
+        floats = alternating(_taken(floats, 0), _taken(floats, 1))
+    return Stored(format_, block, widen(bits, _TYPES[format_]), tiled_floats(floats))
+
+
+def matrix_of(codes: Codes) -> WeightMatrix:
+    """Return codes as lowering has them, packed where they are of 4 bits."""
+    inputs = codes.codes.shape[1]
+    is_unsigned = codes.codes.dtype == np.uint8
+    kinds = {
+        "int4": TensorProto.UINT4 if is_unsigned else TensorProto.INT4,
+        "int8": TensorProto.UINT8 if is_unsigned else TensorProto.INT8,
+        "fp4": TensorProto.UINT4, "fp8": TensorProto.FLOAT8E4M3FN,
+    }  # fmt: skip
+    stored = pack(codes.codes) if codes.format in ("int4", "fp4") else codes.codes
+    values = LazyTensor(
+        "codes", kinds[codes.format], codes.codes.shape, lambda begin, end: stored[begin:end]
+    )
+    scales, zeros, minimums = (
+        None if part is None else in_memory(name, part)
+        for name, part in (("s", codes.scales), ("z", codes.zeros), ("m", codes.minimums))
+    )
+    block = inputs // codes.scales.shape[1]
+    return WeightMatrix(values, scales, block, zeros, minimums, codes.format == "fp4")
 
 
 def _taken(tensor: LazyTensor, half: int) -> LazyTensor:

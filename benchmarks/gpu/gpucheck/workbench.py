@@ -286,11 +286,9 @@ class Workbench(Machine):
 
         Raises: NotRunError where the disk is too small or the graph is missing.
         """
-        import onnx_ir
-
         from growth.shape import PRESETS
         from inflate import inflate
-        from specrt_export.portable.attachment import attach
+        from specrt_export.portable.attachment import attach_graph
 
         source, shape = self._grown(size), PRESETS[size]
         evidence.add(reused=source.graph.is_file())
@@ -309,9 +307,7 @@ class Workbench(Machine):
         inflate(small, source.weights, shape, "float16")
         evidence.add(parameters=parameters, grow_seconds=round(time.monotonic() - began, 1))
         evidence.add(distinct_bytes=make_distinct(source.weights))
-        model = onnx_ir.from_proto(onnx.load(self.graph(size), load_external_data=False))
-        attach(model, Checkpoint.open(source.weights))
-        source.graph.write_bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
+        attach_graph(self.graph(size), Checkpoint.open(source.weights), source.graph)
 
     def _grown(self, size: str) -> Source:
         folder = self.settings.work / f"grown-{size}"

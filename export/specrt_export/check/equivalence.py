@@ -225,8 +225,6 @@ def _filled(checkpoint: Checkpoint) -> Any:
 
     from specrt_export.portable.trace import quiet
 
-    assert checkpoint.gguf is not None
-    weights = checkpoint.gguf.weights
     with quiet(), no_progress_bar(), torch.no_grad():
         make: Any = AutoModelForCausalLM.from_config
         model = make(
@@ -235,7 +233,7 @@ def _filled(checkpoint: Checkpoint) -> Any:
             attn_implementation="eager",
         )
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(weights[name].floats(0, parameter.shape[0])))
+            parameter.copy_(torch.from_numpy(checkpoint.floats(name)))
     return model.eval()
 
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from specrt.bundle import Agreement, Geometry, Quality
 from specrt.engine.protocol import Engine, Feed, PackedEngine
@@ -22,7 +21,15 @@ from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.external_data import external_tensors, location
-from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens, read_graph, runs_here
+from specrt_export.portable.graph import (
+    PASS_BYTES,
+    GraphRun,
+    Logits,
+    Tokens,
+    divergences,
+    read_graph,
+    runs_here,
+)
 from specrt_export.quantize.quantizer import WEIGHTS, Quantized, Stored, graft
 from specrt_export.recipe import EngineOptions, QualityOptions
 
@@ -132,22 +139,6 @@ def _both(reference: Scorer, quantized: Scorer, piece: Tokens) -> Iterator[tuple
             yield one[row : row + _ROWS], other[row : row + _ROWS]
 
 
-def divergences(one: Logits, other: Logits) -> NDArray[np.float64]:
-    """Return the KL divergence of each row [R, V] of logits, in nats; infinite for no numbers."""
-    first, second = _log_softmax(one), _log_softmax(other)
-    weight = np.exp(first)
-    with np.errstate(invalid="ignore"):  # -inf in both, of a token that cannot be
-        terms = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
-    return np.where(np.isnan(terms), np.inf, terms)
-
-
-def _log_softmax(logits: Logits) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
-
-
 _NAMED = 3
 """Parts named when a limit is exceeded."""
 
@@ -166,20 +157,29 @@ class QualityGate:
         """Tokens of the widest pass that scores a piece."""
         return max(map(len, self.pieces))
 
-    def check(
-        self, role: str, original: GraphSource, quantized: Quantized, engine: Engine
+    def measure(
+        self, role: str, original: GraphSource, scratch: Path, engine: Engine
     ) -> tuple[Quality, Likeliest]:
         """Return how far an engine is from the model it was made from, and what both say.
 
-        Raises: BuildError beyond a limit, naming the parts of the model that hurt most.
+        Raises: BuildError for one that returns no numbers.
         """
-        with self._reference(original, quantized.folder.parent) as reference:
+        with self._reference(original, scratch) as reference:
             quality, likeliest = _compare(reference, EngineScorer(engine), self.pieces)
         if not isfinite(quality.kl):
             raise BuildError(
                 f"the quantized {role} returns no numbers on the calibration text. This is a "
                 "defect of the lowering: please report the architecture"
             )
+        return quality, likeliest
+
+    def check(
+        self, role: str, original: GraphSource, quantized: Quantized, quality: Quality
+    ) -> None:
+        """Refuse a model beyond a limit.
+
+        Raises: BuildError naming the parts of the model that hurt most.
+        """
         exceeded = self._exceeded(quality)
         if exceeded:
             raise BuildError(
@@ -188,7 +188,6 @@ class QualityGate:
                 f"({role}.precision, {role}.embedding, {role}.head, a smaller {role}.block), or "
                 "change the limits in [quality]"
             )
-        return quality, likeliest
 
     def likeliest(self, original: GraphSource) -> Likeliest | None:
         """Return what an unquantized model says; None where its graph cannot be run."""

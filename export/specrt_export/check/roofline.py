@@ -390,9 +390,11 @@ def _products(nodes: Sequence[onnx.NodeProto], stored: Sequence[_Weights], threa
 def _library_products(stored: Sequence[_Weights], threads: int) -> Passes | None:
     """Return what makes passes of ONNX Runtime's own products, over the same weights.
 
-    None where they are too many for one message.
+    None where they are too many for one message, or in codes that it multiplies otherwise or not.
     """
-    sizes = {"int4": 0.5, "int8": 1}
+    sizes = {"int4": 0.5, "int8": 1.0}
+    if any(w.block and w.format not in sizes for w in stored):
+        return None
     if sum(w.weights * sizes.get(w.format, 4) for w in stored) > _MOST_INLINE_BYTES:
         return None
     written, tensors = [], []

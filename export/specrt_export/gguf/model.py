@@ -6,17 +6,19 @@ build asks for it; what it stores as whole numbers is read from the file itself.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specrt.bundle import hash_file
 from specrt.errors import CheckpointError
 from specrt.system.memory import size
 from specrt_export.gguf.configuration import configuration
@@ -52,9 +54,11 @@ class GgufModel:
     places: Mapping[str, WeightBytes]
     folder: Path
     """The checkpoint folder, which is there as long as this is."""
+    lock: int
+    """A descriptor whose lock says that the folder is in use."""
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, shutil.rmtree, self.folder.parent, ignore_errors=True)
+        weakref.finalize(self, _remove, self.folder.parent, self.lock)
 
     @classmethod
     def open(cls, path: Path) -> GgufModel:
@@ -78,8 +82,8 @@ class GgufModel:
             "tokenizer_config.json": vocabulary.tokenizer_config(),
             "generation_config.json": vocabulary.generation_config(),
         }
-        folder = _written(file.path.name, texts)
-        return cls(file, config, named, _places(folder / FLOATS, named), folder)
+        folder, lock = _written(file.path.name, texts)
+        return cls(file, config, named, _places(folder / FLOATS, named), folder, lock)
 
     def unpack(self) -> None:
         """Write the weights that the file stores as floats, once.
@@ -100,33 +104,56 @@ class GgufModel:
         except OSError as error:
             raise _full(self.folder, error) from error
 
-    def provenance(self) -> dict[str, Any]:
-        """Return where the weights are from: each file's name and hash, and the formats."""
-        return {
-            "files": {path.name: hash_file(path) for path in self.file.files},
-            "formats": self.file.formats(),
-        }
+
+PREFIX, LOCK = "specrt-gguf-", ".lock"
+"""How the names of temporary folders begin, and the file in them whose lock is held meanwhile."""
 
 
-def _written(name: str, texts: Mapping[str, dict[str, Any]]) -> Path:
+def _written(name: str, texts: Mapping[str, dict[str, Any]]) -> tuple[Path, int]:
     """Write files into a new folder of a name, within another: messages name it then.
 
+    Also returns a descriptor whose lock others meet. What killed processes left is removed first.
     Raises: CheckpointError for a disk that is full; nothing is left there.
     """
-    place = Path(tempfile.gettempdir())
+    root = Path(tempfile.gettempdir())
+    _sweep(root)
+    place, lock = None, -1
     try:
-        place = Path(tempfile.mkdtemp(prefix="specrt-gguf-"))
+        place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        new = place / f"{LOCK}.new"
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks, where none is swept either
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(place / LOCK)  # nobody finds it without its lock
         folder = place / name
         folder.mkdir()
         for file, value in texts.items():
             text = json.dumps(value, ensure_ascii=False)
             (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        full = _full(Path(tempfile.gettempdir()), error)
-        if place.name.startswith("specrt-gguf-"):
-            shutil.rmtree(place, ignore_errors=True)
+        full = _full(root, error)
+        if place is not None:
+            _remove(place, lock)
         raise full from error
-    return folder
+    return folder, lock
+
+
+def _sweep(root: Path) -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks."""
+    for left in root.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or has just been made or removed
+            lock = os.open(left / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _remove(place: Path, lock: int) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    if lock >= 0:
+        os.close(lock)
 
 
 def _full(folder: Path, error: OSError) -> CheckpointError:

@@ -171,15 +171,11 @@ class GgufFile:
         """
         for tensor in self.tensors.values():
             form = tensor.format
-            if form.decode is None or (not form.minimums and len(tensor.shape) == 2):
+            if form.decode is None or len(tensor.shape) == 2:
                 continue
-            what = "whose minimums engines do not hold" if form.minimums else "and is no matrix"
-            kept = ", ".join(
-                one.name for one in FORMATS.values() if one.precision and not one.minimums
-            )
             raise CheckpointError(
-                f"{tensor.file}: {tensor.name} is stored as {form.name}, {what}; take a file of "
-                f"the model in {kept}, F16 or BF16 (this one has {self.formats()})"
+                f"{tensor.file}: {tensor.name} is stored as {form.name}, and is no matrix; take a "
+                f"file of the model that llama-quantize wrote (this one has {self.formats()})"
             )
 
     @property

@@ -75,6 +75,11 @@ class GgufWeight:
         """See `CodedWeight`."""
         return Origin(self.tensor.file, self.tensor.name, self.format.name)
 
+    @property
+    def inputs(self) -> None:
+        """See `CodedWeight`: a file has them in order."""
+        return None
+
     def codes(self, begin: int, end: int) -> Codes:
         """Return rows `begin` to `end` as whole numbers, their scales and minimums.
 

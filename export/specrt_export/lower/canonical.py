@@ -16,7 +16,6 @@ from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     as_float,
     computed,
-    dequantized,
     joined,
     taken,
     transposed,
@@ -26,6 +25,8 @@ from specrt_export.lower.projections import (
     Projection,
     WeightMatrix,
     add_projection,
+    find_codes,
+    find_matrix,
     find_projection,
     find_projections,
     join_matrices,
@@ -274,7 +275,7 @@ def fold_layouts(view: GraphView) -> None:
         if source is None:
             continue
         if node.op_type == "DequantizeLinear":
-            _fold_codes(view, node, source)
+            _fold_codes(view, node)
         elif node.op_type == "Transpose":
             _fold_transpose(view, node, source)
         elif source.onnx_type == onnx.TensorProto.FLOAT:
@@ -294,11 +295,10 @@ def _fold_transpose(view: GraphView, node: onnx.NodeProto, source: LazyTensor) -
     _fold(view, node, dims, lambda array: array.transpose(perm))
 
 
-def _fold_codes(view: GraphView, node: onnx.NodeProto, codes: LazyTensor) -> None:
-    scales = view.stored(node.input[1])
-    block = view.attributes(node).get("block_size", 0)
-    if scales is not None and len(node.input) == 2 and block:
-        view.replace(node.output[0], view.add_stored(dequantized(codes, scales, block)))
+def _fold_codes(view: GraphView, node: onnx.NodeProto) -> None:
+    matrix = find_matrix(view, node.output[0])
+    if matrix is not None:
+        view.replace(node.output[0], view.add_stored(matrix.floats()))
 
 
 def _is_known(view: GraphView, name: str) -> bool:
@@ -343,6 +343,7 @@ def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_lengt
 
 def canonicalize(view: GraphView, counts: Counts) -> None:
     """Find projections, norms, heads and scales, whatever they were exported as."""
+    find_codes(view)
     fold_values(view)
     counts["linear"] = find_projections(view)
     counts["rms_norm"] = fuse_rms_norm(view)

@@ -14,7 +14,6 @@ from specrt.errors import BuildError
 from specrt_export.lower.attention import Layer, Rotary, tabulate
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
-    dequantized,
     in_memory,
     smallest_format,
     stored_as,
@@ -37,6 +36,7 @@ from specrt_export.lower.projections import (
     find_matrix,
     find_projection,
     gated,
+    of_matrices,
     read_projection,
 )
 from specrt_export.lower.shapes import Shapes
@@ -133,10 +133,8 @@ def _fuse_gates(view: GraphView) -> tuple[int, int]:
             continue
         if not first.matrix.fits(second.matrix) or (first.bias is None) != (second.bias is None):
             continue
-        matrix = WeightMatrix(
-            alternating(first.matrix.values, second.matrix.values),
-            _in_turns(first.matrix.scales, second.matrix.scales),
-            first.matrix.block,
+        matrix = of_matrices(
+            [first.matrix, second.matrix], lambda parts, suffix: alternating(*parts)
         )
         bias = _in_turns(first.bias, second.bias)
         node = view.maker(add_projection(view, first.x, matrix, bias, gate.product))
@@ -153,7 +151,7 @@ def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | No
 
 
 _TOKEN_BY_TOKEN = {
-    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu",
+    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu", "Gather",
 }  # fmt: skip
 
 
@@ -179,11 +177,17 @@ def _score_alone(view: GraphView) -> None:
         dims = shapes.dims(name)
         return dims is not None and len(dims) == 3 and dims[:2] == whole[:2]
 
+    def is_apart(node: onnx.NodeProto) -> bool:
+        """Tell a Gather that orders what each token has from those that choose tokens."""
+        return node.op_type != "Gather" or view.attributes(node).get("axis", 0) in (-1, 2)
+
     behind = [gathers[0]]  # nodes that nothing but scored tokens need, the last ones first
     for node in reversed(view.nodes(*_TOKEN_BY_TOKEN)):
         value = node.output[0]
         needed = all(any(reader is one for one in behind) for reader in view.readers(value))
-        if needed and value not in view.outputs and all(map(has_tokens, [value, *tokens(node)])):
+        if not needed or value in view.outputs or not is_apart(node):
+            continue
+        if all(map(has_tokens, [value, *tokens(node)])):
             behind.append(node)
     made = {node.output[0] for node in behind[1:]}
     if last not in made:
@@ -390,9 +394,14 @@ def _emit_embeddings(view: GraphView) -> tuple[int, int]:
 
 
 def _has_codes(matrix: WeightMatrix) -> bool:
-    """Tell whether the kernels take a matrix's codes as they are."""
-    whole = matrix.values.onnx_type in (TensorProto.INT8, TensorProto.INT4)
-    return whole and matrix.scales is not None and matrix.block % TILE == 0
+    """Tell whether the kernels take a matrix's codes as they are.
+
+    Signed codes with minimums are none of any format.
+    """
+    if matrix.scales is None or matrix.block % TILE:
+        return False
+    signed = matrix.values.onnx_type in (TensorProto.INT8, TensorProto.INT4)
+    return matrix.format in ("int4", "int8", "fp4", "fp8") and not (signed and matrix.minimums)
 
 
 def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[str, dict[str, Any]]:
@@ -402,13 +411,10 @@ def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[str, dict[str, Any]]:
     """
     attributes: dict[str, Any] = {"N": matrix.outputs, "K": matrix.inputs}
     if _has_codes(matrix):
-        assert matrix.scales is not None
-        tiles = tiled_codes(matrix.values, matrix.scales)
-        attributes |= {"format": f"int{matrix.bits}", "block_size": matrix.block}
+        tiles, kind = tiled_codes(matrix)
+        attributes |= {"format": kind, "block_size": matrix.block}
     else:
-        dense = matrix.values
-        if matrix.scales is not None:
-            dense = dequantized(dense, matrix.scales, matrix.block)
+        dense = matrix.floats()
         attributes |= {"format": smallest_format(dense), "block_size": 0}
         tiles = tiled_floats(stored_as(dense, attributes["format"]))
     return view.add_stored(tiles), attributes

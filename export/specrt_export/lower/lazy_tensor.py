@@ -26,7 +26,6 @@ from specrt_export.portable.external_data import (
     narrow,
     widen,
 )
-from specrt_export.quantize.codes import FP8, unpack
 
 Rows = Callable[[int, int], NDArray[Any]]
 
@@ -48,6 +47,8 @@ class LazyTensor:
     """Returns the part `[begin:end]` along the first axis; of 4 bits the bytes [n, K / 2]."""
     bytes_of: str = ""
     """Name of the tensor with the same bytes in another shape, where there is one."""
+    held_by: str = ""
+    """`bf16` or `fp16` where it was widened from that; of others nothing is known."""
 
     @property
     def length(self) -> int:
@@ -183,7 +184,8 @@ def as_float(source: LazyTensor) -> LazyTensor:
             return (part.astype(np.uint32) << 16).view(np.float32)
         return part.astype(np.float32)
 
-    return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows)
+    held_by = [name for name, kind in _FORMATS.items() if kind == source.onnx_type]
+    return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows, held_by="".join(held_by))
 
 
 def transposed(source: LazyTensor) -> LazyTensor:
@@ -193,7 +195,9 @@ def transposed(source: LazyTensor) -> LazyTensor:
     def turned(begin: int, end: int) -> NDArray[Any]:
         return _whole(source)[:, begin:end].T
 
-    return LazyTensor(f"{source.name}/transposed", source.onnx_type, (columns, rows), turned)
+    return replace(
+        source, name=f"{source.name}/transposed", shape=(columns, rows), rows=turned, bytes_of=""
+    )
 
 
 @lru_cache(maxsize=1)
@@ -219,7 +223,9 @@ def joined(parts: Sequence[LazyTensor], name: str | None = None) -> LazyTensor:
         return np.concatenate(pieces)
 
     name = name or "+".join(part.name for part in parts)
-    return LazyTensor(name, first.onnx_type, (offsets[-1], *first.shape[1:]), rows)
+    held_by = first.held_by if all(part.held_by == first.held_by for part in parts) else ""
+    shape = (offsets[-1], *first.shape[1:])
+    return LazyTensor(name, first.onnx_type, shape, rows, held_by=held_by)
 
 
 def taken(source: LazyTensor, begin: int, end: int) -> LazyTensor:
@@ -227,11 +233,12 @@ def taken(source: LazyTensor, begin: int, end: int) -> LazyTensor:
     if (begin, end) == (0, source.length):
         return source
     shape = (end - begin, *source.shape[1:])
-    return LazyTensor(
-        f"{source.name}[{begin}:{end}]",
-        source.onnx_type,
-        shape,
-        lambda low, high: source.rows(begin + low, begin + high),
+    return replace(
+        source,
+        name=f"{source.name}[{begin}:{end}]",
+        shape=shape,
+        rows=lambda low, high: source.rows(begin + low, begin + high),
+        bytes_of="",
     )
 
 
@@ -248,12 +255,13 @@ def reshaped(source: LazyTensor, name: str, shape: tuple[int, ...]) -> LazyTenso
 
 
 def unsigned(source: LazyTensor) -> LazyTensor:
-    """Return int8 or int4 codes [N, K] as bytes [N, K · bits / 8] with their zero in the middle.
+    """Return codes [N, K] as bytes [N, K · bits / 8], those with a sign raised by half their range.
 
-    Raising two's complement by half its range flips the upper bit, in each half of a byte for
-    int4: zero becomes 128, or 8.
+    That flips the upper bit of two's complement, in each half of a byte for int4: zero becomes
+    128, or 8.
     """
-    flip = np.uint8(0x88 if source.onnx_type == onnx.TensorProto.INT4 else 0x80)
+    flips: dict[int, int] = {onnx.TensorProto.INT4: 0x88, onnx.TensorProto.INT8: 0x80}
+    flip = np.uint8(flips.get(source.onnx_type, 0))
 
     def rows(begin: int, end: int) -> NDArray[Any]:
         return source.rows(begin, end).view(np.uint8) ^ flip
@@ -266,7 +274,12 @@ _FORMATS = {"bf16": onnx.TensorProto.BFLOAT16, "fp16": onnx.TensorProto.FLOAT16,
 
 
 def smallest_format(weights: LazyTensor) -> str:
-    """Return the first of bf16, fp16 and fp32 that holds fp32 weights bit for bit."""
+    """Return one of bf16, fp16 and fp32 that holds fp32 weights bit for bit.
+
+    Those that were widened are not read for it.
+    """
+    if weights.held_by:
+        return weights.held_by
     left = ["bf16", "fp16"]
     for _, part in weights.slices():
         bits = part.view(np.uint32)
@@ -288,22 +301,6 @@ def stored_as(weights: LazyTensor, format_: str) -> LazyTensor:
         f"{weights.name}/{format_}", _FORMATS[format_], weights.shape,
         lambda begin, end: narrow(weights.rows(begin, end), format_),
     )  # fmt: skip
-
-
-def dequantized(codes: LazyTensor, scales: LazyTensor, block: int) -> LazyTensor:
-    """Return the fp32 weights [N, K] that codes with a scale for each block stand for."""
-
-    def whole(part: NDArray[Any]) -> NDArray[Any]:
-        if codes.onnx_type == onnx.TensorProto.INT4:
-            return unpack(part)
-        return part.view(FP8) if codes.onnx_type == onnx.TensorProto.FLOAT8E4M3FN else part
-
-    def rows(begin: int, end: int) -> NDArray[Any]:
-        values = whole(codes.rows(begin, end)).astype(np.float32)
-        values *= np.repeat(scales.rows(begin, end), block, axis=1)
-        return values
-
-    return LazyTensor(f"{codes.name}/float", _FLOAT, codes.shape, rows)
 
 
 def nonzero(source: LazyTensor) -> LazyTensor:

@@ -8,13 +8,15 @@ Between recognition and emission a projection is one node of our own:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
+from specrt.errors import BuildError
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     joined,
@@ -24,22 +26,38 @@ from specrt_export.lower.lazy_tensor import (
     unsigned,
 )
 from specrt_export.lower.view import GraphView
+from specrt_export.portable.external_data import HALVES
 from specrt_export.precision import SMALLEST_BLOCK
+from specrt_export.quantize.codes import FP4_VALUES, Codes, pack, unpack, unpack_unsigned
 
-_BITS: dict[int, int] = {
-    onnx.TensorProto.INT8: 8,
-    onnx.TensorProto.INT4: 4,
-    onnx.TensorProto.FLOAT8E4M3FN: 8,
+PROJECTION, SPECRT, MICROSOFT = "Projection", "specrt", "com.microsoft"
+
+
+_FORMATS: dict[int, str] = {
+    onnx.TensorProto.INT8: "int8",
+    onnx.TensorProto.UINT8: "int8",
+    onnx.TensorProto.INT4: "int4",
+    onnx.TensorProto.UINT4: "int4",
+    onnx.TensorProto.FLOAT8E4M3FN: "fp8",
 }
 
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """A weight [N, K] of stored tensors; scales [N, K / block] where it is quantized."""
+    """A weight [N, K] of stored tensors; scales [N, K / block] where it is quantized.
+
+    What codes stand for: see `Codes`.
+    """
 
     values: LazyTensor
     scales: LazyTensor | None = None
     block: int = 0
+    zeros: LazyTensor | None = None
+    """[N, K / block] in 8 bits, with a sign where the codes have one."""
+    minimums: LazyTensor | None = None
+    """[N, K / block]."""
+    is_table: bool = False
+    """Whether codes of 4 bits are fp4."""
 
     @property
     def outputs(self) -> int:
@@ -54,39 +72,175 @@ class WeightMatrix:
     @property
     def bits(self) -> int:
         """Bits of a quantized weight; 32 for fp32."""
-        return _BITS.get(self.values.onnx_type, 32)
+        return {"int4": 4, "": 32}.get(self.format, 8) if not self.is_table else 4
+
+    @property
+    def format(self) -> str:
+        """What its codes are; empty for fp32."""
+        return "fp4" if self.is_table else _FORMATS.get(self.values.onnx_type, "")
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Tell whether weights are scales times codes with a sign, or fp32."""
+        kinds = (onnx.TensorProto.UINT8, onnx.TensorProto.UINT4)
+        bare = self.zeros is None and self.minimums is None and not self.is_table
+        return bare and self.values.onnx_type not in kinds
 
     @property
     def is_in_blocks(self) -> bool:
-        """Tell whether the kernels take its codes: blocks of a power of two, from 16 on."""
+        """Tell whether MatMulNBits takes its codes: blocks of a power of two, from 16 on.
+
+        Raises: BuildError for codes that no operator of ONNX Runtime takes.
+        """
+        if self.is_table or self.minimums is not None:
+            what = "is fp4" if self.is_table else "has a minimum for each block"
+            raise BuildError(
+                f"{self.values.name} {what}, which ONNX Runtime's operators do not multiply with; "
+                "put a C++17 compiler on PATH and install specrt again, so that its CPU kernels do"
+            )
         block = self.block
-        return self.scales is not None and block >= SMALLEST_BLOCK and block & (block - 1) == 0
+        is_whole = self.format in ("int4", "int8")
+        return is_whole and block >= SMALLEST_BLOCK and block & (block - 1) == 0
 
     def fits(self, other: WeightMatrix) -> bool:
         """Tell whether rows of both can form one matrix."""
-        kinds = self.values.onnx_type == other.values.onnx_type
-        return kinds and (self.block, self.inputs) == (other.block, other.inputs)
+        kinds = [
+            (m.values.onnx_type, m.is_table, m.zeros is None, m.minimums is None, m.block, m.inputs)
+            for m in (self, other)
+        ]
+        return kinds[0] == kinds[1]
 
     def taken(self, begin: int, end: int) -> WeightMatrix:
         """Return some of its rows: a part of what it projects to."""
-        scales = self.scales and taken(self.scales, begin, end)
-        return WeightMatrix(taken(self.values, begin, end), scales, self.block)
+        return of_matrices([self], lambda parts, suffix: taken(parts[0], begin, end))
+
+    def floats(self) -> LazyTensor:
+        """Return the fp32 weights [N, K] that it stands for."""
+        scales = self.scales
+        if scales is None:
+            return self.values
+
+        def rows(begin: int, end: int) -> NDArray[Any]:
+            codes = self.values.rows(begin, end)
+            if self.values.onnx_type in HALVES:
+                is_signed = self.values.onnx_type == onnx.TensorProto.INT4
+                codes = unpack(codes) if is_signed else unpack_unsigned(codes)
+            zeros, minimums = (
+                None if one is None else one.rows(begin, end) for one in (self.zeros, self.minimums)
+            )
+            return Codes(self.format, codes, scales.rows(begin, end), zeros, minimums).floats()
+
+        kind, shape = onnx.TensorProto.FLOAT, self.values.shape
+        return LazyTensor(f"{self.values.name}/float", kind, shape, rows)
 
     def add_to(self, view: GraphView) -> str:
-        """Make it a value of a graph, and return the value's name."""
+        """Make it a value of a graph, and return the value's name.
+
+        Codes that DequantizeLinear does not take as they lie are one of our own, until they are
+        part of another operator.
+        """
         values = view.add_stored(self.values)
         if self.scales is None:
             return values
         inputs = [values, view.add_stored(self.scales)]
-        return view.add("DequantizeLinear", inputs, axis=1, block_size=self.block)
+        if self.is_symmetric:
+            return view.add("DequantizeLinear", inputs, axis=1, block_size=self.block)
+        inputs += [view.add_stored(p) if p else "" for p in (self.zeros, self.minimums)]
+        return view.add(
+            "DequantizeLinear", inputs, domain=SPECRT, block_size=self.block, table=self.is_table
+        )
+
+
+def of_matrices(
+    matrices: Sequence[WeightMatrix], make: Callable[[Sequence[LazyTensor], str], LazyTensor]
+) -> WeightMatrix:
+    """Return a matrix of others that fit each other, each of its tensors made of theirs.
+
+    `make` is also given what the tensor's name ends with.
+    """
+    first = matrices[0]
+
+    def made(name: str, suffix: str) -> LazyTensor | None:
+        parts = [getattr(one, name) for one in matrices]
+        return make(parts, suffix) if parts[0] is not None else None
+
+    values = make([one.values for one in matrices], "")
+    return WeightMatrix(
+        values, made("scales", ".scale"), first.block, made("zeros", ".zero"),
+        made("minimums", ".minimum"), first.is_table,
+    )  # fmt: skip
 
 
 def join_matrices(parts: Sequence[WeightMatrix], name: str | None = None) -> WeightMatrix:
     """Return matrices that fit each other, one below the other."""
-    scales = [part.scales for part in parts if part.scales is not None]
-    values = joined([part.values for part in parts], name)
-    of_scales = name and f"{name}.scale"
-    return WeightMatrix(values, joined(scales, of_scales) if scales else None, parts[0].block)
+    return of_matrices(parts, lambda some, suffix: joined(some, name and f"{name}{suffix}"))
+
+
+def find_codes(view: GraphView) -> None:
+    """Give weights in codes the form that `find_matrix` reads; see `quantizer.graft`."""
+    for node in view.nodes("DequantizeLinear", "Reshape"):
+        matrix = _in_codes(view, node)
+        if matrix is not None:
+            view.replace(node.output[0], matrix.add_to(view))
+    view.tidy()
+
+
+def _in_codes(view: GraphView, node: onnx.NodeProto) -> WeightMatrix | None:
+    """Return the matrix that a node makes of codes, unless DequantizeLinear alone makes it.
+
+    ```
+    codes, scales, (zeros ─ Cast) ─ DequantizeLinear
+    codes, scales ─ DequantizeLinear ─ Reshape ─ Sub minimums ─ Reshape
+    codes ─ Cast ─ Gather from 16 values ─ Reshape ─ Mul scales ─ Reshape
+    ```
+    """
+    if node.op_type == "DequantizeLinear":
+        plain = _scaled(view, node)
+        if plain is None or len(node.input) == 2:
+            is_unsigned = plain is not None and not plain.is_symmetric
+            return plain if is_unsigned and not _is_reshaped(view, node) else None
+        cast = view.maker(node.input[2], "Cast")
+        zeros = view.stored(cast.input[0] if cast is not None else node.input[2])
+        if zeros is None or plain.scales is None or zeros.shape != plain.scales.shape:
+            return None
+        return replace(plain, zeros=zeros)
+    done = view.maker(node.input[0])
+    cut = view.maker(done.input[0], "Reshape") if done and done.op_type in ("Sub", "Mul") else None
+    beside = view.stored(done.input[1]) if done is not None and cut is not None else None
+    if done is None or cut is None or beside is None or len(beside.shape) != 3:
+        return None
+    flat = reshaped(beside, f"{beside.name}/flat", beside.shape[:2])
+    inner = view.maker(cut.input[0])
+    if inner is None:
+        return None
+    if done.op_type == "Sub" and inner.op_type == "DequantizeLinear" and len(inner.input) == 2:
+        plain = _scaled(view, inner)
+        whole = plain is not None and plain.scales is not None and plain.scales.shape == flat.shape
+        return replace(plain, minimums=flat) if plain is not None and whole else None
+    if done.op_type != "Mul" or inner.op_type != "Gather":
+        return None
+    table, index = view.constant(inner.input[0]), view.maker(inner.input[1], "Cast")
+    codes = view.stored(index.input[0]) if index is not None else None
+    if codes is None or table is None or not np.array_equal(table, FP4_VALUES):
+        return None
+    return WeightMatrix(codes, flat, codes.shape[1] // flat.shape[1], is_table=True)
+
+
+def _is_reshaped(view: GraphView, node: onnx.NodeProto) -> bool:
+    return view.only_reader(node.output[0], "Reshape") is not None
+
+
+def _scaled(view: GraphView, node: onnx.NodeProto) -> WeightMatrix | None:
+    """Return the codes and scales of a standard DequantizeLinear [N, K] in blocks."""
+    codes, scales = view.stored(node.input[0]), view.stored(node.input[1])
+    attributes = view.attributes(node)
+    block = attributes.get("block_size", 0)
+    if codes is None or scales is None or attributes.get("axis", 1) not in (1, -1) or not block:
+        return None
+    if codes.onnx_type not in _FORMATS or len(codes.shape) != 2:
+        return None
+    whole = scales.shape == (codes.shape[0], codes.shape[1] // block)
+    return WeightMatrix(codes, scales, block) if whole and codes.shape[1] % block == 0 else None
 
 
 def find_matrix(view: GraphView, name: str) -> WeightMatrix | None:
@@ -103,17 +257,15 @@ def find_matrix(view: GraphView, name: str) -> WeightMatrix | None:
         dense = stored.onnx_type == onnx.TensorProto.FLOAT and len(stored.shape) == 2
         return WeightMatrix(stored) if dense else None
     node = view.maker(name, "DequantizeLinear")
-    if node is None or len(node.input) != 2:
+    if node is None:
         return None
-    codes, scales = view.stored(node.input[0]), view.stored(node.input[1])
+    if node.domain != SPECRT:
+        return _scaled(view, node) if len(node.input) == 2 else None
+    codes, scales, zeros, minimums = (view.stored(one) for one in node.input)
+    assert codes is not None
     attributes = view.attributes(node)
-    block = attributes.get("block_size", 0)
-    if codes is None or scales is None or attributes.get("axis", 1) not in (1, -1) or not block:
-        return None
-    if codes.onnx_type not in _BITS or len(codes.shape) != 2:
-        return None
-    whole = scales.shape == (codes.shape[0], codes.shape[1] // block)
-    return WeightMatrix(codes, scales, block) if whole and codes.shape[1] % block == 0 else None
+    block, is_table = attributes["block_size"], bool(attributes["table"])
+    return WeightMatrix(codes, scales, block, zeros, minimums, is_table)
 
 
 def find_factor(view: GraphView, name: str) -> WeightMatrix | None:
@@ -134,7 +286,26 @@ def blocks(matrix: WeightMatrix) -> LazyTensor:
     return reshaped(bytes_, f"{matrix.values.name}/blocks", shape)
 
 
-PROJECTION, SPECRT, MICROSOFT = "Projection", "specrt", "com.microsoft"
+def zero_points(view: GraphView, matrix: WeightMatrix) -> list[str]:
+    """Return the zeros as MatMulNBits reads them, none where they are in the middle.
+
+    Of 4 bits two to a byte, [N, (blocks + 1) / 2], the first in the low half.
+    """
+    if matrix.is_symmetric:
+        return []
+    zeros, count = matrix.zeros, matrix.inputs // matrix.block
+    is_signed = matrix.values.onnx_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4)
+    raised = np.uint8((8 if matrix.bits == 4 else 128) if is_signed else 0)
+
+    def rows(begin: int, end: int) -> NDArray[Any]:
+        part = np.zeros((end - begin, count), np.uint8)
+        if zeros is not None:
+            part = zeros.rows(begin, end).view(np.uint8) + raised
+        return pack(np.pad(part, [(0, 0), (0, count % 2)])) if matrix.bits == 4 else part
+
+    width = (count + 1) // 2 if matrix.bits == 4 else count
+    name, shape = f"{matrix.values.name}/zeros", (matrix.outputs, width)
+    return [view.add_stored(LazyTensor(name, onnx.TensorProto.UINT8, shape, rows))]
 
 
 @dataclass(frozen=True)
@@ -278,10 +449,11 @@ def _emit_codes(view: GraphView, projection: Projection, accuracy_level: int) ->
     matrix = projection.matrix
     assert matrix.scales is not None
     codes = view.add_stored(blocks(matrix))
-    bias = ["", "", view.add_stored(projection.bias)] if projection.bias else []
+    zeros = zero_points(view, matrix)
+    bias = ["", view.add_stored(projection.bias)] if projection.bias else []
     view.add(
         "MatMulNBits",
-        [projection.x, codes, view.add_stored(matrix.scales), *bias],
+        [projection.x, codes, view.add_stored(matrix.scales), *(zeros or [""] * bool(bias)), *bias],
         outputs=[projection.output],
         domain=MICROSOFT,
         K=matrix.inputs,
@@ -409,7 +581,7 @@ def emit_embeddings(view: GraphView) -> tuple[int, int]:
         view.require_domain(MICROSOFT, 1)
         view.add(
             "GatherBlockQuantized",
-            [codes, node.input[1], view.add_stored(matrix.scales)],
+            [codes, node.input[1], view.add_stored(matrix.scales), *zero_points(view, matrix)],
             outputs=[node.output[0]],
             domain=MICROSOFT,
             bits=matrix.bits,

@@ -157,7 +157,7 @@ class Shapes:
 
     def _gathered(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         table, index = inputs
-        axis = self._attributes(node).get("axis", 0)
+        axis = self._attributes(node).get("axis", 0) % len(table)
         return (*table[:axis], *index, *table[axis + 1 :])
 
     def _attended(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:

@@ -14,7 +14,9 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt_export.lower.lazy_tensor import LazyTensor
-from specrt_export.quantize.codes import unpack
+from specrt_export.lower.projections import WeightMatrix
+from specrt_export.portable.external_data import HALVES
+from specrt_export.quantize.codes import unpack_unsigned
 
 TILE = 16
 """Outputs of a tile."""
@@ -26,38 +28,98 @@ STRIP = 4
 """Tiles side by side, which a core reads as one stream."""
 
 
-def tiled_codes(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """Return int8 or int4 codes [N, K] and scales [N, blocks] as bytes [tiles, bytes of a tile].
+def tiled_codes(matrix: WeightMatrix) -> tuple[LazyTensor, str]:
+    """Return a matrix in codes as bytes [tiles, bytes of a tile], and the name of their format.
 
-    Codes are raised by half their range, so that they are not negative; missing outputs have codes
-    and scales of 0. Scales are fp16 where that holds them all. K is a multiple of 8 for int4: two
-    groups share bytes.
+    Codes with a sign are raised by half their range, so that they are not negative, and zeros as
+    they; missing outputs have codes and scales of 0. Scales and minimums are fp16 where that holds
+    them all; scales of fp4 are half as large, as its values are doubled. Bits without a sign that
+    have neither zeros nor minimums get zeros of 0.
     """
-    small = codes.onnx_type == onnx.TensorProto.INT4
-    inputs, blocks = codes.shape[1], scales.shape[1]
-    step = 2 * GROUP if small else GROUP
-    zero = 8 if small else 128
-    assert inputs // blocks % step == 0, "a block of codes is a multiple of 16"
-    kind = np.dtype(np.float16 if _fits_half(scales) else np.float32)
+    assert matrix.scales is not None
+    assert matrix.block % TILE == 0, "a block of codes is a multiple of 16"
+    inputs, count = matrix.inputs, matrix.inputs // matrix.block
+    signed = matrix.values.onnx_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4)
+    is_integer = matrix.format in ("int4", "int8")
+    has_zeros = is_integer and matrix.minimums is None and (not signed or matrix.zeros is not None)
+    raised = 0 if not signed else 8 if matrix.bits == 4 else 128
+    scale = np.float32(0.5 if matrix.is_table else 1)
+    floats = [(matrix.scales, scale), (matrix.minimums, np.float32(1))]
+    factors = [(tensor, factor) for tensor, factor in floats if tensor is not None]
+    fits = all(_fits_half(tensor, factor) for tensor, factor in factors)
+    kind = np.dtype(np.float16 if fits else np.float32)
+    packed = matrix.bits == 4
+
+    def raise_(part: NDArray[Any]) -> NDArray[Any]:
+        return part.view(np.uint8) + np.uint8(raised)  # in two's complement
+
+    def zeros(first: int, last: int) -> NDArray[Any]:
+        if matrix.zeros is None:
+            return np.zeros(((last - first) * TILE, count), np.uint8)
+        return raise_(_outputs(matrix.zeros, first, last))
 
     def turned(first: int, last: int, side: int) -> NDArray[Any]:
-        part = _outputs(codes, first, last)
-        whole = unpack(part) if small else part.view(np.int8)
-        raised = (whole.astype(np.int16) + zero).astype(np.uint8)
-        groups = raised.reshape(
-            -1, side, TILE, blocks, inputs // blocks // step, step // GROUP, GROUP
-        )
-        groups = groups.transpose(
-            0, 3, 4, 5, 1, 2, 6
-        )  # [strips, blocks, steps, groups, side, 16, 4]
-        if small:
-            groups = np.bitwise_or(groups[:, :, :, :1], np.left_shift(groups[:, :, :, 1:], 4))
-        beside = _outputs(scales, first, last).astype(kind).reshape(-1, side, TILE, blocks)
-        beside = np.ascontiguousarray(beside.transpose(0, 3, 1, 2)).view(np.uint8)
-        shape = (*groups.shape[:2], -1)
-        return np.concatenate((groups.reshape(shape), beside.reshape(shape)), -1)
+        part = _outputs(matrix.values, first, last)
+        if matrix.values.onnx_type in HALVES:
+            # Raising a half in two's complement flips its upper bit.
+            part = unpack_unsigned(part ^ np.uint8(0x88 if raised else 0))
+        else:
+            part = raise_(part)
+        values = _turned_fp8 if matrix.format == "fp8" else _turned_codes
+        pieces = [values(part, side, count, packed=packed)]
+        for tensor, factor in factors:
+            beside = (_outputs(tensor, first, last) * factor).astype(kind)
+            pieces.append(_beside(beside, side))
+        if has_zeros:
+            beside = zeros(first, last)
+            if packed:  # those of two blocks in a byte
+                pairs = np.pad(beside, [(0, 0), (0, count % 2)]).reshape(len(beside), -1, 2)
+                beside = pairs[..., 0] | pairs[..., 1] << 4
+            pieces.append(_beside(beside, side))
+        if not has_zeros or not packed:
+            return np.concatenate(pieces, -1)
+        return _alternating_ends(np.concatenate(pieces[:-1], -1), pieces[-1])
 
-    return _tiled(codes, codes.row_bytes + blocks * kind.itemsize, turned)
+    row_bytes = inputs // 2 if packed else inputs
+    row_bytes += count * kind.itemsize * len(factors)
+    row_bytes += has_zeros and ((count + 1) // 2 if packed else count)
+    suffix = "-zeros" if has_zeros else "-minimums" if matrix.minimums else ""
+    return _tiled(matrix.values, TILE * row_bytes, turned), matrix.format + suffix
+
+
+def _alternating_ends(blocks: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
+    """Put ends [strips, (blocks + 1) / 2, bytes] behind every other one of blocks."""
+    size = blocks.shape[-1]
+    whole = np.empty((len(blocks), ends.shape[1], 2 * size + ends.shape[-1]), np.uint8)
+    whole[..., :size] = blocks[:, ::2]
+    whole[..., size : size + ends.shape[-1]] = ends
+    odd = blocks[:, 1::2]
+    whole[:, : odd.shape[1], size + ends.shape[-1] :] = odd
+    missing = blocks.shape[1] % 2 * size
+    return whole.reshape(len(blocks), -1)[:, : whole[0].size - missing]
+
+
+def _turned_codes(codes: NDArray[Any], side: int, blocks: int, *, packed: bool) -> NDArray[Any]:
+    """Return codes [outputs, K] as bytes [strips, blocks, bytes of a block]."""
+    step = 2 * GROUP if packed else GROUP
+    steps = codes.shape[1] // blocks // step
+    groups = codes.reshape(-1, side, TILE, blocks, steps, step // GROUP, GROUP)
+    groups = groups.transpose(0, 3, 4, 5, 1, 2, 6)  # [strips, blocks, steps, groups, side, 16, 4]
+    if packed:
+        groups = np.bitwise_or(groups[:, :, :, :1], np.left_shift(groups[:, :, :, 1:], 4))
+    return groups.reshape(*groups.shape[:2], -1)
+
+
+def _turned_fp8(codes: NDArray[Any], side: int, blocks: int, *, packed: bool) -> NDArray[Any]:
+    """Return codes [outputs, K] as bytes [strips, blocks, bytes of a block], input by input."""
+    parts = codes.reshape(-1, side * TILE, blocks, codes.shape[1] // blocks)
+    return parts.transpose(0, 2, 3, 1).reshape(len(parts), blocks, -1)
+
+
+def _beside(numbers: NDArray[Any], side: int) -> NDArray[Any]:
+    """Return numbers [outputs, blocks] as bytes [strips, blocks, bytes]."""
+    parts = numbers.reshape(-1, side * TILE, numbers.shape[1])
+    return np.ascontiguousarray(parts.transpose(0, 2, 1)).view(np.uint8)
 
 
 def tiled_floats(weights: LazyTensor) -> LazyTensor:
@@ -67,7 +129,7 @@ def tiled_floats(weights: LazyTensor) -> LazyTensor:
         part = _outputs(weights, first, last).reshape(-1, side * TILE, weights.shape[1])
         return np.ascontiguousarray(part.transpose(0, 2, 1)).view(np.uint8)
 
-    return _tiled(weights, weights.row_bytes, turned)
+    return _tiled(weights, TILE * weights.row_bytes, turned)
 
 
 PIECE_BYTES = 4 << 20
@@ -75,13 +137,13 @@ PIECE_BYTES = 4 << 20
 
 
 def _tiled(
-    source: LazyTensor, output_bytes: int, turned: Callable[[int, int, int], NDArray[Any]]
+    source: LazyTensor, size: int, turned: Callable[[int, int, int], NDArray[Any]]
 ) -> LazyTensor:
-    """Return tiles [tiles, bytes of a tile], as many bytes in all: those of a strip are mixed.
+    """Return tiles [tiles, size], as many bytes in all: those of a strip are mixed.
 
     `turned` makes the tiles from a first to a last, in strips of so many.
     """
-    count, size = tile_count(source.shape[0]), TILE * output_bytes
+    count = tile_count(source.shape[0])
 
     def tiles(begin: int, end: int) -> NDArray[Any]:
         low, high = begin // STRIP * STRIP, min(-(-end // STRIP) * STRIP, count)
@@ -123,7 +185,8 @@ def alternating(gate: LazyTensor, up: LazyTensor) -> LazyTensor:
         return tiles.reshape(-1, *inner)[begin - first * TILE : end - first * TILE]
 
     shape = (2 * tile_count(gate.shape[0]) * TILE, *gate.shape[1:])
-    return LazyTensor(f"{gate.name}~{up.name}", gate.onnx_type, shape, rows)
+    held_by = gate.held_by if gate.held_by == up.held_by else ""
+    return LazyTensor(f"{gate.name}~{up.name}", gate.onnx_type, shape, rows, held_by=held_by)
 
 
 def tile_count(outputs: int) -> int:
@@ -142,8 +205,8 @@ def _padded(rows: NDArray[Any], count: int) -> NDArray[Any]:
     return np.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) if missing else rows
 
 
-def _fits_half(scales: LazyTensor) -> bool:
+def _fits_half(numbers: LazyTensor, factor: np.float32) -> bool:
     return all(
-        np.array_equal(part, part.astype(np.float16).astype(np.float32))
-        for _, part in scales.slices()
+        np.array_equal(part * factor, (part * factor).astype(np.float16).astype(np.float32))
+        for _, part in numbers.slices()
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 
-from specrt.bundle import Geometry
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.attachment import attach, detach
+from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
 from specrt_export.portable.trace import Traced, quiet, trace
 
@@ -52,7 +49,7 @@ def check_support(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ExportError("config.json has no model_type; expected one that transformers knows")
-    for find in (_layers, _experts, _positions, _stored, _known, _interface):
+    for find in (_layers, _experts, _positions, _known, _interface):
         reason = find(kind, config)
         if reason:
             raise ExportError(f"{kind} cannot be exported: {reason}")
@@ -112,17 +109,6 @@ def _ropes(config: Mapping[str, Any]) -> set[str]:
             for one in (value, *(v for v in value.values() if isinstance(v, Mapping))):
                 types.update(str(one[k]) for k in ("rope_type", "type") if k in one)
     return types
-
-
-def _stored(kind: str, config: Mapping[str, Any]) -> str | None:
-    quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-        return (
-            f"the checkpoint is quantised ({method or 'unnamed method'}), and specrt quantises "
-            "when it builds an engine. Export the checkpoint it was quantised from"
-        )
-    return None
 
 
 def _known(kind: str, config: Mapping[str, Any]) -> str | None:
@@ -271,16 +257,6 @@ EXPORTERS = ("torch", "transformers", "onnx-ir", "onnxscript")
 """Distributions whose versions can change the graph."""
 
 
-@dataclass(frozen=True)
-class ExportedGraph:
-    """A portable graph on disk."""
-
-    path: Path
-    geometry: Geometry
-    nodes: int
-    bytes: int
-
-
 def export_graph(
     checkpoint: Checkpoint, out: Path, *, progress: Callable[[str], None] | None = None
 ) -> ExportedGraph:
@@ -298,28 +274,26 @@ def export_graph(
         tidy(traced.model, traced.geometry.layers)
     detach(traced.model)
     describe(traced)
-    # Through the serialised form, so that attaching now and attaching later give the same bytes.
-    model = ir.from_proto(_proto(traced.model))
+    # Through the serialised form, whose nodes are in the order of what they read.
+    model = _proto(ir.from_proto(_proto(traced.model)))
     if checkpoint.weights:
         tell("attach")
         attach(model, checkpoint)
     tell("save")
-    return _save(model, out)
+    return save_graph(model, out)
 
 
-def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -> ExportedGraph:
-    """Complete a graph exported from a config alone, in place or at `out`.
-
-    Raises: ExportError if the graph has its weights already, CheckpointError if they do not fit.
-    """
-    model = ir.from_proto(onnx.load(graph, load_external_data=False))
-    if model.metadata_props.get(ATTACHED) != "false":
-        raise ExportError(
-            f"{graph} is not a graph without weights (its {ATTACHED} is "
-            f"{model.metadata_props.get(ATTACHED)!r}); export one with --config-only"
-        )
-    attach(model, checkpoint)
-    return _save(model, out or graph)
+def detach(model: ir.Model) -> None:
+    """Give each weight of a traced graph a place still to be filled in."""
+    for value in model.graph.initializers.values():
+        if value.const_value is None:
+            assert value.name is not None
+            assert value.shape is not None
+            shape = ir.Shape(value.shape)
+            value.const_value = ir.ExternalTensor(
+                UNATTACHED, None, None, ir.DataType.FLOAT, shape=shape, name=value.name
+            )
+    model.metadata_props[ATTACHED] = "false"
 
 
 def describe(traced: Traced) -> None:
@@ -341,22 +315,6 @@ def describe(traced: Traced) -> None:
 def exporter() -> dict[str, str]:
     """Return the versions of what shapes a graph, without build tags such as `+cpu`."""
     return {name: version(name).partition("+")[0] for name in EXPORTERS}
-
-
-def _save(model: ir.Model, out: Path) -> ExportedGraph:
-    data = _proto(model).SerializeToString(deterministic=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        aside.replace(out)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise ExportError(
-            f"cannot write {out} ({error.strerror}); free space or choose another --out"
-        ) from error
-    geometry = Geometry.from_json(json.loads(model.metadata_props[GEOMETRY]))
-    return ExportedGraph(out, geometry, len(model.graph), len(data))
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:

@@ -213,6 +213,22 @@ def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:
     return copied
 
 
+def divergences(one: Logits, other: Logits) -> NDArray[np.float64]:
+    """Return the KL divergence of each row [R, V] of logits, in nats; infinite for no numbers."""
+    first, second = _log_softmax(one), _log_softmax(other)
+    weight = np.exp(first)
+    with np.errstate(invalid="ignore"):  # -inf in both, of a token that cannot be
+        terms = np.where(weight != 0, weight * (first - second), 0.0).sum(-1)
+    return np.where(np.isnan(terms), np.inf, terms)
+
+
+def _log_softmax(logits: Logits) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
+
+
 def _linked(
     model: onnx.ModelProto, weights: Sequence[MappedWeight], folder: Path
 ) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -68,22 +69,29 @@ class SegmentedRun:
 
         `weights` are those of its products, by `weight_name`.
         """
-        segment = self._ancestors([tensor], self._done)
-        self._done |= {at for at in segment if self._of_text(at)}
+        segment = self.segment(tensor)
+        self.kept = segment.run(self.kept, weights)
+        values = self.kept[tensor]
+        return values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+
+    def segment(self, tensor: str) -> Segment:
+        """Open the segment that ends at a tensor, and count the tensor as reached.
+
+        It can be run more than once, such as with other weights; `kept` is left to the caller.
+        """
+        places = self._ancestors([tensor], self._done)
+        self._done |= {at for at in places if self._of_text(at)}
         self._ahead.remove(tensor)
-        read_later = set(self._ahead) | {
+        read_later = {tensor, *self._ahead} | {
             name
             for at in self._wanted - self._done
             if self._of_text(at)
             for name in self._nodes[at].input
         }
-        made = [n for at in sorted(segment) for n in self._nodes[at].output]
-        outputs = [n for n in made if n in self._varies and (n in read_later or n == tensor)]
-        if outputs:
-            self._run(sorted(segment), outputs, weights)
-        self.kept = {n: a for n, a in self.kept.items() if n in read_later or n == tensor}
-        values = self.kept[tensor]
-        return values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+        nodes = [self._nodes[at] for at in sorted(places)]
+        made = [name for node in nodes for name in node.output]
+        outputs = [name for name in made if name in self._varies and name in read_later]
+        return Segment(self._segment(nodes, outputs), self._folder, self._pieces, read_later)
 
     def _of_text(self, at: int) -> bool:
         return any(name in self._varies for name in self._nodes[at].output)
@@ -99,51 +107,63 @@ class SegmentedRun:
                 names += self._nodes[at].input
         return found
 
-    def _run(self, segment: list[int], outputs: list[str], weights: Mapping[str, Floats]) -> None:
-        model = self._segment(segment, outputs, weights)
-        session, _held = open_session(model, self._folder)
-        names = {value.name for value in session.get_inputs()}
-        fixed = {name: array for name, array in (self._beginning() | dict(weights)).items()
-                 if name in names}  # fmt: skip
-        read = [name for name in self.kept if name in names]
-        made: dict[str, Array] = {}
-        for number, piece in enumerate(self._pieces):
-            feed = fixed | {name: self.kept[name][number] for name in read}
-            if "input_ids" in names:
-                feed["input_ids"] = piece[None]
-            for name, value in zip(outputs, session.run(outputs, feed), strict=True):
-                if name not in made:
-                    made[name] = np.empty((len(self._pieces), *value.shape), value.dtype)
-                made[name][number] = value
-        self.kept |= made
-
-    def _beginning(self) -> dict[str, Array]:
-        """Return what is the same for each piece: it begins at position 0, with empty buffers."""
-        one, length = geometry_of(self._model), self._pieces.shape[1]
-        empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
-        buffers = {v.name: empty for v in self._model.graph.input
-                   if v.name.startswith(("key.", "value."))}  # fmt: skip
-        return {"start": np.array([0]), "rows": np.array([length - 1]), **buffers}
-
-    def _segment(
-        self, segment: list[int], outputs: list[str], weights: Mapping[str, Floats]
-    ) -> onnx.ModelProto:
+    def _segment(self, nodes: Sequence[onnx.NodeProto], outputs: list[str]) -> onnx.ModelProto:
         """Return the graph of some nodes, and of what they read."""
-        nodes = [self._nodes[at] for at in segment]
         made = {name for node in nodes for name in node.output}
         read = {name for node in nodes for name in node.input} - made
-        given = {name: array[0] for name, array in self.kept.items()} | dict(weights)
         graph = onnx.GraphProto(name="segment", node=nodes)
         graph.initializer.extend(t for t in self._model.graph.initializer if t.name in read)
         graph.input.extend(v for v in self._model.graph.input if v.name in read)
-        for name in sorted(read & given.keys()):
-            kind = helper.np_dtype_to_tensor_dtype(given[name].dtype)
-            graph.input.append(helper.make_tensor_value_info(name, kind, given[name].shape))
+        given = {weight_name(node.name) for node in nodes if _is_given(node)}
+        for name in sorted(given):
+            graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]))
+        for name in sorted(read & self.kept.keys()):
+            kind = helper.np_dtype_to_tensor_dtype(self.kept[name].dtype)
+            shape = self.kept[name].shape[1:]
+            graph.input.append(helper.make_tensor_value_info(name, kind, shape))
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         model.graph.CopyFrom(graph)
         return model
+
+
+class Segment:
+    """Some nodes of a graph, open to be run; see `SegmentedRun`."""
+
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path, pieces: Tokens, read_later: set[str]
+    ) -> None:
+        self._pieces, self._read_later = pieces, read_later
+        self._outputs = [value.name for value in model.graph.output]
+        if not self._outputs:
+            return
+        self._session, self._held = open_session(model, folder)
+        self._names = {value.name for value in self._session.get_inputs()}
+        self._beginning = _beginning(model, pieces.shape[1])
+
+    def run(self, kept: Mapping[str, Array], weights: Mapping[str, Floats]) -> dict[str, Array]:
+        """Return what is read later, of what was kept before and of what the segment makes."""
+        made: dict[str, Array] = {}
+        for number, piece in enumerate(self._pieces if self._outputs else ()):
+            fixed = self._beginning | dict(weights) | {"input_ids": piece[None]}
+            given = fixed | {name: kept[name][number] for name in kept if name in self._names}
+            feed = {name: array for name, array in given.items() if name in self._names}
+            results = self._session.run(self._outputs, feed)
+            for name, value in zip(self._outputs, results, strict=True):
+                if name not in made:
+                    made[name] = np.empty((len(self._pieces), *value.shape), value.dtype)
+                made[name][number] = value
+        return {n: a for n, a in (dict(kept) | made).items() if n in self._read_later}
+
+
+def _beginning(model: onnx.ModelProto, length: int) -> dict[str, Any]:
+    """Return what is the same for each piece: it begins at position 0, with empty buffers."""
+    one = geometry_of(model)
+    empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
+    buffers = {v.name: empty for v in model.graph.input
+               if v.name.startswith(("key.", "value."))}  # fmt: skip
+    return {"start": np.array([0]), "rows": np.arange(length), **buffers}
 
 
 def _is_given(node: onnx.NodeProto) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +81,14 @@ class CalibratedCodes:
         codes, scales = (np.load(path, mmap_mode="r") for path in self._paths(name))
         return codes, scales
 
+    def weights(self, name: str) -> Floats:
+        """Return the weights [K, N] that were kept as codes."""
+        packed, scales = self.read(name)
+        return np.ascontiguousarray(decode(unpack(packed), scales).T)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
     def _paths(self, name: str) -> tuple[Path, Path]:
         number = self._names.index(name)
         return self._folder / f"{number}.codes.npy", self._folder / f"{number}.scales.npy"
@@ -119,24 +127,24 @@ def calibrate(
             'quantizer "gptq" runs the portable graph, which takes ONNX Runtime 1.25 or newer; '
             'upgrade it, or use quantizer = "search"'
         )
-    stages = list(_stages(model, choices).items())
-    of_product = {p: choice for _, group in stages for choice in group for p in choice.products}
-    key = _key(model, checkpoint, choices, text.pieces)
+    in_order = list(stages(model, choices).items())
+    of_product = {p: choice for _, group in in_order for choice in group for p in choice.products}
+    key = content_key(model, checkpoint, choices, text.pieces)
     found = CalibratedCodes(text.folder, key, [choice.name for choice in choices])
     tensors = {tensor.name: StoredTensor(tensor, checkpoint) for tensor in external_tensors(model)}
     own = onnx.ModelProto()
     own.CopyFrom(model)
     run = SegmentedRun(own, checkpoint, of_product, np.stack(text.pieces))
-    run.plan(tensor for tensor, _ in stages)
+    run.plan(tensor for tensor, _ in in_order)
     done, run.kept = found.read_state()
-    for tensor, _ in stages[:done]:
+    for tensor, _ in in_order[:done]:
         run.skip(tensor)
     multiply = Products(shared=True)
     rounder = _Rounder(multiply=Products(shared=False))
-    for number, (tensor, group) in enumerate(stages[done:], done):
-        progress(group[0].group, number / len(stages))
+    for number, (tensor, group) in enumerate(in_order[done:], done):
+        progress(group[0].group, number / len(in_order))
         weights = {
-            weight_name(product): _restored(*found.read(of_product[product].name))
+            weight_name(product): found.weights(of_product[product].name)
             for product in run.products(tensor)
         }
         inputs = run.advance(tensor, weights)
@@ -144,12 +152,12 @@ def calibrate(
         upper = _factor_of(inputs, group[0].weight, multiply)
         for choice in group:
             found.write(choice.name, *rounder(choice, tensors[choice.weight], upper))
-        if number + 1 < len(stages) and stages[number + 1][1][0].group != group[0].group:
+        if number + 1 < len(in_order) and in_order[number + 1][1][0].group != group[0].group:
             found.write_state(number + 1, run.kept)
     return found
 
 
-def _stages(model: onnx.ModelProto, choices: Sequence[Choice]) -> dict[str, list[Choice]]:
+def stages(model: onnx.ModelProto, choices: Sequence[Choice]) -> dict[str, list[Choice]]:
     """Return by the tensor that they are multiplied with, in the graph's order, the weights."""
     place = {node.name: at for at, node in enumerate(model.graph.node)}
     inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
@@ -159,8 +167,8 @@ def _stages(model: onnx.ModelProto, choices: Sequence[Choice]) -> dict[str, list
     return stages
 
 
-def _key(
-    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], pieces: Sequence[Tokens]
+def content_key(
+    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], pieces: Iterable[Tokens]
 ) -> str:
     """Hash what decides codes; weights count by size and time."""
     digest = hashlib.sha256(model.SerializeToString(deterministic=True))
@@ -171,11 +179,6 @@ def _key(
     for piece in pieces:
         digest.update(piece.tobytes())
     return digest.hexdigest()
-
-
-def _restored(packed: Packed, scales: Floats) -> Floats:
-    """Return the weights [K, N] that packed codes stand for."""
-    return np.ascontiguousarray(decode(unpack(packed), scales).T)
 
 
 def _factor_of(inputs: Floats, weight: str, multiply: Products) -> Floats:

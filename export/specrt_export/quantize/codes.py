@@ -98,6 +98,10 @@ class CodedWeight(Protocol):
         """Weights of a row that share a scale."""
 
     @property
+    def inputs(self) -> NDArray[np.int64] | None:
+        """The input that each column of the codes multiplies [K]; None where they are in order."""
+
+    @property
     def origin(self) -> Origin:
         """Where it is from."""
 
@@ -108,7 +112,7 @@ class CodedWeight(Protocol):
         """
 
     def floats(self, begin: int, end: int) -> Floats:
-        """Return rows `begin` to `end` as the fp32 weights that they stand for.
+        """Return rows `begin` to `end` as the fp32 weights that they stand for, inputs in order.
 
         Raises: CheckpointError.
         """

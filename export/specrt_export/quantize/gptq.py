@@ -157,33 +157,46 @@ def feed_back(
     `weights` [K, N] are a weight [N, K] turned; `upper` is the factor of what they are multiplied
     with. Scales of a block are found when it is begun, for its weights as they are by then.
     """
-    size, columns = weights.shape
-    adjusted = np.array(weights, np.float32, order="C")
-    lost = adjusted.copy()  # of weights not yet rounded: the weights themselves
-    codes = np.empty((size, columns), np.int8)
-    scales = np.empty((size // block, columns), np.float32)
-    inverse = np.empty_like(scales)
+    rounding = _Rounding(weights, upper, block, find_scales, multiply)
+    rounding.visit(0, len(weights))
+    return rounding.codes, rounding.scales, rounding.adjusted
 
-    def visit(begin: int, end: int) -> None:
+
+class _Rounding:
+    """The state of `feed_back`; a closure would keep its arrays until they are collected."""
+
+    def __init__(
+        self, weights: Floats, upper: Floats, block: int, find_scales: FindScales,
+        multiply: Products,
+    ) -> None:  # fmt: skip
+        size, columns = weights.shape
+        self._upper, self._block = upper, block
+        self._find_scales, self._multiply = find_scales, multiply
+        self.adjusted = np.array(weights, np.float32, order="C")
+        self._lost = self.adjusted.copy()  # of weights not yet rounded: the weights themselves
+        self.codes = np.empty((size, columns), np.int8)
+        self.scales = np.empty((size // block, columns), np.float32)
+        self._inverse = np.empty_like(self.scales)
+
+    def visit(self, begin: int, end: int) -> None:
         """Round weights from `end` down to `begin`, by halves, which are blocks at first."""
+        block, adjusted, lost = self._block, self.adjusted, self._lost
         if end - begin == block:
-            scales[begin // block] = find_scales(adjusted[begin:end])
-            np.divide(1, scales[begin // block], out=inverse[begin // block])
+            self.scales[begin // block] = self._find_scales(adjusted[begin:end])
+            np.divide(1, self.scales[begin // block], out=self._inverse[begin // block])
         if end - begin == 1:
             rounded = adjusted[begin]
-            np.multiply(rounded, inverse[begin // block], out=rounded)
+            np.multiply(rounded, self._inverse[begin // block], out=rounded)
             np.rint(rounded, out=rounded)
             np.maximum(rounded, INT4_LEAST, out=rounded)
             np.minimum(rounded, INT4_MOST, out=rounded)
-            codes[begin] = rounded
-            np.multiply(rounded, scales[begin // block], out=rounded)
+            self.codes[begin] = rounded
+            np.multiply(rounded, self.scales[begin // block], out=rounded)
             lost[begin] -= rounded
             return
         blocks = (end - begin) // block
         middle = begin + (blocks // 2 * block if blocks > 1 else (end - begin) // 2)
-        visit(middle, end)
-        adjusted[begin:middle] += multiply(upper[begin:middle, middle:end], lost[middle:end])
-        visit(begin, middle)
-
-    visit(0, size)
-    return codes, scales, adjusted
+        self.visit(middle, end)
+        upper = self._upper[begin:middle, middle:end]
+        adjusted[begin:middle] += self._multiply(upper, lost[middle:end])
+        self.visit(begin, middle)

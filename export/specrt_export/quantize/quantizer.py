@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,9 @@ from specrt_export.portable.external_data import (
     widen,
 )
 from specrt_export.portable.graph import CODED, PRECISION, read_graph
-from specrt_export.precision import BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
+from specrt_export.precision import BITS, BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
 from specrt_export.quantize.calibration import (
+    CalibratedCodes,
     CalibrationText,
     Packed,
     Progress,
@@ -72,10 +75,13 @@ def quantize(
     precision: Precision,
     progress: Progress = lambda part, done: None,
     text: CalibrationText | None = None,
+    formats: Formats | None = None,
+    codes: CalibratedCodes | None = None,
 ) -> Quantized:
     """Write `graph.onnx` and `weights.data` into a new folder.
 
-    The text is for precisions whose codes are found on one.
+    The text is for precisions whose codes are found on one, where no `codes` are given. `formats`
+    are of weights that are stored as something else than the precision says.
     What a precision is not about, such as norms and biases, is copied as fp32: a type that a
     quantized graph stores is the one that was asked for. No tensor is ever whole in memory, unless
     it has to be turned.
@@ -84,9 +90,12 @@ def quantize(
     model = read_graph(graph)
     folder.mkdir(parents=True)
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        stored = _write_chosen(model, checkpoint, precision, store, progress, text)
+        choices = choose(model, precision, formats or {})
+        if codes is None and text is not None:
+            codes = find_codes(model, checkpoint, precision, choices, text, progress)
+        stored = _write_chosen(model, checkpoint, choices, store, codes)
         graft(model, stored)
-        _keep_rest(model, checkpoint, store)
+        keep_rest(model, checkpoint, store)
     model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
     data = model.SerializeToString(deterministic=True)
     (folder / GRAPH).write_bytes(data)
@@ -105,7 +114,10 @@ def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
         coded = checkpoint.coded
         stored = [store.write_codes(one, coded[one.weight]) for one in _coded(model, coded)]
         graft(model, stored)
-        _keep_rest(model, checkpoint.folder, store)
+        _order_inputs(
+            model, {p: coded[o.choice.weight].inputs for o in stored for p in o.choice.products}
+        )
+        keep_rest(model, checkpoint.folder, store)
     (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
     return Quantized(folder, Precision.of(STORED), tuple(stored))
 
@@ -122,7 +134,9 @@ def _coded(model: onnx.ModelProto, coded: Mapping[str, CodedWeight]) -> list[Cho
             continue
         one = coded[tensor.name]
         uses = tuple(_uses(tensor.name, readers, head))
-        if len(uses) != len(readers[tensor.name]) or any(use.turned for use in uses):
+        looked_up = one.inputs is not None and not all(use.products for use in uses)
+        plain = len(uses) == len(readers[tensor.name]) and not any(use.turned for use in uses)
+        if looked_up or not plain:
             raise CheckpointError(
                 f"{one.origin.file}: {one.origin.tensor} is stored as {one.origin.format}, and the "
                 "model does more than multiply with it; take a checkpoint that stores it in floats"
@@ -131,20 +145,55 @@ def _coded(model: onnx.ModelProto, coded: Mapping[str, CodedWeight]) -> list[Cho
     return choices
 
 
+def _order_inputs(model: onnx.ModelProto, orders: Mapping[str, NDArray[Any] | None]) -> None:
+    """Let products read their inputs in the order of their weights' columns.
+
+    ```
+    x ─────────────────────── MatMul          =>          x, order ─ Gather (axis -1) ─ MatMul
+    ```
+    Products that read one value in one order share it. `orders` are by the product's name.
+    """
+    ordered: dict[tuple[str, bytes], str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        order = orders.get(node.name)
+        if order is not None:
+            key = node.input[0], order.tobytes()
+            if key not in ordered:
+                name = f"{node.name}/inputs"
+                model.graph.initializer.append(_constant(name, order))
+                gather = helper.make_node(
+                    "Gather", [node.input[0], name], [f"{name}/Gather"], axis=-1
+                )
+                gather.name = ordered[key] = gather.output[0]
+                nodes.append(gather)
+            node.input[0] = ordered[key]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def find_codes(
+    model: onnx.ModelProto, checkpoint: Path, precision: Precision, choices: Sequence[Choice],
+    text: CalibrationText, progress: Progress,
+) -> CalibratedCodes | None:  # fmt: skip
+    """Find the codes of those weights that depend on a text; None where none do.
+
+    Raises: CheckpointError, BuildError.
+    """
+    calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
+    return calibrate(model, checkpoint, calibrated, text, progress) if calibrated else None
+
+
 def _write_chosen(
-    model: onnx.ModelProto, checkpoint: Path, precision: Precision, store: Store,
-    progress: Progress, text: CalibrationText | None,
+    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], store: Store,
+    codes: CalibratedCodes | None,
 ) -> list[Stored]:  # fmt: skip
     tensors = {tensor.name: tensor for tensor in external_tensors(model)}
-    choices = choose(model, precision)
-    found = None
-    calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
-    if calibrated and text is not None:
-        found = calibrate(model, checkpoint, calibrated, text, progress)
     stored = []
     for choice in choices:
-        codes = found.read(choice.name) if found is not None and choice in calibrated else None
-        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), codes))
+        found = codes.read(choice.name) if codes is not None and choice.name in codes else None
+        stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), found))
     return stored
 
 
@@ -156,7 +205,7 @@ def _calibrates(choice: Choice) -> bool:
     return choice.precision == "int4" and all(use.products for use in choice.uses)
 
 
-def _keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
+def keep_rest(model: onnx.ModelProto, checkpoint: Path, store: Store) -> None:
     """Copy the weights still in the checkpoint as fp32, without the casts that followed them."""
     left = {t.name: t for t in external_tensors(model) if location(t) != WEIGHTS}
     for tensor in left.values():
@@ -308,6 +357,12 @@ class Choice:
         """Name of the tensor that is stored."""
         return f"{self.weight}.{self.precision}"
 
+    def stored_bytes(self, shape: Sequence[int]) -> int:
+        """Return what its codes and scales in fp16 take, or its floats."""
+        items = prod(shape)
+        scales = 2 * (items // self.block) if self.block else 0
+        return items * BITS[self.precision] // 8 + scales
+
     @property
     def products(self) -> tuple[str, ...]:
         """The nodes that multiply with it."""
@@ -323,8 +378,16 @@ class Choice:
         return self.weight if roles == ["layers"] else " and ".join(roles)
 
 
-def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
+Formats = Mapping[str, str]
+"""Of weights, what each is stored as."""
+
+
+def choose(
+    model: onnx.ModelProto, precision: Precision, formats: Formats = MappingProxyType({})
+) -> list[Choice]:
     """Return every weight that is stored as its precision says, in the graph's order.
+
+    `formats` are of weights that are stored as something else.
 
     A weight whose inner size no block divides stays as it is. One that is read in two roles of
     different precisions is stored once for each.
@@ -338,7 +401,8 @@ def choose(model: onnx.ModelProto, precision: Precision) -> list[Choice]:
         uses = list(_uses(tensor.name, readers, head))
         by_precision: dict[str, list[Use]] = defaultdict(list)
         for use in uses:
-            by_precision[getattr(precision, use.role)].append(use)
+            name = formats.get(tensor.name) or getattr(precision, use.role)
+            by_precision[name].append(use)
         for name, readers_of_one in by_precision.items():
             choice = _choice(tensor, name, precision, tuple(readers_of_one))
             if choice is not None:

@@ -34,7 +34,8 @@ from specrt.bench.report import (
     table_rows,
     target_precision,
 )
-from specrt.bundle import DEFAULT_BUNDLE, Manifest, read_manifest
+from specrt.bundle import Manifest, read_manifest
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import (
     InputFile,
     constraint_options,
@@ -63,7 +64,7 @@ DEFAULT_GAMMAS = (2, 4)
 
 DEFAULT_REPEATS, DEFAULT_LAPS = 3, 15
 
-WITH_KERNELS = {"bundle", "kernels", "repeats", "threads", "markdown", "as_json"}
+WITH_KERNELS = {"bundle", "draft", "kernels", "repeats", "threads", "markdown", "as_json"}
 """Options that --kernels leaves a meaning."""
 
 
@@ -253,7 +254,7 @@ def parse_rows(text: str) -> list[int]:
 
 
 @click.command("bench")
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option("--prompts", "files", type=InputFile(), multiple=True,
               help='JSONL file of prompts, as {"prompt": "TEXT"}; may be repeated.')  # fmt: skip
 @click.option("--kernels", is_flag=True, help="Measure no text, but the products and the attention "

@@ -8,15 +8,19 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specrt.bundle import BUILD_ROOT, read_manifest
-from specrt.cli.options import print_notices, progress
+from specrt.cli.inspect import quality_lines
+from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, how_to_install, shortage
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
@@ -27,8 +31,36 @@ _TUNING_S = 600
 
 
 @click.command("build")
-@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))  # fmt: skip
+@click.argument("recipes", metavar="[RECIPE...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    metavar="CHECKPOINT",
+    help="Build without a recipe: a folder, a GGUF file or a hub name.",
+)
+@click.option("--draft", metavar="CHECKPOINT", help="With --target: what drafts for it.")
+@click.option(
+    "--precision",
+    help="With --target: what weights are stored as where checkpoints hold floats: fp32, fp16, "
+    "bf16, int8 or int4.  [default: fp32; those of a quantized checkpoint stay as they are]",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(),
+    metavar="F",
+    help="With --precision int8 or int4: a text, or JSON lines with prompts, to measure on.",
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=2),
+    help="With --target: positions of prompt and completion together.  [default: 2048, or what "
+    "both were trained for]",
+)
+@click.option(
+    "--write-recipe",
+    type=click.Path(path_type=Path),
+    metavar="F",
+    help="With --target: write the recipe that does the same, and build it.",
+)
 @click.option(
     "--backend",
     help="Build for ort-cpu, ort-cuda, tensorrt or tensorrt-rtx instead of the recipe's backend, "
@@ -51,44 +83,198 @@ _TUNING_S = 600
 @click.option("--bandwidth", type=float, help="With --dry-run: GB/s of the memory it will run in.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
-    recipes: tuple[Path, ...], backend: str | None, out: Path | None, no_tune: bool,
-    if_stale: bool, dry_run: bool, bandwidth: float | None, as_json: bool,
+    recipes: tuple[Path, ...], target: str | None, backend: str | None, out: Path | None,
+    no_tune: bool, if_stale: bool, dry_run: bool, bandwidth: float | None, as_json: bool,
+    write_recipe: Path | None, **pair: Any,
 ) -> None:  # fmt: skip
-    """Build the bundle of each RECIPE (default place: engines/build/NAME)."""
+    """Build the bundle of each RECIPE, or of checkpoints (default place: engines/build/NAME)."""
     if not dry_run and (as_json or bandwidth is not None):
         raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
+    asked = {**pair, "write_recipe": write_recipe}
+    _check_sources(recipes, target, [name for name, value in asked.items() if value is not None])
     if out is not None and len(recipes) > 1:
         raise click.UsageError(f"--out is the place of one bundle, and {len(recipes)} are named")
-    for recipe in recipes:
-        _one(recipe, backend, out, no_tune, if_stale, dry_run, bandwidth, as_json)
+    with installed():
+        if target is not None:
+            if not dry_run:
+                check_exporter()
+            _check_folder(write_recipe)
+            plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
+            _check_kept(text, write_recipe)
+            plans = [(plan, _of_pair(plan))]
+        else:
+            plans = [_read(recipe, backend) for recipe in recipes]
+        for plan, name in plans:
+            if dry_run:
+                _estimate(plan, bandwidth, as_json)
+                continue
+            _build(plan, out or BUILD_ROOT / name, no_tune, if_stale)
+    if target is not None:
+        _keep(text, write_recipe, shown=not as_json)
 
 
-def _one(
-    recipe: Path, backend: str | None, out: Path | None, no_tune: bool, if_stale: bool,
-    dry_run: bool, bandwidth: float | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Build the bundle of one recipe, or say what it takes."""
+@contextmanager
+def installed() -> Iterator[None]:
+    """Say how to install what building needs, where that is missing."""
     try:
-        # Before all that building needs, which takes a second to import.
-        from specrt_export.recipe import read_recipe
-
-        plan = read_recipe(recipe, backend=backend)
-        if dry_run:
-            _estimate(plan, bandwidth, as_json)
-            return
-        from specrt_export import builder
+        yield
     except ImportError as error:
         raise BuildError(
             f"building needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
-    place = out or BUILD_ROOT / _folder(recipe, plan, backend)
+
+
+def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: list[str]) -> None:
+    """Refuse recipes beside checkpoints, neither of them, and one in place of the other.
+
+    `of_target` are the options given that belong to --target.
+    """
+    if target is None and of_target:
+        option = f"--{of_target[0].replace('_', '-')}"
+        instead = "the recipe says it" if recipes else "name a checkpoint with --target"
+        raise click.UsageError(f"{option} belongs to --target; {instead}")
+    if target is None and not recipes:
+        raise click.UsageError("name a RECIPE, or a checkpoint with --target")
+    if target is not None and recipes:
+        raise click.UsageError(
+            f"{recipes[0]} is a recipe beside --target; give one of them, not both"
+        )
+    for recipe in recipes:
+        if is_checkpoint(recipe):
+            raise click.UsageError(f"{recipe} is a checkpoint, no recipe; name it with --target")
+
+
+def check_exporter() -> None:
+    """Refuse to build from a checkpoint, before one is fetched, where nothing can export it.
+
+    Raises: BuildError.
+    """
+    absent = missing_exporter()
+    if absent is not None:
+        raise BuildError(
+            f"building from a checkpoint needs {absent}; install it with "
+            f"`{how_to_install('export')}`, or name in a recipe the `graph` that `specrt export "
+            "CHECKPOINT --config-only` writes on another machine"
+        )
+
+
+def pair_recipe(
+    target: str, file: Path | None = None, *, draft: str | None = None, backend: str | None = None,
+    precision: str | None = None, calibration: str | None = None, max_length: int | None = None,
+) -> tuple[Recipe, str]:  # fmt: skip
+    """Return the recipe of checkpoints, to lie in a file where one is given, and its text.
+
+    Raises: CheckpointError, RecipeError.
+    """
+    from specrt_export.pair import CheckpointPair
+
+    pair = CheckpointPair(
+        target, draft or "", precision or "", backend or "", max_length or 0, calibration or ""
+    )
+    return pair.recipe(file)
+
+
+def _check_folder(file: Path | None) -> None:
+    """Refuse, before any work, a recipe that cannot be written, and names nothing beside it.
+
+    Raises: BuildError.
+    """
+    if file is None or (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
+        return
+    raise BuildError(
+        f"{file.parent} is no folder that may be written to; name another file with --write-recipe"
+    )
+
+
+def _check_kept(text: str, file: Path | None) -> None:
+    """Refuse, before any work, a file that is there and is not the recipe.
+
+    Raises: BuildError.
+    """
+    if file is None or not os.path.lexists(file):
+        return
+    try:
+        same = file.read_bytes() == text.encode()
+    except OSError as error:
+        raise _unwritten(file, error) from error
+    if not same:
+        raise BuildError(
+            f"{file} is there and says something else; name another file with --write-recipe, or "
+            "remove it"
+        )
+
+
+def _keep(text: str, file: Path | None, *, shown: bool) -> None:
+    """Write a recipe; show it where no file is named.
+
+    Raises: BuildError.
+    """
+    if file is None:
+        if shown:
+            print(f"# the recipe of this build; --write-recipe FILE keeps it\n{text}", flush=True)
+        return
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise _unwritten(file, error) from error
+    print(f"wrote {file}")
+
+
+def _unwritten(file: Path, error: OSError) -> BuildError:
+    return BuildError(
+        f"{file} cannot be written ({error.strerror}); name another file with --write-recipe"
+    )
+
+
+def _of_pair(plan: Recipe) -> str:
+    """Return the name of the folder of checkpoints' bundle."""
+    from specrt_export.recipe import EngineOptions
+
+    backend = plan.engine.backend
+    return plan.name if backend == EngineOptions.backend else f"{plan.name}-{backend}"
+
+
+def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:
+    """Return a recipe, and the name of its bundle's folder."""
+    from specrt_export.recipe import read_recipe
+
+    plan = read_recipe(recipe, backend=backend)
+    return plan, _folder(recipe, plan, backend)
+
+
+def _build(plan: Recipe, place: Path, no_tune: bool, if_stale: bool) -> None:
+    """Build and tune one bundle, and say so."""
+    began = time.monotonic()
+    found = build_bundle(plan, place, no_tune=no_tune, if_stale=if_stale)
+    if found is None:
+        print(f"{place} is up to date")
+        return
+    print_notices(found)
+    total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
+    took = time.monotonic() - began
+    for line in quality_lines(read_manifest(place)):
+        print(line)
+    print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")
+
+
+def build_bundle(
+    plan: Recipe, place: Path, *, no_tune: bool = False, if_stale: bool = False
+) -> list[str] | None:
+    """Build and tune a bundle; return its notices, or None where it was up to date.
+
+    Raises: SpecrtError; what was there is there then.
+    """
+    from specrt_export import builder
+
     fresh = if_stale and builder.is_fresh(plan, place)
     reason = None if no_tune else _tuned_elsewhere(plan, place)
     # One whose build was interrupted while costs were measured is whole, but for them.
     if fresh and (no_tune or reason is not None or (place / FILE_NAME).exists()):
-        print(f"{place} is up to date")
-        return
-    began = time.monotonic()
+        return None
     with progress(f"build {plan.name}") as show:
         if not fresh:
             builder.build(plan, place, lambda stage, share: show(share, stage))
@@ -96,10 +282,7 @@ def _one(
             show(0.98, "measure costs")
             _, reason = tune_quickly(place)
     slower = [] if fresh else notices(read_manifest(place))
-    print_notices([*slower, *([reason] if reason else [])])
-    total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
-    took = time.monotonic() - began
-    print(f"built {place} ({size(total)}) in {took:.1f} s; look at it: specrt inspect {place}")
+    return [*slower, *([reason] if reason else [])]
 
 
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import completion_options, print_notices, read_params
 from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
@@ -433,7 +433,7 @@ def _say(text: str) -> None:
 
 
 @click.command("chat")
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option("--system", help="System message.")
 @click.option(
     "--show-draft", is_flag=True, help="Show drafted and accepted tokens in green, at a terminal."

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ import click
 
 from specrt.cli.options import progress
 from specrt.errors import ExportError, how_to_install
-from specrt.system.doctor import EXPORTERS
+from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
-    from specrt_export.portable.exporter import ExportedGraph
+    from specrt_export.portable.attachment import ExportedGraph
 
 
 @click.command("export")
@@ -51,7 +50,7 @@ def command(
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
-    absent = next((name for name in EXPORTERS if find_spec(name) is None), None)
+    absent = missing_exporter() if check or not attach else None
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
     with progress("export") as show:
@@ -74,20 +73,23 @@ def _export(
     from specrt_export.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(name, revision, config_only)
-    if checkpoint.gguf is not None and not config_only:
+    if (checkpoint.gguf is not None or checkpoint.coded) and not config_only:
+        kind = "holds weights in codes" if checkpoint.gguf is None else "is a GGUF file"
         raise ExportError(
-            f"{name} is a GGUF file, and a graph points at the weights of a folder; export it with "
-            "--config-only, or name the file as `checkpoint` in a recipe and build that"
+            f"{name} {kind}, and a graph points at the floats of a folder; export it with "
+            "--config-only, or name it as `checkpoint` in a recipe and build that"
         )
-    # After it, because importing torch takes seconds.
-    from specrt_export.portable.exporter import attach_graph, export_graph
-
     # A graph takes its place only once it has passed.
     place = out.with_name(f".{out.name}.unchecked") if check else out
     try:
         if attach:
+            from specrt_export.portable.attachment import attach_graph
+
             graph = attach_graph(out, checkpoint, place)
         else:
+            # After the checkpoint was opened, because importing torch takes seconds.
+            from specrt_export.portable.exporter import export_graph
+
             graph = export_graph(checkpoint, place, progress=show)
         if not check:
             return graph, None

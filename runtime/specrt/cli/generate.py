@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, missing
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import (
     InputFile,
     completion_options,
@@ -44,7 +45,7 @@ Source = str | list[int] | FilePrompts
 
 
 @click.command("generate", context_settings={"allow_extra_args": True})
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option("--prompt", help="Text to complete; - is standard input.")
 @click.option("--prompt-file", type=InputFile(), help="File with the text; - is standard input.")
 @click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
         ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
         *_acceptance_facts(manifest),
+        *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
         ("built with", ", ".join(f"{k} {v}" for k, v in versions.items())),
@@ -97,6 +99,35 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             f"KV buffers up to {needs['kv_bytes']}",
         ),
     ]
+
+
+def quality_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield what quantizing did to each model, and to how often a drafted token is right."""
+    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
+        if model is not None:
+            yield from (f"{role} {name}: {value}" for name, value in _loss_facts(model))
+    yield from (f"{name}: {value}" for name, value in _acceptance_facts(manifest))
+
+
+def _loss_facts(model: ModelRecord) -> list[tuple[str, str]]:
+    """Return how far a model is from its checkpoint, and the bits that were chosen for it."""
+    facts = []
+    if model.quality is not None:
+        kl, top1, tokens = model.quality.kl, model.quality.top1, model.quality.tokens
+        told = (
+            f"KL divergence {kl:.4f} nats from the checkpoint, same likeliest token in "
+            f"{100 * top1:.1f} % of {tokens} positions"
+        )
+        facts.append(("quality", told))
+    elif model.precision == "stored":
+        facts.append(("quality", "codes and scales are those of the checkpoint"))
+    elif model.precision in ("fp16", "bf16"):
+        facts.append(("quality", "not measured; the recipe names no quality.calibration"))
+    if model.bits is not None:
+        raised = [part for part, name in model.bits.items() if name != "int4"]
+        told = f"{len(raised)} of {len(model.bits)} parts are int8, the others int4"
+        facts.append(("bits", "; ".join([told, *raised])))
+    return facts
 
 
 def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
@@ -109,6 +140,16 @@ def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
         f"{100 * shares.before:.1f} % before quantizing"
     )
     return [("acceptance", told)]
+
+
+def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the checkpoints that models were built from, and their files of weights."""
+    facts = []
+    for role, origin in manifest.origins.items():
+        hub = f"{origin.hub}{origin.revision and f' at {origin.revision}'}, " if origin.hub else ""
+        facts.append(("from", f"{role}: {hub}{origin.formats}"))
+        facts += [("", f"  {name}, sha256 {sha256}") for name, sha256 in origin.files.items()]
+    return facts
 
 
 def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
@@ -139,15 +180,7 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
     block += ", 8 bits with one scale a row" if model.per_row else ""
     ends = f"; embedding {model.embedding}, head {model.head}"
     facts = [("  weights", f"{model.precision}{ends}{block}")]
-    if model.quality is not None:
-        kl, top1, tokens = model.quality.kl, model.quality.top1, model.quality.tokens
-        facts.append(
-            (
-                "  quality",
-                f"KL divergence {kl:.4f} nats from the checkpoint, same likeliest token in "
-                f"{100 * top1:.1f} % of {tokens} positions",
-            )
-        )
+    facts += [(f"  {name}", value) for name, value in _loss_facts(model)]
     if verifies and model.quantized:
         facts.append(
             ("  lossless", "the output is that of this quantized target in plain decoding")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from specrt.bundle import FILE_NAME
 from specrt.constraints import KINDS
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import RequestError
@@ -315,6 +316,16 @@ def read_params(options: dict[str, Any]) -> SamplingParams:
         "allowed_token_ids": allowed or None,
     }
     return SamplingParams.of(**values)
+
+
+GGUF = ".gguf"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a path is that of a checkpoint, a GGUF file or a folder, and of no bundle."""
+    if path.is_dir():
+        return (path / "config.json").is_file() and not (path / FILE_NAME).exists()
+    return path.suffix == GGUF
 
 
 def print_notices(notices: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, read_manifest
+from specrt.bundle import Bundle, Manifest, read_manifest
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import InputFile, print_notices, progress, table
 from specrt.engine.backends import backend_named
 from specrt.errors import BundleError
@@ -38,7 +39,7 @@ _QUICK_S, _THOROUGH_S = 1.0, 8.0
 
 
 @click.command("tune")
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option(
     "--prompts",
     "files",

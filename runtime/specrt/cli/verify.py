@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specrt.bench.lossless import FP32_TOLERANCE, LosslessReport, compare, default_drafter
-from specrt.bundle import DEFAULT_BUNDLE
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import InputFile, parse_gammas, print_notices, progress
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -20,7 +20,7 @@ from specrt.text.prompt_file import read_prompts
 
 
 @click.command("verify")
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option("--prompts", type=InputFile(), required=True,
               help='JSONL file of prompts, as {"prompt": "TEXT"}.')  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")

@@ -34,6 +34,12 @@ _EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
 EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir")
 """What turns a checkpoint into a graph."""
 
+
+def missing_exporter() -> str | None:
+    """Return the first library that turning a checkpoint into a graph lacks; None imports it."""
+    return next((name for name in EXPORTERS if importlib.util.find_spec(name) is None), None)
+
+
 _LIBRARIES = (
     ("onnxruntime", "runs bundles", "pip install specrt"),
     ("tokenizers", "reads and writes text", "pip install specrt"),

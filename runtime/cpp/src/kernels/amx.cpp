@@ -57,20 +57,25 @@ std::size_t inputs_at_a_time(std::size_t block) {
 }
 
 // Codes of 4 bits as bytes, those of 4 inputs after those of the 4 before.
+template <Format F>
 void expand(const std::uint8_t* values, std::size_t stride, std::size_t inputs,
             std::uint8_t* bytes) {
   for (std::size_t i = 0; i < inputs; i += 2 * kGroup, values += stride) {
-    _mm512_store_si512(bytes + i * kTile, Avx512::low_codes(values));
-    _mm512_store_si512(bytes + (i + kGroup) * kTile, Avx512::high_codes(values));
+    constexpr bool is_table = F == Format::fp4;
+    _mm512_store_si512(bytes + i * kTile,
+                       is_table ? Avx512::low_values(values) : Avx512::low_codes(values));
+    _mm512_store_si512(bytes + (i + kGroup) * kTile,
+                       is_table ? Avx512::high_values(values) : Avx512::high_codes(values));
   }
 }
 
 // P panels of rows with T tiles of weights.
-template <int Bits, int P, int T>
+template <Format F, int P, int T>
 void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t row,
                      std::size_t second, std::size_t tile, const Output& output) {
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
-  const std::size_t step = inputs_at_a_time(block), scale_bytes = weights.scale_bytes;
+  constexpr int Bits = F == Format::int8 ? 8 : 4;
+  const std::size_t step = inputs_at_a_time(block), tile_scales = kTile * weights.scale_bytes;
   const std::size_t side = tile % kStrip, strip = weights.strip_tiles(tile), rows[] = {row, second};
   const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
   alignas(64) std::uint8_t bytes[2][kMostInputs * kTile];
@@ -86,7 +91,7 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
       values += step * strip * kTile * Bits / 8;
       if constexpr (Bits == 4) {
         for (int t = 0; t < T; t++) {
-          expand(at[t], strip * 64, step, bytes[t]);
+          expand<F>(at[t], strip * 64, step, bytes[t]);
           at[t] = bytes[t];
         }
         finish_stores();
@@ -110,49 +115,62 @@ void multiply_panels(const Weights& weights, const QuantizedRows& x, std::size_t
     if constexpr (T > 1) _tile_stored(1, whole[0][1], 64);
     if constexpr (P > 1) _tile_stored(2, whole[1][0], 64);
     if constexpr (P > 1 && T > 1) _tile_stored(3, whole[1][1], 64);
+    const std::size_t tile_offsets = weights.offset_bytes(b);
     for (int t = 0; t < T; t++) {
-      const std::uint8_t* at = values + (side + t) * kTile * scale_bytes;
-      const auto scale = scale_bytes == 2 ? load_weights<Avx512, Format::fp16>(at)
-                                          : load_weights<Avx512, Format::fp32>(at);
+      const auto scale = load_scales<Avx512>(weights, values + (side + t) * tile_scales);
+      const std::uint8_t* offsets = values + strip * tile_scales + (side + t) * tile_offsets;
+      auto zeros = Avx512::fill(0);
+      if (weights.offset == Offset::zeros) {
+        const auto* at = values + weights.zeros_at(tile + static_cast<std::size_t>(t), b);
+        zeros = tile_offsets > 0 ? Avx512::zeros<Bits, false>(at) : Avx512::zeros<Bits, true>(at);
+      }
+      auto minimum = Avx512::spread(0);
+      if (weights.offset == Offset::minimums) minimum = load_scales<Avx512>(weights, offsets);
       for (int p = 0; p < P; p++)
         for (std::size_t r = 0; r < kPanel; r++) {
           const std::size_t place = (rows[p] + r) * blocks + b;
-          const auto begin = Avx512::fill(-Avx512::zero<Bits>() * x.sums[place]);
+          const auto begin =
+              weights.offset == Offset::zeros
+                  ? begin_with<Avx512, F>(zeros, Avx512::fill(x.sums[place]), block <= kShortBlock)
+                  : Avx512::fill(begin_with<Avx512, F>(weights.offset, x.sums[place]));
           const auto sum = Avx512::add_ints(_mm512_load_si512(whole[p][t][r]), begin);
           const auto both = Avx512::mul(scale, Avx512::spread(x.scales[place]));
           float* to = sums[p][r][t];
-          Avx512::store(to, Avx512::fma(Avx512::to_floats(sum), both, Avx512::load(to)));
+          auto all = Avx512::fma(Avx512::to_floats(sum), both, Avx512::load(to));
+          if (weights.offset == Offset::minimums)
+            all = Avx512::fma(minimum, Avx512::spread(x.totals[place]), all);
+          Avx512::store(to, all);
         }
     }
-    values += strip * kTile * scale_bytes;
+    values += strip * (tile_scales + tile_offsets);
   }
   for (int p = 0; p < P; p++)
     finish<Avx512>(weights, output, rows[p], kPanel, tile, tile + T, sums[p][0][0]);
 }
 
-template <int Bits, int T>
+template <Format F, int T>
 void multiply_tiles(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                     std::size_t tile, const Output& output) {
   std::size_t row = 0;
   for (; rows - row > kPanel; row += 2 * kPanel) {
     const std::size_t second = row + kPanel, last = rows - kPanel;
-    multiply_panels<Bits, 2, T>(weights, x, row, second < last ? second : last, tile, output);
+    multiply_panels<F, 2, T>(weights, x, row, second < last ? second : last, tile, output);
     if (rows - row <= 2 * kPanel) return;
   }
   const std::size_t last = rows - kPanel;
-  multiply_panels<Bits, 1, T>(weights, x, last, last, tile, output);
+  multiply_panels<F, 1, T>(weights, x, last, last, tile, output);
 }
 
-template <int Bits>
+template <Format F>
 void multiply_wide(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
   configure(inputs_at_a_time(weights.block));
   for (std::size_t tile = first; tile < last;) {
     if (last - tile > 1 && tile % kStrip + 1 < kStrip) {
-      multiply_tiles<Bits, 2>(weights, x, rows, tile, output);
+      multiply_tiles<F, 2>(weights, x, rows, tile, output);
       tile += 2;
     } else {
-      multiply_tiles<Bits, 1>(weights, x, rows, tile, output);
+      multiply_tiles<F, 1>(weights, x, rows, tile, output);
       tile++;
     }
   }
@@ -163,11 +181,13 @@ void multiply_wide(const Weights& weights, const QuantizedRows& x, std::size_t r
 void multiply(const Weights& weights, const QuantizedRows& x, std::size_t rows, std::size_t first,
               std::size_t last, const Output& output) {
   if (rows < kPanel)
-    multiply_all<Avx512>(weights, x, rows, first, last, output);
+    kAvx512Vnni.multiply(weights, x, rows, first, last, output);
   else if (weights.format == Format::int4)
-    multiply_wide<4>(weights, x, rows, first, last, output);
+    multiply_wide<Format::int4>(weights, x, rows, first, last, output);
+  else if (weights.format == Format::fp4)
+    multiply_wide<Format::fp4>(weights, x, rows, first, last, output);
   else
-    multiply_wide<8>(weights, x, rows, first, last, output);
+    multiply_wide<Format::int8>(weights, x, rows, first, last, output);
 }
 
 // Whether a small product has the bits of the reference. Written without a machine that has AMX:
@@ -196,7 +216,7 @@ bool agrees(Format format) {
     std::uint8_t* scales = values + weights.strip_scales(tile, i % blocks);
     __builtin_memcpy(scales + output % (kStrip * kTile) * sizeof scale, &scale, sizeof scale);
   }
-  const QuantizedRows x{codes, row_scales, sums};
+  const QuantizedRows x{codes, row_scales, sums, nullptr};
   multiply(weights, x, rows, 0, outputs / kTile, {found, outputs, nullptr, Activation::none});
   kScalar.multiply(weights, x, rows, 0, outputs / kTile,
                    {expected, outputs, nullptr, Activation::none});

@@ -31,6 +31,11 @@ struct Avx512 {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const auto wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(-0x4080)));
+  }
   static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
@@ -74,6 +79,25 @@ struct Avx512 {
   }
   static Ints high_codes(const std::uint8_t* from) {
     return _mm512_and_si512(_mm512_srli_epi16(codes(from), 4), _mm512_set1_epi8(15));
+  }
+  static Ints values(Ints indices) {
+    const auto some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kValues));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(some), indices);
+  }
+  static Ints low_values(const std::uint8_t* from) { return values(low_codes(from)); }
+  static Ints high_values(const std::uint8_t* from) { return values(high_codes(from)); }
+  // Zeros of 16 outputs below 0, in the lower 16 bits of lanes whose upper ones are zeros.
+  template <int Bits, bool Upper>
+  static Ints zeros(const std::uint8_t* from) {
+    auto bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    if constexpr (Bits == 4)
+      bytes = Upper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15));
+    return _mm512_sub_epi16(_mm512_setzero_si512(), bytes);
+  }
+  // Of numbers in the lower 16 bits, where the upper ones are zeros, and others that fit into 16.
+  static Ints times_short(Ints small, Ints others) { return _mm512_madd_epi16(small, others); }
+  static Ints times(Ints small, Ints others) {
+    return _mm512_mullo_epi32(_mm512_srai_epi32(_mm512_slli_epi32(small, 16), 16), others);
   }
   static Ints dot(Ints sum, Ints weights, const std::int8_t* four) {
     std::int32_t group;

@@ -32,6 +32,11 @@ Number read(const std::uint8_t* from, std::size_t index) {
   return value;
 }
 
+float read_scale(const Weights& weights, const std::uint8_t* from, std::size_t index) {
+  return weights.scale_bytes == 2 ? widen_fp16(read<std::uint16_t>(from, index))
+                                  : read<float>(from, index);
+}
+
 // The weight of an output of a tile and an input.
 float weight_of(const Weights& weights, std::size_t tile, std::size_t output, std::size_t input) {
   const std::uint8_t* values = weights.values + weights.strip_values(tile, 0);
@@ -45,17 +50,31 @@ float weight_of(const Weights& weights, std::size_t tile, std::size_t output, st
     std::memcpy(&value, &bits, sizeof value);
     return value;
   }
-  const bool small = weights.format == Format::int4;
-  const std::size_t step = small ? 2 * kGroup : kGroup;
   const std::uint8_t* scales = weights.values + weights.strip_scales(tile, input / weights.block);
   const std::uint8_t* codes = scales - strip * weights.value_bytes(weights.block);
+  const float scale = read_scale(weights, scales, side * kTile + output);
+  if (weights.format == Format::fp8) {
+    const std::uint8_t code = codes[(input % weights.block * strip + side) * kTile + output];
+    const std::uint32_t half = (code & 0x80U) << 8 | (code & 0x7fU) << 7;
+    return widen_fp16(static_cast<std::uint16_t>(half)) * kFp8Raised * scale;
+  }
+  const bool small = weights.format != Format::int8;
+  const std::size_t step = small ? 2 * kGroup : kGroup;
   const std::size_t group = (input % weights.block / step * strip + side) * kTile + output;
   const std::uint8_t byte = codes[group * kGroup + input % kGroup];
-  const int code = !small ? byte - 128 : (input % step < kGroup ? byte & 15 : byte >> 4) - 8;
-  const float scale = weights.scale_bytes == 2
-                          ? widen_fp16(read<std::uint16_t>(scales, side * kTile + output))
-                          : read<float>(scales, side * kTile + output);
-  return static_cast<float>(code) * scale;
+  const int code = !small ? byte : input % step < kGroup ? byte & 15 : byte >> 4;
+  if (weights.format == Format::fp4) return static_cast<float>(kValues[code] - kMiddle) * scale;
+  if (weights.offset == Offset::minimums) {
+    const std::size_t index = (strip + side) * kTile + output;
+    return static_cast<float>(code) * scale - read_scale(weights, scales, index);
+  }
+  int zero = small ? 8 : 128;
+  if (weights.offset == Offset::zeros) {
+    const std::size_t block = input / weights.block;
+    zero = scales[weights.zeros_at(tile, block) + static_cast<std::ptrdiff_t>(output)];
+    if (small) zero = zero >> weights.zero_shift(block) & 15;
+  }
+  return static_cast<float>(code - zero) * scale;
 }
 
 }  // namespace
@@ -77,6 +96,7 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
     Weights part = weights;
     part.format = Format::fp32;
     part.block = part.scale_bytes = 0;
+    part.offset = Offset::none;
     part.tiles = step;
     part.outputs = weights.outputs - tile * kTile;
     part.values = reinterpret_cast<const std::uint8_t*>(floats.data());

@@ -26,7 +26,10 @@ constexpr char kLayout[] = "strips of 4 tiles of 16, norms in products";
 // processors to the nearest one, halves to even.
 constexpr std::size_t kMostBlock = 65536;
 
-enum class Format { int4, int8, bf16, fp16, fp32 };
+enum class Format { int4, int8, fp4, fp8, bf16, fp16, fp32 };
+
+// What is taken off the weights of a block beside their scale.
+enum class Offset { none, zeros, minimums };
 
 enum class Activation { none, silu, gelu };
 
@@ -36,12 +39,20 @@ enum class Activation { none, silu, gelu };
 //
 //   codes   [inputs / block] times
 //             [block / step][tiles of the strip][16 outputs][4 inputs], a step of 4 inputs of int8
-//               or 8 of int4
+//               or 8 of int4 and fp4
+//             [tiles of the strip][16 outputs], the scales of these, fp16 or fp32
+//             [tiles of the strip][16 outputs], their zeros or minimums, where they have any
+//   fp8     [inputs / block] times
+//             [block][tiles of the strip][16 outputs]
 //             [tiles of the strip][16 outputs], the scales of these, fp16 or fp32
 //   floats  [inputs][tiles of the strip][16 outputs]
 //
 // int8 is 128 more than the code. int4 are two to a byte and 8 more than the code: the low half is
-// input 8 g + i, the high half input 8 g + 4 + i.
+// input 8 g + i, the high half input 8 g + 4 + i. With zeros they are what the zero is taken off:
+// scale * (code - zero). Zeros are bytes; those of two blocks of int4 lie behind the first one, two
+// to a byte, its own in the low halves: so that vectors of codes never lie in two lines of a cache.
+// With minimums, floats as wide as the scales, codes are as they are, from 0:
+// scale * code - minimum. fp4 lie as int4 and are indices of kValues. fp8 is E4M3.
 struct Weights {
   Format format;
   std::size_t outputs;
@@ -51,16 +62,43 @@ struct Weights {
   std::size_t tiles;        // of all outputs
   std::size_t scale_bytes;  // of each scale: 2 or 4; 0 for floats
   const std::uint8_t* values;
+  Offset offset = Offset::none;
 
+  bool has_codes() const {
+    return format == Format::int4 || format == Format::int8 || format == Format::fp4;
+  }
   // Bytes of a tile without scales, for some inputs.
   std::size_t value_bytes(std::size_t some) const {
-    if (format == Format::int4) return kTile * some / 2;
-    return kTile * some * (format == Format::int8 ? 1 : format == Format::fp32 ? 4 : 2);
+    if (format == Format::int4 || format == Format::fp4) return kTile * some / 2;
+    if (format == Format::int8 || format == Format::fp8) return kTile * some;
+    return kTile * some * (format == Format::fp32 ? 4 : 2);
   }
+  // Bytes of the zeros or minimums of a tile that lie behind a block.
+  std::size_t offset_bytes(std::size_t index) const {
+    if (offset == Offset::none) return 0;
+    if (offset == Offset::minimums) return kTile * scale_bytes;
+    return format == Format::int4 && index % 2 != 0 ? 0 : kTile;
+  }
+  // Bytes of a tile beside the values of the first blocks.
+  std::size_t beside_bytes(std::size_t blocks) const {
+    const bool are_halves = offset == Offset::zeros && format == Format::int4;
+    return blocks * kTile * scale_bytes +
+           (are_halves ? (blocks + 1) / 2 : blocks) * offset_bytes(0);
+  }
+  // How far the zeros of a block lie behind its scales; those of an odd one of int4 lie before it.
+  std::ptrdiff_t zeros_at(std::size_t tile, std::size_t index) const {
+    const auto strip = static_cast<std::ptrdiff_t>(strip_tiles(tile));
+    const auto scales = static_cast<std::ptrdiff_t>(kTile * scale_bytes);
+    const auto side = static_cast<std::ptrdiff_t>(tile % kStrip * kTile);
+    if (offset_bytes(index) > 0) return strip * scales + side;
+    return side - strip * static_cast<std::ptrdiff_t>(value_bytes(block) + kTile);
+  }
+  // What zeros are shifted by.
+  int zero_shift(std::size_t index) const { return offset_bytes(index) > 0 ? 0 : 4; }
   // Bytes of a tile.
   std::size_t tile_bytes() const {
     const std::size_t blocks = block > 0 ? inputs / block : 0;
-    return value_bytes(inputs) + blocks * kTile * scale_bytes;
+    return value_bytes(inputs) + beside_bytes(blocks);
   }
   // Tiles of the strip that a tile is in.
   std::size_t strip_tiles(std::size_t tile) const {
@@ -69,7 +107,7 @@ struct Weights {
   }
   // Where the values of an input begin in a strip, the first one of a block.
   std::size_t strip_values(std::size_t tile, std::size_t input) const {
-    const std::size_t before = block > 0 ? input / block * kTile * scale_bytes : 0;
+    const std::size_t before = block > 0 ? beside_bytes(input / block) : 0;
     return tile / kStrip * kStrip * tile_bytes() +
            strip_tiles(tile) * (value_bytes(input) + before);
   }
@@ -79,11 +117,19 @@ struct Weights {
   }
 };
 
+// Twice what the codes of fp4 stand for (E2M1), and 12 more.
+constexpr std::uint8_t kValues[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr std::int32_t kMiddle = 12;
+
+// fp8 is widened as if it were fp16, of which it has the exponent's lower bits: 2^-8 of its value.
+constexpr float kFp8Raised = 256.0F;
+
 // Rows [rows, inputs] as int8 codes from -127 to 127, each block with a scale of its own.
 struct QuantizedRows {
   std::int8_t* codes;  // [rows, inputs]
   float* scales;       // [rows, inputs / block]
   std::int32_t* sums;  // [rows, inputs / block]: of the codes
+  float* totals;       // [rows, inputs / block]: -scale * sum
 };
 
 // Where products go: y [rows, stride].

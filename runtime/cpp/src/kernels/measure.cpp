@@ -36,8 +36,8 @@ double seconds_of(std::size_t threads, const Body& body) {
 }
 
 Format format_of(const char* name) {
-  if (std::strcmp(name, "int4") == 0) return Format::int4;
-  return std::strcmp(name, "int8") == 0 ? Format::int8 : Format::fp32;
+  if (std::strncmp(name, "int4", 4) == 0 || std::strcmp(name, "fp4") == 0) return Format::int4;
+  return std::strncmp(name, "int8", 4) == 0 ? Format::int8 : Format::fp32;
 }
 
 }  // namespace

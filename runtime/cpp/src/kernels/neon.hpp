@@ -44,6 +44,16 @@ struct Neon {
     return each<Floats>(
         [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from + 4 * i), 16)); });
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    return each<Floats>([&](int i) {
+      std::int32_t four;
+      __builtin_memcpy(&four, from + 4 * i, sizeof four);
+      const auto wide = vmovl_s8(vcreate_s8(static_cast<std::uint32_t>(four)));
+      const auto bits =
+          vand_u16(vreinterpret_u16_s16(vget_low_s16(vshlq_n_s16(wide, 7))), vdup_n_u16(0xbf80));
+      return vcvt_f32_f16(vreinterpret_f16_u16(bits));
+    });
+  }
   static Floats add(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) { return vaddq_f32(a.quarters[i], b.quarters[i]); });
   }
@@ -138,6 +148,25 @@ struct Neon {
   static Codes high_codes(const std::uint8_t* from) {
     return each<Codes>([&](int i) { return vshrq_n_u8(vld1q_u8(from + 16 * i), 4); });
   }
+  static Codes values(const Codes& indices) {
+    return each<Codes>([&](int i) { return vqtbl1q_u8(vld1q_u8(kValues), indices.quarters[i]); });
+  }
+  static Codes low_values(const std::uint8_t* from) { return values(low_codes(from)); }
+  static Codes high_values(const std::uint8_t* from) { return values(high_codes(from)); }
+  // Zeros of 16 outputs below 0.
+  template <int Bits, bool Upper>
+  static Ints zeros(const std::uint8_t* from) {
+    auto bytes = vld1q_u8(from);
+    if constexpr (Bits == 4) bytes = Upper ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
+    const auto first = vnegq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))));
+    const auto second = vnegq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))));
+    return {{vmovl_s16(vget_low_s16(first)), vmovl_s16(vget_high_s16(first)),
+             vmovl_s16(vget_low_s16(second)), vmovl_s16(vget_high_s16(second))}};
+  }
+  static Ints times(const Ints& small, const Ints& others) {
+    return each<Ints>([&](int i) { return vmulq_s32(small.quarters[i], others.quarters[i]); });
+  }
+  static Ints times_short(const Ints& small, const Ints& others) { return times(small, others); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     // In the low lane, which a load does alone; to spread it would take a multiply pipe in places.
     std::int32_t value;

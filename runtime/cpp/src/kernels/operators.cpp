@@ -4,9 +4,9 @@
 //     x [..., K] fp32; bias fp32 [tiles * 16]; y [..., N], or [..., N / 2] with an activation;
 //     values [tiles, bytes of a tile] as `Weights` says, with their scales. With a norm,
 //     x + residual is normed before it is multiplied; sum [..., K] is x + residual.
-//     Attributes: N, K, block_size; format: int4, int8, bf16, fp16, fp32; activation: none, silu,
-//     gelu; exact: 1 multiplies codes with rows that are not quantized; norm: none, rms, layer;
-//     epsilon.
+//     Attributes: N, K, block_size; format: int4, int8, these with -zeros or -minimums behind, fp4,
+//     fp8, bf16, fp16, fp32; activation: none, silu, gelu; exact: 1 multiplies codes with rows that
+//     are not quantized; norm: none, rms, layer; epsilon.
 //
 //   Scores(logits) -> argmax (, confidence)
 //     logits [..., V]; argmax [...] int64, the first of the largest, -1 where one is no number or
@@ -203,11 +203,14 @@ class StoredWeights {
     weights_.outputs = size(info, "N");
     weights_.inputs = size(info, "K");
     weights_.block = size(info, "block_size");
-    weights_.format = format(text(info, "format"));
-    const bool in_codes = weights_.format == Format::int4 || weights_.format == Format::int8;
+    const std::string name = text(info, "format");
+    const std::size_t dash = name.find('-');
+    weights_.format = format(name, name.substr(0, dash));
+    if (dash != std::string::npos) weights_.offset = offset(name, name.substr(dash + 1));
+    const bool in_blocks = weights_.has_codes() || weights_.format == Format::fp8;
     const std::size_t block = weights_.block;
-    if (weights_.outputs == 0 || weights_.inputs == 0 || in_codes != (block > 0) ||
-        (in_codes && (block % kTile != 0 || block > kMostBlock || weights_.inputs % block != 0)))
+    if (weights_.outputs == 0 || weights_.inputs == 0 || in_blocks != (block > 0) ||
+        (in_blocks && (block % kTile != 0 || block > kMostBlock || weights_.inputs % block != 0)))
       throw std::runtime_error("weights [" + std::to_string(weights_.outputs) + ", " +
                                std::to_string(weights_.inputs) + "] in blocks of " +
                                std::to_string(block) + " are none that specrt multiplies with");
@@ -232,14 +235,28 @@ class StoredWeights {
   std::size_t inputs() const { return weights_.inputs; }
 
  private:
-  static Format format(const std::string& name) {
+  static Format format(const std::string& whole, const std::string& name) {
     if (name == "int4") return Format::int4;
     if (name == "int8") return Format::int8;
-    if (name == "bf16") return Format::bf16;
-    if (name == "fp16") return Format::fp16;
-    if (name == "fp32") return Format::fp32;
-    throw std::runtime_error("weights have the format '" + name +
-                             "'; expected int4, int8, bf16, fp16 or fp32");
+    const bool is_alone = name == whole;  // others have no offsets
+    if (is_alone && name == "fp4") return Format::fp4;
+    if (is_alone && name == "fp8") return Format::fp8;
+    if (is_alone && name == "bf16") return Format::bf16;
+    if (is_alone && name == "fp16") return Format::fp16;
+    if (is_alone && name == "fp32") return Format::fp32;
+    throw unknown(whole);
+  }
+
+  static Offset offset(const std::string& whole, const std::string& name) {
+    if (name == "zeros") return Offset::zeros;
+    if (name == "minimums") return Offset::minimums;
+    throw unknown(whole);
+  }
+
+  static std::runtime_error unknown(const std::string& name) {
+    return std::runtime_error("weights have the format '" + name +
+                              "'; expected int4 or int8, these with -zeros or -minimums behind, "
+                              "fp4, fp8, bf16, fp16 or fp32");
   }
 
   Weights weights_{};
@@ -337,13 +354,14 @@ class MatMul : public Operator {
       const Norm own = behind(norm, begin * weights.inputs);
       Output to = result;
       to.y += begin * result.stride;
-      if (weights.block > 0 && !is_exact_) {
+      if (weights.has_codes() && !is_exact_) {
         const QuantizedRows quantized = quantize(context, weights, own, some, count);
         parallel(context, parts, [&](std::size_t part) {
           kernels().multiply(weights, quantized, count, first(part), first(part + 1), to);
         });
       } else {
-        const auto run = weights.block == 0 ? kernels().multiply_floats : multiply_exactly;
+        const bool is_slow = weights.block > 0 && is_exact_;
+        const auto run = is_slow ? multiply_exactly : kernels().multiply_floats;
         if (has_norm_) some = normalize(context, weights.inputs, own, some, count);
         parallel(context, parts, [&](std::size_t part) {
           run(weights, some, count, first(part), first(part + 1), to);
@@ -382,11 +400,11 @@ class MatMul : public Operator {
   QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const Norm& norm,
                          const float* x, std::size_t rows) const {
     thread_local std::vector<std::int8_t> codes;
-    thread_local std::vector<float> scales;
+    thread_local std::vector<float> scales, totals;
     thread_local std::vector<std::int32_t> sums;
     const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
     const QuantizedRows all{reserve(codes, rows * inputs), reserve(scales, rows * blocks),
-                            reserve(sums, rows * blocks)};
+                            reserve(sums, rows * blocks), reserve(totals, rows * blocks)};
     in_shares(context, rows, [&](std::size_t row, std::size_t count) {
       thread_local std::vector<float> memory;
       const float* from = x + row * inputs;
@@ -395,9 +413,9 @@ class MatMul : public Operator {
         kernels().normalize(behind(norm, row * inputs), from, count, inputs, normed);
         from = normed;
       }
-      kernels().quantize(
-          from, count, inputs, weights.block,
-          {all.codes + row * inputs, all.scales + row * blocks, all.sums + row * blocks});
+      kernels().quantize(from, count, inputs, weights.block,
+                         {all.codes + row * inputs, all.scales + row * blocks,
+                          all.sums + row * blocks, all.totals + row * blocks});
     });
     return all;
   }

@@ -59,6 +59,12 @@ struct Scalar {
   static Floats load_bf16(const std::uint16_t* from) {
     return each<Floats>([&](std::size_t i) { return from_bits(std::uint32_t{from[i]} << 16); });
   }
+  static Floats load_fp8(const std::uint8_t* from) {
+    return each<Floats>([&](std::size_t i) {
+      const std::uint32_t sign = from[i] & 0x80U, rest = from[i] & 0x7fU;
+      return widen_fp16(static_cast<std::uint16_t>(sign << 8 | rest << 7));
+    });
+  }
   static Floats add(const Floats& a, const Floats& b) {
     return each<Floats>([&](std::size_t i) { return a.lanes[i] + b.lanes[i]; });
   }
@@ -153,6 +159,21 @@ struct Scalar {
   static Codes high_codes(const std::uint8_t* from) {
     return each_code([&](std::size_t i) { return (from[i] >> 4) - 8; });
   }
+  static Codes low_values(const std::uint8_t* from) {
+    return each_code([&](std::size_t i) { return kValues[from[i] & 15]; });
+  }
+  static Codes high_values(const std::uint8_t* from) {
+    return each_code([&](std::size_t i) { return kValues[from[i] >> 4]; });
+  }
+  template <int Bits, bool Upper>
+  static Ints zeros(const std::uint8_t* from) {
+    const int mask = Bits == 4 ? 15 : 255;
+    return each<Ints>([&](std::size_t i) { return -(from[i] >> (Upper ? 4 : 0) & mask); });
+  }
+  static Ints times(const Ints& small, const Ints& others) {
+    return each<Ints>([&](std::size_t i) { return small.lanes[i] * others.lanes[i]; });
+  }
+  static Ints times_short(const Ints& small, const Ints& others) { return times(small, others); }
   static Ints dot(const Ints& sum, const Codes& weights, const std::int8_t* four) {
     return each<Ints>([&](std::size_t i) {
       std::int32_t result = sum.lanes[i];

@@ -117,6 +117,41 @@ typename V::Floats load_weights(const std::uint8_t* values) {
     return V::load_bf16(reinterpret_cast<const std::uint16_t*>(values));
 }
 
+template <class V>
+typename V::Floats load_scales(const Weights& weights, const std::uint8_t* scales) {
+  return weights.scale_bytes == 2 ? load_weights<V, Format::fp16>(scales)
+                                  : load_weights<V, Format::fp32>(scales);
+}
+
+// What sums of bytes as `V` has them are more than those of the bytes as they lie, for each unit of
+// a row: V takes half their range off where its instructions want a sign.
+template <class V, Format F>
+constexpr std::int32_t taken_off() {
+  return F == Format::int8 ? 128 - V::template zero<8>() : 8 - V::template zero<4>();
+}
+
+// Blocks of so many inputs have sums of rows that 16 bits hold.
+constexpr std::size_t kShortBlock = 256;
+
+// Where the sum of a block begins, for zeros of 16 outputs below 0 and the sum of a row in all
+// lanes.
+template <class V, Format F>
+typename V::Ints begin_with(typename V::Ints zeros, typename V::Ints sum, bool is_short) {
+  const auto begin = is_short ? V::times_short(zeros, sum) : V::times(zeros, sum);
+  if constexpr (taken_off<V, F>() == 0)
+    return begin;
+  else
+    return V::add_ints(begin, V::times(V::fill(taken_off<V, F>()), sum));
+}
+
+// The same where all outputs have one zero.
+template <class V, Format F>
+constexpr std::int32_t begin_with(Offset offset, std::int32_t sum) {
+  if (F == Format::fp4) return -kMiddle * sum;
+  const std::int32_t half = F == Format::int8 ? 128 : 8;
+  return (taken_off<V, F>() - (offset == Offset::minimums ? 0 : half)) * sum;
+}
+
 // What some rows multiply some tiles with, and what they fetch: where a strip is read more than
 // once, each reading fetches its share of what comes next.
 struct Chunk {
@@ -141,9 +176,10 @@ void fetch(const std::uint8_t* next, std::size_t bytes) {
 
 // Add to the sums of R rows with T tiles of codes. Not inline, as sums of many shapes in one
 // function end up in memory: 0.8 of the speed.
-template <class V, int Bits, int R, int T>
+template <class V, Format F, Offset O, int R, int T>
 __attribute__((noinline)) void multiply_codes(const Weights& weights, const QuantizedRows& x,
                                               const Chunk& chunk) {
+  constexpr int Bits = F == Format::int8 ? 8 : 4;
   constexpr std::size_t step = Bits == 8 ? kGroup : 2 * kGroup;  // inputs of 64 bytes
   const std::size_t inputs = weights.inputs, block = weights.block, blocks = inputs / block;
   const std::size_t strip = weights.strip_tiles(chunk.tile), side = chunk.tile % kStrip;
@@ -151,17 +187,33 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
   const std::size_t fetched = strip * 64 / chunk.readings;
   const std::uint8_t* values =
       weights.values + weights.strip_values(chunk.tile, chunk.begin * block) + side * 64;
-  const std::uint8_t* next = chunk.next;
+  const std::uint8_t *next = chunk.next, *zeros = nullptr;
   const std::int8_t* codes = x.codes + chunk.row * inputs + chunk.begin * block;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
   for (std::size_t b = chunk.begin; b < chunk.end; b++) {
+    const std::size_t tile_offsets = O == Offset::none ? 0 : weights.offset_bytes(b);
     typename V::Ints whole[T][R];
-    for (int r = 0; r < R; r++) {
-      const std::int32_t sum = x.sums[(chunk.row + r) * blocks + b];
-      const auto begin = V::fill(-V::template zero<Bits>() * sum);
-      for (int t = 0; t < T; t++) whole[t][r] = begin;
+    if constexpr (O != Offset::zeros) {
+      for (int r = 0; r < R; r++) {
+        const std::int32_t sum = x.sums[(chunk.row + r) * blocks + b];
+        const auto begin = V::fill(begin_with<V, F>(O, sum));
+        for (int t = 0; t < T; t++) whole[t][r] = begin;
+      }
+    } else {
+      // Zeros of two blocks of int4 lie behind the first; no chunk begins with the second.
+      const bool is_second = tile_offsets == 0;
+      if (!is_second)
+        zeros = values + strip * (block / step * 64 + tile_scales) - side * (64 - kTile);
+      typename V::Ints totals[R];
+      for (int r = 0; r < R; r++) totals[r] = V::fill(x.sums[(chunk.row + r) * blocks + b]);
+      for (int t = 0; t < T; t++) {
+        const auto some = is_second ? V::template zeros<Bits, true>(zeros + t * kTile)
+                                    : V::template zeros<Bits, false>(zeros + t * kTile);
+        for (int r = 0; r < R; r++)
+          whole[t][r] = begin_with<V, F>(some, totals[r], block <= kShortBlock);
+      }
     }
     for (std::size_t k = 0; k < block; k += step) {
       for (int t = 0; t < T; t++) {
@@ -171,7 +223,11 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
           for (int r = 0; r < R; r++)
             whole[t][r] = V::dot(whole[t][r], part, codes + r * inputs + k);
         } else {
-          const auto low = V::low_codes(values + t * 64), high = V::high_codes(values + t * 64);
+          constexpr bool is_table = F == Format::fp4;
+          const auto low =
+              is_table ? V::low_values(values + t * 64) : V::low_codes(values + t * 64);
+          const auto high =
+              is_table ? V::high_values(values + t * 64) : V::high_codes(values + t * 64);
           for (int r = 0; r < R; r++) {
             whole[t][r] = V::dot_small(whole[t][r], low, codes + r * inputs + k);
             whole[t][r] = V::dot_small(whole[t][r], high, codes + r * inputs + k + kGroup);
@@ -185,19 +241,71 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
     const std::uint8_t* scales = values - side * 64 + side * tile_scales;
     for (int t = 0; t < T; t++, scales += tile_scales) {
       V::prefetch(next + t * tile_scales);
-      const auto scale = weights.scale_bytes == 2 ? load_weights<V, Format::fp16>(scales)
-                                                  : load_weights<V, Format::fp32>(scales);
+      const auto scale = load_scales<V>(weights, scales);
       for (int r = 0; r < R; r++) {
         const auto both = V::mul(scale, V::spread(x.scales[(chunk.row + r) * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
       }
     }
-    values += strip * tile_scales;
-    next += strip * tile_scales / chunk.readings;
+    if constexpr (O == Offset::zeros) fetch<V>(next + T * tile_scales, T * tile_offsets);
+    if constexpr (O == Offset::minimums) {
+      const std::uint8_t* offsets = values + strip * tile_scales - side * 64 + side * tile_offsets;
+      fetch<V>(next + T * tile_scales, T * tile_offsets);
+      for (int t = 0; t < T; t++, offsets += tile_offsets) {
+        const auto minimum = load_scales<V>(weights, offsets);
+        for (int r = 0; r < R; r++)
+          sums[t][r] =
+              V::fma(minimum, V::spread(x.totals[(chunk.row + r) * blocks + b]), sums[t][r]);
+      }
+    }
+    values += strip * (tile_scales + tile_offsets);
+    next += strip * (tile_scales + tile_offsets) / chunk.readings;
     V::prefetch(next + kPageAhead);  // before the sums it makes GCC 12 spill
   }
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
+}
+
+// The same with fp8, whose sums of a block are those of floats.
+template <class V, int R, int T>
+__attribute__((noinline)) void multiply_fp8(const Weights& weights, const float* x,
+                                            const Chunk& chunk) {
+  const std::size_t inputs = weights.inputs, block = weights.block;
+  const std::size_t strip = weights.strip_tiles(chunk.tile), side = chunk.tile % kStrip;
+  const std::size_t tile_scales = kTile * weights.scale_bytes;
+  const std::size_t fetched = kPiece * strip * kTile / chunk.readings;
+  const std::uint8_t* values =
+      weights.values + weights.strip_values(chunk.tile, chunk.begin * block);
+  const std::uint8_t* next = chunk.next;
+  x += chunk.row * inputs + chunk.begin * block;
+  for (std::size_t b = chunk.begin; b < chunk.end; b++) {
+    typename V::Floats sums[T][R];
+    for (int t = 0; t < T; t++)
+      for (int r = 0; r < R; r++) sums[t][r] = V::spread(0);
+    for (std::size_t k = 0; k < block; k++) {
+      if (k % kPiece == 0) {
+        fetch<V>(next, fetched);
+        next += fetched;
+      }
+      for (int t = 0; t < T; t++) {
+        const auto part = V::load_fp8(values + (side + t) * kTile);
+        for (int r = 0; r < R; r++)
+          sums[t][r] = V::fma(part, V::spread(x[r * inputs + k]), sums[t][r]);
+      }
+      values += strip * kTile;
+    }
+    for (int t = 0; t < T; t++) {
+      const auto stored = load_scales<V>(weights, values + (side + t) * tile_scales);
+      const auto scale = V::mul(stored, V::spread(kFp8Raised));
+      for (int r = 0; r < R; r++) {
+        float* to = chunk.sums + (r * kStrip + t) * kTile;
+        V::store(to, V::fma(sums[t][r], scale, V::load(to)));
+      }
+    }
+    x += block;
+    values += strip * tile_scales;
+    next += strip * tile_scales / chunk.readings;
+  }
 }
 
 // The same with floats.
@@ -307,12 +415,12 @@ void for_chunks(const Weights& weights, std::size_t rows, std::size_t first, std
   }
 }
 
-template <class V, int Bits>
+template <class V, Format F, Offset O>
 void multiply_bits(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                    std::size_t first, std::size_t last, const Output& output) {
   for_chunks<V, true>(weights, rows, first, last, weights.inputs / weights.block, output,
                       [&](auto r, auto t, const Chunk& chunk) {
-                        multiply_codes<V, Bits, r.value, t.value>(weights, x, chunk);
+                        multiply_codes<V, F, O, r.value, t.value>(weights, x, chunk);
                       });
 }
 
@@ -325,19 +433,38 @@ void multiply_format(const Weights& weights, const float* x, std::size_t rows, s
                        });
 }
 
+// Each offset is compiled alone: with branches for them sums end up in memory.
+template <class V, Format F>
+void multiply_offset(const Weights& weights, const QuantizedRows& x, std::size_t rows,
+                     std::size_t first, std::size_t last, const Output& output) {
+  if (weights.offset == Offset::zeros)
+    multiply_bits<V, F, Offset::zeros>(weights, x, rows, first, last, output);
+  else if (weights.offset == Offset::minimums)
+    multiply_bits<V, F, Offset::minimums>(weights, x, rows, first, last, output);
+  else
+    multiply_bits<V, F, Offset::none>(weights, x, rows, first, last, output);
+}
+
 template <class V>
 void multiply_all(const Weights& weights, const QuantizedRows& x, std::size_t rows,
                   std::size_t first, std::size_t last, const Output& output) {
-  if (weights.format == Format::int4)
-    multiply_bits<V, 4>(weights, x, rows, first, last, output);
+  if (weights.format == Format::fp4)
+    multiply_bits<V, Format::fp4, Offset::none>(weights, x, rows, first, last, output);
+  else if (weights.format == Format::int4)
+    multiply_offset<V, Format::int4>(weights, x, rows, first, last, output);
   else
-    multiply_bits<V, 8>(weights, x, rows, first, last, output);
+    multiply_offset<V, Format::int8>(weights, x, rows, first, last, output);
 }
 
 template <class V>
 void multiply_all_floats(const Weights& weights, const float* x, std::size_t rows,
                          std::size_t first, std::size_t last, const Output& output) {
-  if (weights.format == Format::bf16)
+  if (weights.format == Format::fp8)
+    for_chunks<V, false>(weights, rows, first, last, weights.inputs / weights.block, output,
+                         [&](auto r, auto t, const Chunk& chunk) {
+                           multiply_fp8<V, r.value, t.value>(weights, x, chunk);
+                         });
+  else if (weights.format == Format::bf16)
     multiply_format<V, Format::bf16>(weights, x, rows, first, last, output);
   else if (weights.format == Format::fp16)
     multiply_format<V, Format::fp16>(weights, x, rows, first, last, output);
@@ -368,5 +495,6 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
     }
     result.scales[b] = largest >= kLeast || largest != largest ? largest / 127.0F : 0.0F;
     result.sums[b] = V::total(sum);
+    result.totals[b] = -result.scales[b] * static_cast<float>(result.sums[b]);
   }
 }

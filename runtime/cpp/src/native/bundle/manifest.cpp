@@ -132,11 +132,22 @@ void check_acceptance(const Fields& manifest) {
       throw std::runtime_error("acceptance is above 1; expected shares");
 }
 
+void check_origins(const Fields& manifest) {
+  if (!manifest.has("origins")) return;
+  for (const auto& [role, origin] : manifest.named("origins")) {
+    origin.only({"formats", "files", "hub", "revision"});
+    origin.text("formats");
+    origin.texts("files");
+    for (const char* name : {"hub", "revision"})
+      if (origin.has(name)) origin.text(name);
+  }
+}
+
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
-               "fused", "precision", "embedding", "head", "block", "per_row", "quality",
-               "backend"});
+               "fused", "precision", "embedding", "head", "block", "per_row", "quality", "backend",
+               "bits"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
@@ -152,6 +163,7 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   if (fields.has("per_row")) fields.boolean("per_row");
   check_quality(fields);
   if (fields.has("backend")) model.backend = fields.text("backend");
+  if (fields.has("bits") && fields.record_or_null("bits")) fields.texts("bits");
   if (model.backend.empty()) model.backend = backend;
   return model;
 }
@@ -192,6 +204,7 @@ Record read_record(const Json& json) {
     record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256"), {}};
   }
   check_acceptance(fields);
+  check_origins(fields);
   check_manifest(record, gammas, windows);
   m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked
   std::sort(m.gammas.begin(), m.gammas.end());

@@ -1,0 +1,1 @@
+"""Folders of safetensors that hold quantized weights: GPTQ, AWQ, compressed-tensors, FP8."""

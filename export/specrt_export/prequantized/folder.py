@@ -1,0 +1,100 @@
+"""A folder of safetensors with quantized weights: which are in codes, and which in floats."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.errors import CheckpointError
+from specrt_export.gguf.model import WeightBytes
+from specrt_export.prequantized.layouts import PARTS, packed_weight
+from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
+from specrt_export.prequantized.quantization_config import FLOATS, Scheme
+
+FLOAT_TYPES = ("F16", "BF16", "F32")
+
+OF_ACTIVATIONS = (
+    "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point",
+    "activation_scale", "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point",
+)  # fmt: skip
+"""Tensors by which activations, keys or values are quantized."""
+
+
+@dataclass(frozen=True)
+class QuantizedFolder:
+    """The weights of a folder whose config.json says that they are quantized."""
+
+    folder: Path
+    weights: Mapping[str, PackedWeight]
+    """By name, those in codes."""
+    floats: Mapping[str, WeightBytes]
+    """The others."""
+
+    quantized = True
+
+    @classmethod
+    def of(cls, scheme: Scheme, tensors: Mapping[str, WeightBytes]) -> QuantizedFolder:
+        """Tell the weights of a folder apart.
+
+        Raises: CheckpointError naming a tensor that has no place in such a checkpoint.
+        """
+        modules: dict[str, dict[str, WeightBytes]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            stem, _, part = name.rpartition(".")
+            modules[stem][part] = tensor
+        weights, floats = {}, {}
+        for stem, parts in modules.items():
+            module = LayerTensors(stem, parts)
+            found = packed_weight(module, scheme)
+            taken: set[str] = set()
+            if found is not None:
+                weight, taken = found
+                weights[weight.name] = weight
+            for part in parts.keys() - taken:
+                _check_float(module, part, coded=found is not None)
+                floats[f"{stem}.{part}" if stem else part] = parts[part]
+        if not weights:
+            raise CheckpointError(
+                f"{scheme.path} says that weights are quantized ({scheme.method}), and all of them "
+                "are floats; remove its quantization_config, or fetch the checkpoint again"
+            )
+        return cls(scheme.path.parent, weights, floats)
+
+    def places(self) -> dict[str, WeightBytes]:
+        """Return where each weight is; of one in codes, where these are."""
+        places = dict(self.floats)
+        for name, weight in self.weights.items():
+            at = weight.module.tensors[weight.layout.part]
+            places[name] = WeightBytes(at.file, weight.kind, weight.shape, at.offset, at.bytes)
+        return places
+
+    def formats(self) -> str:
+        """Return what its weights are stored as, the most frequent first."""
+        counts = Counter(weight.kind for weight in self.weights.values())
+        counts.update(tensor.dtype for tensor in self.floats.values())
+        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+    def check_kept(self) -> None:
+        """Refuse codes that no engine holds as they are.
+
+        Raises: CheckpointError naming the first tensor of them.
+        """
+        for weight in self.weights.values():
+            weight.check()
+
+
+def _check_float(module: LayerTensors, part: str, *, coded: bool) -> None:
+    """Refuse a tensor that is no part of a quantized weight and no floats either."""
+    tensor = module.tensors[part]
+    if part in OF_ACTIVATIONS:
+        raise CheckpointError(
+            f"{tensor.file}: {module.name}.{part} quantizes activations, keys or values, which "
+            f"specrt computes in floats. Take a checkpoint whose weights alone are quantized, "
+            f"{FLOATS}"
+        )
+    if part in PARTS or (coded and part == "weight") or tensor.dtype not in FLOAT_TYPES:
+        raise module.wrong(
+            part, f"is stored as {tensor.dtype}, and is no part of a weight that specrt knows"
+        )

@@ -1,0 +1,226 @@
+"""What `quantization_config` says of a checkpoint, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from specrt.errors import CheckpointError, did_you_mean
+
+KEYS = ("quantization_config", "compression_config")
+"""Where a config.json says how weights are stored; the second is what older folders have."""
+
+GPTQ, AWQ, COMPRESSED, FP8 = "gptq", "awq", "compressed-tensors", "fp8"
+
+METHODS = (GPTQ, AWQ, COMPRESSED, FP8, "fbgemm_fp8")
+
+FLOATS = "or take the model's floats, which specrt quantizes itself"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the quantized weights of a checkpoint are stored."""
+
+    path: Path
+    """The config.json that says so."""
+    method: str
+    bits: tuple[int, ...]
+    """Those that codes may have."""
+    group: int = 0
+    """Inputs that share a scale, 0 for a whole row. The tensors of some methods say it, too."""
+    mixed: bool = False
+    """Whether some layers have other bits or groups than the rest."""
+    first_version: bool = False
+    """Whether GPTQ's zeros are stored one less."""
+    zeros: bool = True
+    """Whether a weight may come without zeros: then they are in the middle."""
+    rows: tuple[int, ...] = ()
+    """Rows and columns of FP8's blocks."""
+
+    quantized = True
+
+    def formats(self) -> str:
+        """See `QuantizedSource`."""
+        return f"{self.method}, {' and '.join(map(str, self.bits))} bits"
+
+    def check_kept(self) -> None:
+        """See `QuantizedSource`: a config that was read has nothing that is not kept."""
+
+    @property
+    def precision(self) -> str:
+        """What the weights of most layers take the room of."""
+        return "int4" if min(self.bits) == 4 else "int8"
+
+    @property
+    def block(self) -> int:
+        """How many weights share a scale in an engine."""
+        return min(self.group or 128, 128)
+
+
+def read_scheme(path: Path, config: Mapping[str, Any]) -> Scheme | None:
+    """Return what a config says of its quantized weights; None where it has none.
+
+    Raises: CheckpointError naming the key whose value cannot be kept.
+    """
+    key = next((key for key in KEYS if config.get(key)), None)
+    if key is None:
+        return None
+    table = _Table(path, key, config[key])
+    method = str(table.get("quant_method", str, COMPRESSED if key == KEYS[1] else ""))
+    read = {
+        GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, FP8: _fp8, "fbgemm_fp8": _fp8,
+    }.get(method)  # fmt: skip
+    if read is None:
+        raise table.refused(
+            "quant_method", f"one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
+        )
+    return read(table)
+
+
+class _Table:
+    """A table of a config.json, and the name of its place."""
+
+    def __init__(self, path: Path, name: str, values: Any) -> None:
+        self.path, self.name = path, name
+        if not isinstance(values, Mapping):
+            raise CheckpointError(
+                f"{path}: {name} is {short(values)}; expected an object, fetch the file again"
+            )
+        self.values = values
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """Return a value of some type; None counts as left out."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.refused(key, f"a value of type {kind.__name__}")
+        return value
+
+    def part(self, key: str) -> _Table | None:
+        """Return a table within; None where there is none."""
+        value = self.values.get(key)
+        return None if value is None else _Table(self.path, f"{self.name}.{key}", value)
+
+    def refused(self, key: str, expected: str) -> CheckpointError:
+        """Return what says that a value cannot be kept."""
+        return CheckpointError(
+            f"{self.path}: {self.name}.{key} is {short(self.values.get(key))}; specrt keeps "
+            f"{expected}. Take a checkpoint that has it, {FLOATS}"
+        )
+
+    def group(self, key: str) -> int:
+        """Return the inputs that share a scale; 0 for a whole row."""
+        value: int = self.get(key, int, -1)
+        if value == 0 or value < -1:
+            raise self.refused(key, "-1 or the inputs that share a scale")
+        return max(value, 0)
+
+
+def _gptq(table: _Table) -> Scheme:
+    """Source: GPTQModel, quantization/config.py and nn_modules/qlinear."""
+    bits = table.get("bits", int, 4)
+    if bits not in (4, 8):
+        raise table.refused("bits", "4 and 8")
+    version = table.get("checkpoint_format", str) or table.get("format", str, "gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise table.refused("checkpoint_format", "'gptq' and 'gptq_v2'")
+    if table.values.get("is_marlin_format"):
+        raise table.refused("is_marlin_format", "GPTQ's own layout")
+    if table.get("pack_dtype", str, "int32") not in ("int32", "torch.int32"):
+        raise table.refused("pack_dtype", "'int32'")
+    group = table.group("group_size")
+    mixed = bool(table.get("dynamic", Mapping, {}))
+    return Scheme(table.path, GPTQ, (bits,), group, mixed, first_version=version == "gptq")
+
+
+def _awq(table: _Table) -> Scheme:
+    """Source: AutoAWQ, models/_config.py and modules/linear/gemm.py."""
+    if table.get("bits", int, 4) != 4:
+        raise table.refused("bits", "4")
+    version = "version" if table.get("version", str) else "format"
+    if table.get(version, str, "gemm").lower() != "gemm":
+        raise table.refused(version, "the layout 'gemm'")
+    return Scheme(table.path, AWQ, (4,), table.group("group_size"))
+
+
+def _fp8(table: _Table) -> Scheme:
+    """Source: transformers, integrations/finegrained_fp8.py; DeepSeek-V3, README_WEIGHTS.md."""
+    if table.get("activation_scheme", str, "dynamic") != "dynamic":
+        raise table.refused("activation_scheme", "'dynamic': no activation is quantized here")
+    if table.get("fmt", str, "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise table.refused("fmt", "'e4m3'")
+    return Scheme(table.path, FP8, (8,), rows=_block(table, "weight_block_size"))
+
+
+def _block(table: _Table, key: str) -> tuple[int, ...]:
+    block = table.get(key, list, [])
+    if block and (len(block) != 2 or any(type(n) is not int or n < 1 for n in block)):
+        raise table.refused(key, "rows and columns of a block, such as [128, 128]")
+    return tuple(block)
+
+
+_FORMATS = (
+    "pack-quantized", "int-quantized", "naive-quantized", "float-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+)  # fmt: skip
+
+
+def _compressed(table: _Table) -> Scheme:
+    """Source: compressed-tensors, quantization/quant_config.py."""
+    _check_format(table)
+    if table.get("quantization_status", str, "compressed") != "compressed":
+        raise table.refused("quantization_status", "'compressed'")
+    if table.values.get("kv_cache_scheme"):
+        raise table.refused("kv_cache_scheme", "keys and values in floats")
+    sparse = table.part("sparsity_config")
+    if sparse is not None and sparse.get("format", str, "dense") != "dense":
+        raise sparse.refused("format", "'dense'")
+    turned = table.part("transform_config")
+    if turned is not None and turned.values.get("config_groups"):
+        raise turned.refused("config_groups", "no rotations")
+    weights = list(_weights_of_groups(table))
+    sizes = {one.get("num_bits", int, 8) for one in weights}
+    groups = [one.get("group_size", int, 0) for one in weights]
+    blocks = {_block(one, "block_structure") for one in weights} - {()}
+    if len(blocks) > 1:
+        raise table.refused("config_groups", "one block_structure for all weights")
+    symmetric = any(one.get("symmetric", bool, True) for one in weights)
+    return Scheme(
+        table.path, COMPRESSED, tuple(sorted(sizes)), max(groups), zeros=symmetric,
+        rows=next(iter(blocks), ()),
+    )  # fmt: skip
+
+
+def _check_format(table: _Table) -> None:
+    if table.get("format", str, _FORMATS[0]) not in _FORMATS:
+        raise table.refused("format", ", ".join(_FORMATS))
+
+
+def _weights_of_groups(table: _Table) -> Iterator[_Table]:
+    """Yield what is said of the weights of each group of layers.
+
+    Raises: CheckpointError where a group says that activations are quantized: those of FP8 by
+        each token alone are not, as that rounds nothing that is stored.
+    """
+    groups = table.part("config_groups")
+    if groups is None or not groups.values:
+        raise table.refused("config_groups", "at least one group of layers")
+    for name in groups.values:
+        group = groups.part(name)
+        weights = None if group is None else group.part("weights")
+        if group is None or weights is None:
+            raise groups.refused(name, "groups of layers whose weights are quantized")
+        _check_format(group)
+        if group.values.get("output_activations"):
+            raise group.refused("output_activations", "activations in floats")
+        inputs = group.part("input_activations")
+        if inputs is not None:
+            small = {inputs.get("type", str, "int"), weights.get("type", str, "int")} != {"float"}
+            bits = inputs.get("num_bits", int, 8), weights.get("num_bits", int, 8)
+            if small or bits != (8, 8) or inputs.values.get("dynamic") is not True:
+                raise group.refused("input_activations", "weights alone in codes")
+        yield weights

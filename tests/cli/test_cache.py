@@ -1,0 +1,268 @@
+"""Checkpoints in place of a bundle: built into the cache once, by one process, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from cli.conftest import Run
+from specrt.bundle import read_manifest
+from specrt.cli.cache import bundle_of, cache
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from support.bundles import listed
+
+LLAMA = '{"model_type": "llama", "max_position_embeddings": 64}'
+
+
+@dataclass
+class Builds:
+    """Stands for the builder: leaves a bundle of no engines, and counts."""
+
+    places: list[Path] = field(default_factory=list)
+    meanwhile: Callable[[Path], None] = lambda _: None
+
+    def __call__(self, plan: Any, place: Path, **_: object) -> list[str]:
+        self.places.append(place)
+        self.meanwhile(place)
+        part = place.with_name(f".{place.name}.1.x.part")
+        listed(part)
+        shutil.rmtree(place, ignore_errors=True)
+        part.rename(place)
+        return []
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
+    made = Builds()
+    monkeypatch.setattr("specrt.cli.cache.build_bundle", made)
+    monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: None)
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "specrt"
+
+
+def checkpoint(place: Path) -> Path:
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(LLAMA)
+    (place / "model.safetensors").write_bytes(b"weights")
+    return place
+
+
+def test_the_first_use_builds_and_the_second_opens(
+    builds: Builds, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = checkpoint(tmp_path / "big"), checkpoint(tmp_path / "small")
+    place = bundle_of(target, draft)
+    said = capsys.readouterr()
+    assert place.is_relative_to(root)
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert f"into {place}; `rm -r {place}` removes it" in line
+    assert all(str(name) in line for name in (target, draft))
+    read_manifest(place)
+    assert bundle_of(target, draft) == place
+    assert builds.places == [place]
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(place)
+    assert bundle_of(target, draft) == place
+    assert len(builds.places) == 2
+
+
+def later(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+CHANGES: dict[str, Callable[[Path, Path], Any]] = {
+    "another size": lambda big, _: (big / "model.safetensors").write_bytes(b"more weights"),
+    "another time": lambda big, _: later(big / "model.safetensors"),
+    "another configuration": lambda big, _: later(big / "config.json"),
+    "a shard": lambda big, _: (big / "model-00002.safetensors").write_bytes(b""),
+    "another draft": lambda _, small: later(small / "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_checkpoint_is_another_bundle(
+    change: Callable[[Path, Path], Any], builds: Builds, root: Path, tmp_path: Path
+) -> None:
+    target, draft = checkpoint(tmp_path / "big"), checkpoint(tmp_path / "small")
+    before = bundle_of(target, draft)
+    (target / "notes.txt").write_text("of no model")
+    assert bundle_of(target, draft) == before
+    change(target, draft)
+    assert bundle_of(target, draft) not in (before, bundle_of(target), bundle_of(draft))
+    assert len(builds.places) == 4
+    assert len({place.name for place in root.glob("bundles/[!.]*")}) == 4
+
+
+def test_parts_of_a_file_count(builds: Builds, root: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("specrt.cli.cache.pair_recipe", lambda *_, **__: (None, ""))
+    parts = [Path(f"m-{n:05}-of-00002.gguf") for n in (1, 2)]
+    other = Path("n-00002-of-00002.gguf")
+    for path in (*parts, other):
+        path.write_bytes(b"GGUF")
+    before = bundle_of(parts[0])
+    later(other)
+    assert bundle_of(parts[0]) == before
+    later(parts[1])
+    assert bundle_of(parts[0]) != before
+
+
+@pytest.mark.parametrize("name", ["LAYOUT", "FORMAT", "specrt.__version__"])
+def test_another_version_is_another_bundle(
+    name: str, builds: Builds, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = checkpoint(tmp_path / "big")
+    before = bundle_of(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"specrt.cli.cache.{name}", "another")
+        assert bundle_of(target) != before
+    assert bundle_of(target) == before
+
+
+def test_a_bundle_that_cannot_be_read_is_built_again(
+    builds: Builds, root: Path, tmp_path: Path
+) -> None:
+    target = checkpoint(tmp_path / "big")
+    place = bundle_of(target)
+    for spoil in (
+        lambda manifest: manifest.write_text("{"),
+        lambda manifest: manifest.write_text(
+            json.dumps({**json.loads(manifest.read_text()), "versions": {"onnxruntime": "99.1"}})
+        ),
+    ):
+        spoil(place / "manifest.json")
+        assert bundle_of(target) == place
+        read_manifest(place)
+    assert builds.places == [place] * 3
+
+
+def test_of_two_processes_one_builds(
+    builds: Builds, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = checkpoint(tmp_path / "big")
+    began, end = Event(), Event()
+
+    def wait(_: Path) -> None:
+        began.set()
+        assert end.wait(20)
+
+    builds.meanwhile = wait
+    found: list[Path] = []
+    both = [Thread(target=lambda: found.append(bundle_of(target))) for _ in range(2)]
+    both[0].start()
+    assert began.wait(20)
+    both[1].start()
+    said = ""
+    while "waiting" not in said:  # it has met the lock
+        said += capsys.readouterr().err
+    assert found == []
+    end.set()
+    for thread in both:
+        thread.join(20)
+    assert len(found) == 2
+    assert len(set(found)) == len(builds.places) == 1
+    assert "another process builds" in said
+
+
+def test_a_build_that_is_interrupted_leaves_no_bundle(
+    builds: Builds, root: Path, tmp_path: Path
+) -> None:
+    target = checkpoint(tmp_path / "big")
+
+    def interrupt(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    builds.meanwhile = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bundle_of(target)
+    assert list(root.glob("bundles/[!.]*")) == []
+    builds.meanwhile = lambda _: None
+    read_manifest(bundle_of(target))
+
+
+def test_a_cache_that_takes_nothing_is_one_line(
+    builds: Builds, root: Path, tmp_path: Path, cli: Run
+) -> None:
+    target = checkpoint(tmp_path / "big")
+    root.parent.write_text("a file where the cache belongs")
+    said = cli("generate", target, "--prompt", "a").refusal
+    assert str(root.parent) in said
+    assert "XDG_CACHE_HOME" in said
+    assert builds.places == []
+    root.parent.unlink()
+
+    def fill(place: Path) -> None:
+        error = OSError(errno.ENOSPC, "No space left on device", str(place))
+        raise BuildError(f"the build stopped: {error}") from error
+
+    builds.meanwhile = fill
+    with pytest.raises(BuildError, match=r"No space left on device.*XDG_CACHE_HOME") as caught:
+        bundle_of(target)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_cache_is_where_the_specification_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache() == tmp_path / "x" / "specrt"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored
+    assert cache() == tmp_path / ".cache" / "specrt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache() == tmp_path / ".cache" / "specrt"
+
+
+def test_no_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(BuildError, match=r"no home folder .*XDG_CACHE_HOME"):
+        cache()
+
+
+def test_a_bundle_is_itself(builds: Builds, root: Path, tmp_path: Path) -> None:
+    bundle = listed(tmp_path / "bundle")
+    (bundle / "config.json").write_text("{}")
+    assert bundle_of(bundle) == bundle
+    assert bundle_of(tmp_path / "nothing") == tmp_path / "nothing"
+    with pytest.raises(SpecrtError, match=r"--draft is 'x.gguf', and .* is no checkpoint"):
+        bundle_of(bundle, Path("x.gguf"))
+    for draft in (bundle, Path("org/model")):
+        with pytest.raises(CheckpointError, match="expected a GGUF file or a checkpoint's folder"):
+            bundle_of(checkpoint(tmp_path / f"big {draft.name}"), draft)
+    assert builds.places == []
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "verify", "bench", "tune"])
+def test_every_verb_that_runs_a_bundle_takes_a_checkpoint(
+    verb: str, root: Path, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to where nothing can export it: that is one line with the remedy, and leaves nothing."""
+    monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: "torch")
+    target = checkpoint(tmp_path / "big")
+    more = ("--prompts", "x.jsonl") if verb in ("verify", "bench") else ()
+    said = cli(verb, target, "--draft", target, *more).refusal
+    assert "needs torch; install it with `make setup-export`" in said
+    assert not root.exists()
+    missing = cli(verb, tmp_path / "none.gguf", *more).refusal
+    assert "none.gguf cannot be read: No such file or directory" in missing

@@ -1,0 +1,232 @@
+"""Checkpoints that are named without a recipe, and the recipe that says the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import Run
+from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt_export.pair import CheckpointPair
+from specrt_export.recipe import Recipe, read_recipe
+
+LLAMA = {"model_type": "llama", "max_position_embeddings": 4096}
+
+Model = Callable[..., Path]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Makes folders that have nothing but a configuration, in the folder that a test runs in."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, **config: Any) -> Path:
+        path = Path(name)
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps({**LLAMA, **config}))
+        return path
+
+    return make
+
+
+def same(text: str, file: Path) -> Recipe:
+    """Return the recipe of a text that was written to a file."""
+    file.write_text(text, encoding="utf-8")
+    return read_recipe(file)
+
+
+def test_what_is_not_said_is_the_recipes_default(model: Model, tmp_path: Path) -> None:
+    model("big")
+    model("small")
+    recipe, text = CheckpointPair("big", "small").recipe()
+    plain = tmp_path / "plain.toml"
+    plain.write_text('[target]\ncheckpoint = "big"\n[draft]\ncheckpoint = "small"\n')
+    wanted = read_recipe(plain)
+    assert replace(recipe, path=plain) == replace(wanted, name="big")
+    assert same(text, tmp_path / "r.toml") == replace(recipe, path=tmp_path / "r.toml")
+
+
+@pytest.mark.parametrize("name", ["odd 'name' [x]", 'a"b\\c', "caf\u00e9=#", "..."])
+def test_any_name_is_written_as_it_is(name: str, model: Model, tmp_path: Path) -> None:
+    model(f"models/{name}x")
+    recipe, text = CheckpointPair(f"models/{name}x").recipe()
+    assert recipe.target.checkpoint == f"models/{name}x"
+    assert recipe.name
+    assert "/" not in recipe.name
+    assert same(text, tmp_path / "r.toml").target == recipe.target
+
+
+@pytest.mark.parametrize("name", ["a\x7fb", "a\nb", "a\udce9b"])
+def test_a_name_that_no_recipe_holds_is_refused(name: str, model: Model) -> None:
+    model(name)
+    with pytest.raises(SpecrtError, match=r"printable characters|is not UTF-8") as caught:
+        CheckpointPair(name).recipe()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_elsewhere_names_the_same_folders(model: Model, tmp_path: Path) -> None:
+    model("models/big")
+    model("small")
+    (tmp_path / "text.txt").write_text("text")
+    pair = CheckpointPair("models/big", "small", precision="int8", calibration="text.txt")
+    file = tmp_path / "deep" / "er" / "recipe.toml"
+    file.parent.mkdir(parents=True)
+    recipe, text = pair.recipe(file)
+    found = same(text, file)
+    assert found == recipe
+    for source, folder in ((found.target, "models/big"), (found.draft, "small")):
+        assert source is not None
+        assert (found.folder / source.checkpoint).samefile(folder)
+    assert (found.folder / found.quality.calibration).samefile("text.txt")
+
+
+def test_a_hub_name_stays_one(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model("cached").resolve()
+    asked: list[str] = []
+
+    def download(name: str, *_: object) -> Path:
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr("specrt_export.checkpoint.download", download)
+    Path("deep").mkdir()
+    recipe, _ = CheckpointPair("org/Big-7B", "cached").recipe(Path("deep/recipe.toml"))
+    assert asked == ["org/Big-7B"]
+    assert (recipe.target.checkpoint, recipe.name) == ("org/Big-7B", "Big-7B")
+    assert recipe.draft is not None
+    assert recipe.draft.checkpoint == "../cached"
+
+
+def test_no_engine_is_longer_than_its_models_allow(model: Model) -> None:
+    model("long")
+    model("short", max_position_embeddings=300)
+    assert CheckpointPair("long").recipe()[0].engine.max_length == 2048
+    assert CheckpointPair("long", "short").recipe()[0].engine.max_length == 300
+    assert CheckpointPair("long", "short", max_length=64).recipe()[0].engine.max_length == 64
+
+
+def test_a_precision_is_for_the_checkpoints_of_floats(model: Model) -> None:
+    model("floats")
+    model("codes", quantization_config={"quant_method": "gptq"})
+
+    def precisions(pair: CheckpointPair) -> list[str]:
+        recipe, _ = pair.recipe()
+        return [recipe.engine.precision, *(s.precision for s in recipe.sources.values())]
+
+    assert precisions(CheckpointPair("codes", "floats", precision="bf16")) == ["", "", "bf16"]
+    assert precisions(CheckpointPair("floats", "codes", precision="bf16")) == ["", "bf16", ""]
+    assert precisions(CheckpointPair("floats", precision="bf16")) == ["bf16", ""]
+    assert precisions(CheckpointPair("codes", precision="stored")) == ["stored", ""]
+    with pytest.raises(SpecrtError, match=r"--precision is 'fp16', and .*quantized already: codes"):
+        CheckpointPair("codes", precision="fp16").recipe()
+    with pytest.raises(SpecrtError, match="--precision int4 needs --calibration F"):
+        CheckpointPair("floats", precision="int4").recipe()
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_its_role(model: Model) -> None:
+    model("big")
+    for pair, named in (
+        (CheckpointPair("no/where/at/all"), "target: no folder no/where/at/all"),
+        (CheckpointPair("big", "none.gguf"), "draft: none.gguf cannot be read"),
+        (CheckpointPair("r.toml"), "target: "),
+    ):
+        Path("r.toml").touch()
+        with pytest.raises(CheckpointError, match=named) as caught:
+            pair.recipe()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
+    """What was asked to be built; nothing is."""
+    asked: list[tuple[Recipe, Path]] = []
+
+    def build(plan: Recipe, place: Path, **_: object) -> list[str]:
+        asked.append((plan, place))
+        return []
+
+    monkeypatch.setattr("specrt.cli.build.build_bundle", build)
+    monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: None)
+    return asked
+
+
+def test_the_command_shows_or_writes_the_recipe_that_it_builds(
+    cli: Run,
+    built: list[tuple[Recipe, Path]],
+    model: Model,
+    tmp_path: Path,
+) -> None:
+    model("big")
+    model("small")
+    words = ("build", "--target", "big", "--draft", "small", "--precision", "bf16")
+    shown = cli(*words, "--out", "out/x")
+    assert (shown.status, shown.err) == (0, "")
+    written = cli(*words, "--write-recipe", "mine.toml", "--backend", "tensorrt")
+    assert (written.status, written.err) == (0, "")
+    (first, place), (second, other) = built
+    assert (place, other) == (Path("out/x"), Path("engines/build/big-tensorrt"))
+    text = shown.out[shown.out.index("#") :]
+    assert replace(same(text, tmp_path / "s.toml"), path=first.path) == first
+    assert read_recipe(Path("mine.toml")) == second
+    again = cli(*words, "--write-recipe", "mine.toml", "--backend", "tensorrt")
+    assert again.status == 0
+    before = Path("mine.toml").read_bytes()
+    assert (
+        "mine.toml is there and says something else"
+        in cli(*words, "--write-recipe", "mine.toml").refusal
+    )
+    assert Path("mine.toml").read_bytes() == before
+    assert "--write-recipe" in cli(*words, "--write-recipe", "no/where.toml").refusal
+    assert len(built) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "name a RECIPE, or a checkpoint with --target"),
+        ("--draft small", "--draft belongs to --target"),
+        ("r.toml --precision int8", "--precision belongs to --target; the recipe says it"),
+        ("r.toml --target big", "r.toml is a recipe beside --target"),
+        ("big", "big is a checkpoint, no recipe; name it with --target"),
+        ("model.gguf", "model.gguf is a checkpoint, no recipe; name it with --target"),
+        ("--target big --precision int3", "'int3'"),
+        ("--target big --backend abacus", "engine.backend is 'abacus'"),
+        ("--target big --max-length 1", "1 is not in the range"),
+        ("--target no/thing/here", "target: no folder no/thing/here"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(
+    line: str,
+    says: str,
+    cli: Run,
+    built: list[tuple[Recipe, Path]],
+    model: Model,
+) -> None:
+    model("big")
+    assert says in cli("build", *line.split()).refusal
+    assert built == []
+
+
+def test_what_exports_is_missed_before_anything_is_fetched(
+    cli: Run,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from specrt_export.builder import build
+
+    def download(*_: object) -> Path:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr("specrt_export.checkpoint.download", download)
+    monkeypatch.setattr("specrt.system.doctor.EXPORTERS", ("a_library_that_there_is_not",))
+    said = cli("build", "--target", "org/model").refusal
+    assert "needs a_library_that_there_is_not; install it with `make setup-export`" in said
+    recipe = same('[target]\ncheckpoint = "org/model"\n', Path("recipe.toml"))
+    with pytest.raises(BuildError, match=r"needs a_library\S*; install .* or name an exported"):
+        build(recipe, Path("out"))
+    assert not Path("out").exists()
