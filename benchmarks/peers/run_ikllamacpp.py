@@ -50,7 +50,8 @@ def model_flags(options: Options, order: Order) -> list[object]:
     flags += ["-t", options.threads, "-tb", options.threads, "--run-time-repack"]
     caches = ["-ctk", "-ctv"]
     if order.mode == SPECULATIVE:
-        flags += ["-md", options.draft / "model.gguf"]
+        # Its flash attention ends the server with an assertion while the draft drafts.
+        flags += ["-md", options.draft / "model.gguf", "-fa", "off"]
         flags += SURE if order.gamma == AUTO else ["--draft-max", order.gamma, "--draft-p-min", 0]
         caches += ["-ctkd", "-ctvd"]
     if order.mode == NGRAM:
