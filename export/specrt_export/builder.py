@@ -58,7 +58,7 @@ from specrt_export.measured_model import MeasuredModel, ModelTrials
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import Tokens, check_name, read_graph, runs_here
-from specrt_export.provenance import oddity, origin, parameters
+from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
 
@@ -95,7 +95,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
             part = _part(progress, number, len(inputs))
             models[model.role], said[model.role] = builder.build(model, folder, out, part)
         progress("hash checkpoints", 0.95)
-        origins = {model.role: _origin(recipe, model) for model in inputs}
+        origins = {model.role: _provenance(recipe, model) for model in inputs}
         progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
@@ -120,9 +120,9 @@ def _check_exporter(recipe: Recipe) -> None:
         )
 
 
-def _origin(recipe: Recipe, model: ModelInputs) -> Provenance:
+def _provenance(recipe: Recipe, model: ModelInputs) -> Provenance:
     """Return where the weights of a model are from."""
-    return origin(model.checkpoint, model.hub, recipe.sources[model.role].revision)
+    return provenance_of(model.checkpoint, model.hub, recipe.sources[model.role].revision)
 
 
 def _warn(inputs: list[ModelInputs], progress: Progress) -> None:

@@ -25,6 +25,7 @@ from specrt.system.memory import size
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe_tables import ModelSource
@@ -45,7 +46,6 @@ on an x86-64 machine, less its weights, filled KV buffers and activations."""
 
 _SCALED = {"int4": 0.5, "int8": 1.0, "fp8": 1.0}
 _PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
-_BLOCKS = (128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
@@ -413,8 +413,7 @@ class _Weights:
             yield (2 if self._is_kept else _PLAIN[name]) * items
             return
         block = precision.block_of(name, matrix.columns)
-        if block != matrix.columns:
-            block = next((b for b in _BLOCKS if b <= block and matrix.columns % b == 0), 0)
+        block = fitting_block(matrix.columns, block)
         if not block:  # no block divides it, and it stays as it was
             yield (2 if self._is_kept else self.float_bytes) * items
             return

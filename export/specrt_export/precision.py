@@ -25,6 +25,19 @@ BLOCKS = (32, 64, 128)
 SMALLEST_BLOCK = 16
 """Of a weight that no asked block divides; TensorRT and MatMulNBits take no smaller ones."""
 
+ENGINE_BLOCKS = (*reversed(BLOCKS), SMALLEST_BLOCK)
+"""Weights that share a scale in an engine, the most first."""
+
+
+def fitting_block(inner: int, largest: int) -> int:
+    """Return the largest block up to the asked one that divides an inner size; 0 if none does.
+
+    A whole row is one that fits.
+    """
+    if largest == inner:
+        return inner
+    return next((b for b in ENGINE_BLOCKS if b <= largest and inner % b == 0), 0)
+
 
 PER_ROW = ("int8", "fp8")
 """What TensorRT multiplies fast with one scale for each row only."""

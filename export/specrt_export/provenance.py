@@ -12,13 +12,13 @@ from pathlib import Path
 from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
 
 SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""
 
 
-def origin(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> Provenance:
+def provenance_of(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> Provenance:
     """Return where the weights of a checkpoint are from.
 
     Every file of weights is read once more, to hash it: about a second a GB and core. `hub` is the
@@ -44,8 +44,7 @@ def weight_files(checkpoint: Checkpoint) -> list[Path]:
     """Return the files that hold weights."""
     if checkpoint.gguf is not None:
         return list(checkpoint.gguf.file.files)
-    files = {weight.file for weight in checkpoint.weights.values()}
-    return sorted(files | {weight.origin.file for weight in checkpoint.coded.values()})
+    return sorted({weight.file for weight in checkpoint.weights.values()})
 
 
 def formats(checkpoint: Checkpoint) -> str:
@@ -60,8 +59,6 @@ def parameters(checkpoint: Checkpoint) -> int:
     """Return how many numbers the weights are."""
     return sum(prod(weight.shape) for weight in checkpoint.weights.values())
 
-
-FLOATS = ("F32", "F16", "BF16")
 
 USUAL_MIXTURES = (
     frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")),
@@ -80,7 +77,7 @@ def oddity(checkpoint: Checkpoint) -> str | None:
     gguf, weights = checkpoint.gguf, checkpoint.weights
     common = Counter(weight.dtype for weight in weights.values())
     odd = list(_unlike(_by_layer(weights), common))
-    if not odd and all(weight.dtype in FLOATS for weight in weights.values()):
+    if not odd and all(weight.dtype in FLOAT_TYPES for weight in weights.values()):
         matrices = {n: w for n, w in weights.items() if gguf is None or len(w.shape) > 1}
         odd = list(_unlike([{n: w for n, w in matrices.items() if _loaded(n)}], common))
     if not odd:

@@ -25,6 +25,9 @@ ITEM_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 
+FLOAT_TYPES = ("F16", "BF16", "F32")
+"""Those that models are computed in, and scales stored in."""
+
 HEADER_LIMIT = 100_000_000
 """Bytes; the safetensors format itself refuses longer headers."""
 

@@ -19,7 +19,7 @@ from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.weights import GgufWeight
-from specrt_export.provenance import origin
+from specrt_export.provenance import provenance_of
 from specrt_export.safetensors_file import SINGLE
 from support import gguf_files
 from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
@@ -151,7 +151,7 @@ def test_places_name_formats(tmp_path: Path) -> None:
     assert kinds == {"F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
     assert checkpoint.gguf is not None
     assert checkpoint.gguf.file.formats().startswith(("F32 ", "Q"))
-    assert set(origin(checkpoint).files) == {"tiny.gguf"}
+    assert set(provenance_of(checkpoint).files) == {"tiny.gguf"}
     assert (checkpoint.origin, checkpoint.files) == (path, [path])
     checkpoint.unpack()
     held = (checkpoint.folder / SINGLE).stat().st_size

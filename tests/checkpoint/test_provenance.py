@@ -14,7 +14,7 @@ import pytest
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import find_inputs
-from specrt_export.provenance import oddity, origin
+from specrt_export.provenance import oddity, provenance_of
 from specrt_export.recipe import read_recipe
 
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -61,7 +61,7 @@ def sha256(path: Path) -> str:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_an_origin_has_every_file_of_weights_and_no_other(tmp_path: Path, shards: int) -> None:
     checkpoint = Checkpoint.open(folder(tmp_path / "m", named(lm_head__weight="F32"), shards))
-    found = origin(checkpoint)
+    found = provenance_of(checkpoint)
     paths = list((tmp_path / "m").glob("*.safetensors"))
     assert len(paths) == shards
     assert found.files == {path.name: sha256(path) for path in paths}
@@ -72,7 +72,7 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(folder(tmp_path / "m", named()))
     (tmp_path / "m" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: No such file"):
-        origin(checkpoint)
+        provenance_of(checkpoint)
 
 
 def test_a_fetched_model_has_its_name_and_commit(
@@ -94,11 +94,11 @@ def test_a_fetched_model_has_its_name_and_commit(
     )
     target, draft = find_inputs(read_recipe(recipe))
     assert asked == [("org/model", "main")]
-    found = origin(target.checkpoint, target.hub, "main")
+    found = provenance_of(target.checkpoint, target.hub, "main")
     assert (found.hub, found.revision) == ("org/model", commit)
     assert (draft.checkpoint.folder, draft.hub) == (local, "")
     elsewhere = SimpleNamespace(folder=local, gguf=None, weights={}, coded={}, origin=local)
-    assert origin(elsewhere, "org/model", "main").revision == "main"  # type: ignore[arg-type]
+    assert provenance_of(elsewhere, "org/model", "main").revision == "main"  # type: ignore[arg-type]
 
 
 ODD = {

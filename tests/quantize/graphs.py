@@ -19,7 +19,7 @@ from specrt.bundle import Geometry
 from specrt_export.portable.external_data import DataFile, Floats, StoredTensor, external_tensors
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session, read_graph
 from specrt_export.precision import Precision
-from specrt_export.quantize.codes import FP4_VALUES, Codes, Origin
+from specrt_export.quantize.codes import FP4_VALUES, Codes, TensorOrigin
 from specrt_export.quantize.quantizer import WEIGHTS, Store, choose, graft, keep_rest, prune
 
 VOCAB, WIDTH = 256, 64
@@ -178,8 +178,8 @@ class HeldCodes:
         return None
 
     @property
-    def origin(self) -> Origin:
-        return Origin(Path("held"), self.name, self.precision)
+    def origin(self) -> TensorOrigin:
+        return TensorOrigin(Path("held"), self.name, self.precision)
 
     def codes(self, begin: int, end: int) -> Codes:
         one = self.whole

@@ -14,7 +14,7 @@ from specrt.errors import CheckpointError
 from specrt_export.gguf.blocks import Bytes, Format
 from specrt_export.gguf.configuration import Family, family_of
 from specrt_export.gguf.reader import GgufFile, GgufTensor
-from specrt_export.quantize.codes import Codes, Floats, Origin
+from specrt_export.quantize.codes import Codes, Floats, TensorOrigin
 
 Order = NDArray[np.int64]
 
@@ -71,9 +71,9 @@ class GgufWeight:
         return self.format.block
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TensorOrigin:
         """See `CodedWeight`."""
-        return Origin(self.tensor.file, self.tensor.name, self.format.name)
+        return TensorOrigin(self.tensor.file, self.tensor.name, self.format.name)
 
     @property
     def inputs(self) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 from specrt.errors import CheckpointError
 from specrt_export.prequantized.layouts import PARTS, packed_weight
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
-from specrt_export.prequantized.quantization_config import FLOATS, Scheme
-from specrt_export.safetensors_file import WeightBytes
-
-FLOAT_TYPES = ("F16", "BF16", "F32")
+from specrt_export.prequantized.quantization_config import INSTEAD, Scheme
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
 
 OF_ACTIVATIONS = (
     "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point",
@@ -92,7 +90,7 @@ def _check_float(module: LayerTensors, part: str, *, coded: bool) -> None:
         raise CheckpointError(
             f"{tensor.file}: {module.name}.{part} quantizes activations, keys or values, which "
             f"specrt computes in floats. Take a checkpoint whose weights alone are quantized, "
-            f"{FLOATS}"
+            f"{INSTEAD}"
         )
     if part in PARTS or (coded and part == "weight") or tensor.dtype not in FLOAT_TYPES:
         raise module.wrong(

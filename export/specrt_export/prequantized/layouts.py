@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight, WeightLayout
 from specrt_export.prequantized.packing import (
-    SCALES,
     Bytes,
     as_floats,
-    halves,
     interleaved,
     raised,
     unpacked,
 )
 from specrt_export.prequantized.quantization_config import AWQ, COMPRESSED, FP8, GPTQ, Scheme
-from specrt_export.quantize.codes import Floats
+from specrt_export.quantize.codes import Floats, unpack_unsigned
+from specrt_export.safetensors_file import FLOAT_TYPES
 
 PARTS = frozenset(
     (
@@ -66,9 +65,9 @@ def _gptq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
     inputs = words * 32 // bits
     group = scheme.group or inputs
     if scheme.mixed:
-        group = inputs // module.tensor("scales", SCALES, rank=2).shape[0] or inputs
+        group = inputs // module.tensor("scales", FLOAT_TYPES, rank=2).shape[0] or inputs
     _check_group(module, "qweight", inputs, group)
-    module.tensor("scales", SCALES, (inputs // group, outputs))
+    module.tensor("scales", FLOAT_TYPES, (inputs // group, outputs))
     module.tensor("qzeros", WORDS, (inputs // group, -(-outputs * bits // 32)))
     ordered = "g_idx" in module.tensors
     if ordered:
@@ -99,7 +98,7 @@ def _awq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
     inputs, words = module.tensor("qweight", WORDS, rank=2).shape
     group = scheme.group or inputs
     _check_group(module, "qweight", inputs, group)
-    module.tensor("scales", SCALES, (inputs // group, 8 * words))
+    module.tensor("scales", FLOAT_TYPES, (inputs // group, 8 * words))
     module.tensor("qzeros", WORDS, (inputs // group, words))
 
     def numbers(part: str, module: LayerTensors, begin: int, end: int) -> Bytes:
@@ -149,7 +148,7 @@ def _words(module: LayerTensors, scheme: Scheme) -> PackedWeight:
             f"{' or '.join(map(str, scheme.bits))} bits, which are no codes of 4 or 8 bits of it",
         )
     bits, inputs = fitting[0], stated[1]
-    group, scales = _scales(module, scheme, "weight_scale", SCALES, (outputs, inputs))
+    group, scales = _scales(module, scheme, "weight_scale", FLOAT_TYPES, (outputs, inputs))
     groups = -(-inputs // group)
 
     def codes(module: LayerTensors, begin: int, end: int) -> Bytes:
@@ -165,7 +164,7 @@ def _words(module: LayerTensors, scheme: Scheme) -> PackedWeight:
         else:
             module.tensor("weight_zero_point", ("I8",), (outputs, groups))
             zeros = partial(_signed_zeros, 1 << (bits - 1))
-    elif not scheme.zeros:
+    elif not scheme.symmetric:
         module.tensor("weight_zero_point", ("I32", "I8"))
     ordered = _is_ordered(module, inputs)
     layout = WeightLayout("weight_packed", codes, scales, zeros, "weight_g_idx" if ordered else "")
@@ -198,14 +197,14 @@ def _bytes(module: LayerTensors, scheme: Scheme, scale: str) -> PackedWeight:
     weight = module.tensor("weight", ("I8", "F8_E4M3"), rank=2)
     shape = weight.shape
     small = weight.dtype == "I8"
-    types = SCALES if small else (*SCALES, "U8", "F8_E8M0")
+    types = FLOAT_TYPES if small else (*FLOAT_TYPES, "U8", "F8_E8M0")
     group, scales = _scales(module, scheme, scale, types, shape)
     zeros = None
     if "weight_zero_point" in module.tensors:
         inner = module.tensors[scale].shape
         module.tensor("weight_zero_point", ("I8",), inner)
-        zeros = partial(_spread_rows, "weight_zero_point", shape, scheme.rows)
-    elif small and not scheme.zeros:
+        zeros = partial(_spread_rows, "weight_zero_point", shape, scheme.block_shape)
+    elif small and not scheme.symmetric:
         module.tensor("weight_zero_point", ("I8",))
 
     def codes(module: LayerTensors, begin: int, end: int) -> Bytes:
@@ -233,11 +232,11 @@ def _scales(
     outputs, inputs = shape
     stored = module.tensor(part, types)
     found = stored.shape
-    read = partial(_spread_rows, part, shape, scheme.rows)
+    read = partial(_spread_rows, part, shape, scheme.block_shape)
     if found in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
         return inputs, lambda *of: as_floats(read(*of))
-    if scheme.rows:
-        high, wide = scheme.rows
+    if scheme.block_shape:
+        high, wide = scheme.block_shape
         module.tensor(part, types, (-(-outputs // high), -(-inputs // wide)))
         return wide, lambda *of: as_floats(read(*of))
     if len(found) != 2 or found[0] != outputs or not found[1] or inputs % found[1]:
@@ -285,7 +284,7 @@ def _fp4(module: LayerTensors) -> PackedWeight:
         module.tensor("weight_global_scale", ("F32",), (1,), ())
 
     def codes(module: LayerTensors, begin: int, end: int) -> Bytes:
-        return halves(module.array("weight_packed")[begin:end])
+        return unpack_unsigned(module.array("weight_packed")[begin:end])
 
     def scales(module: LayerTensors, begin: int, end: int) -> Floats:
         found = as_floats(module.array("weight_scale")[begin:end])

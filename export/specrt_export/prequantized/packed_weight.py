@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.quantize.codes import FP8, Codes, Floats, Origin
+from specrt_export.precision import ENGINE_BLOCKS, SMALLEST_BLOCK
+from specrt_export.quantize.codes import FP8, Codes, Floats, TensorOrigin
 from specrt_export.safetensors_file import WeightBytes, map_array
 
 Order = NDArray[np.int64]
-
-BLOCKS = (128, 64, 32, 16)
-"""Weights that share a scale in an engine; a longer group becomes several blocks of one scale."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,10 @@ class PackedWeight:
         return f"{self.module.name}.weight"
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TensorOrigin:
         """See `CodedWeight`."""
         part = self.layout.part
-        return Origin(self.module.tensors[part].file, f"{self.module.name}.{part}", self.kind)
+        return TensorOrigin(self.module.tensors[part].file, f"{self.module.name}.{part}", self.kind)
 
     @cached_property
     def inputs(self) -> Order | None:
@@ -139,12 +137,12 @@ class PackedWeight:
 
     @cached_property
     def block(self) -> int:
-        """See `CodedWeight`.
+        """See `CodedWeight`: a longer group becomes several blocks of one scale.
 
         Raises: CheckpointError where no block of an engine divides the groups.
         """
         groups = self._groups
-        for block in BLOCKS:
+        for block in ENGINE_BLOCKS:
             if len(groups) % block == 0:
                 cut = groups.reshape(-1, block)
                 if (cut == cut[:, :1]).all():
@@ -152,7 +150,7 @@ class PackedWeight:
         raise self.module.wrong(
             self.layout.groups or self.layout.part,
             f"has {len(groups)} inputs in groups of {self.group}; expected multiples of "
-            f"{BLOCKS[-1]} in each",
+            f"{SMALLEST_BLOCK} in each",
         )
 
     @cached_property

@@ -8,14 +8,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt_export.quantize.codes import Floats
+from specrt_export.quantize.codes import Floats, unpack_unsigned
 
 Words = NDArray[np.uint32]
 
 Bytes = NDArray[np.uint8]
-
-SCALES = ("F16", "BF16", "F32")
-"""Types of scales that are floats."""
 
 
 def as_floats(values: NDArray[Any]) -> Floats:
@@ -31,13 +28,7 @@ def as_floats(values: NDArray[Any]) -> Floats:
 def unpacked(words: NDArray[Any], bits: int) -> Bytes:
     """Return the numbers of 4 or 8 bits of words [.., n], [.., n * 32 / bits], the lowest first."""
     data = np.ascontiguousarray(words).view(np.uint8)
-    return halves(data) if bits == 4 else data
-
-
-def halves(data: Bytes) -> Bytes:
-    """Return the halves of bytes [.., n], [.., 2 n], the low one first."""
-    both = np.stack([data & np.uint8(15), data >> np.uint8(4)], axis=-1)
-    return both.reshape(*data.shape[:-1], 2 * data.shape[-1])
+    return unpack_unsigned(data) if bits == 4 else data
 
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

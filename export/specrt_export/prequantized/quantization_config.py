@@ -17,7 +17,7 @@ GPTQ, AWQ, COMPRESSED, FP8 = "gptq", "awq", "compressed-tensors", "fp8"
 
 METHODS = (GPTQ, AWQ, COMPRESSED, FP8, "fbgemm_fp8")
 
-FLOATS = "or take the model's floats, which specrt quantizes itself"
+INSTEAD = "or take the model's floats, which specrt quantizes itself"
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Scheme:
     """Whether some layers have other bits or groups than the rest."""
     first_version: bool = False
     """Whether GPTQ's zeros are stored one less."""
-    zeros: bool = True
+    symmetric: bool = True
     """Whether a weight may come without zeros: then they are in the middle."""
-    rows: tuple[int, ...] = ()
+    block_shape: tuple[int, ...] = ()
     """Rows and columns of FP8's blocks."""
 
     quantized = True
@@ -109,7 +109,7 @@ class _Table:
         """Return what says that a value cannot be kept."""
         return CheckpointError(
             f"{self.path}: {self.name}.{key} is {short(self.values.get(key))}; specrt keeps "
-            f"{expected}. Take a checkpoint that has it, {FLOATS}"
+            f"{expected}. Take a checkpoint that has it, {INSTEAD}"
         )
 
     def group(self, key: str) -> int:
@@ -153,7 +153,7 @@ def _fp8(table: _Table) -> Scheme:
         raise table.refused("activation_scheme", "'dynamic': no activation is quantized here")
     if table.get("fmt", str, "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise table.refused("fmt", "'e4m3'")
-    return Scheme(table.path, FP8, (8,), rows=_block(table, "weight_block_size"))
+    return Scheme(table.path, FP8, (8,), block_shape=_block(table, "weight_block_size"))
 
 
 def _block(table: _Table, key: str) -> tuple[int, ...]:
@@ -190,8 +190,8 @@ def _compressed(table: _Table) -> Scheme:
         raise table.refused("config_groups", "one block_structure for all weights")
     symmetric = any(one.get("symmetric", bool, True) for one in weights)
     return Scheme(
-        table.path, COMPRESSED, tuple(sorted(sizes)), max(groups), zeros=symmetric,
-        rows=next(iter(blocks), ()),
+        table.path, COMPRESSED, tuple(sorted(sizes)), max(groups), symmetric=symmetric,
+        block_shape=next(iter(blocks), ()),
     )  # fmt: skip
 
 

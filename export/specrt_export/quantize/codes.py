@@ -66,8 +66,8 @@ class Codes:
         return values
 
 
-class Origin(NamedTuple):
-    """Where a weight of a checkpoint is from."""
+class TensorOrigin(NamedTuple):
+    """The tensor of a file that a weight of a checkpoint is from."""
 
     file: Path
     tensor: str
@@ -102,7 +102,7 @@ class CodedWeight(Protocol):
         """The input that each column of the codes multiplies [K]; None where they are in order."""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TensorOrigin:
         """Where it is from."""
 
     def codes(self, begin: int, end: int) -> Codes:
@@ -202,9 +202,8 @@ def unpack(packed: NDArray[np.uint8]) -> Integers:
 
 def unpack_unsigned(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the codes [N, K] from 0 to 15 of bytes [N, K / 2]."""
-    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
-        len(packed), -1
-    )
+    both = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+    return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def _int8(rows: Floats) -> tuple[Integers, Floats]:

@@ -33,7 +33,7 @@ from specrt_export.portable.external_data import (
     widen,
 )
 from specrt_export.portable.graph import CODED, PRECISION, read_graph
-from specrt_export.precision import BITS, BLOCKS, SCALED, SMALLEST_BLOCK, STORED, Precision
+from specrt_export.precision import BITS, SCALED, STORED, Precision, fitting_block
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
     CalibrationText,
@@ -321,9 +321,6 @@ def prune(model: onnx.ModelProto) -> None:
     graph.initializer.extend(used)
 
 
-_BLOCKS = (*reversed(BLOCKS), SMALLEST_BLOCK)
-
-
 @dataclass(frozen=True)
 class Use:
     """One place where a graph reads a weight."""
@@ -422,16 +419,6 @@ def _choice(
         positive = precision.positive
         return Choice(tensor.name, name, block, uses, turned, positive) if block else None
     return Choice(tensor.name, name, 0, uses, turned)
-
-
-def fitting_block(inner: int, largest: int) -> int:
-    """Return the largest block up to the asked one that divides an inner size; 0 if none does.
-
-    A whole row is one that fits.
-    """
-    if largest == inner:
-        return inner
-    return next((b for b in _BLOCKS if b <= largest and inner % b == 0), 0)
 
 
 Readers = dict[str, list[tuple[onnx.NodeProto, int]]]
