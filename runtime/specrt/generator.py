@@ -314,6 +314,11 @@ class Generator:
         self._worker = Worker(self._scheduler)
 
     @property
+    def rows(self) -> int:
+        """How many completions run at once."""
+        return len(self._scheduler)
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """Remarks for the user who opened the bundle, a line each.
 
