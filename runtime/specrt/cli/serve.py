@@ -89,13 +89,13 @@ def command(
         threads=threads,
         owns_process=owns_process,
     )
-    if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
-        print(
-            f"warning: everybody who reaches {host} can use the server; --api-key-file or "
-            f"${KEY} closes it",
-            file=sys.stderr,
-        )
     with _listening(host, port) as listener:
+        if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
+            print(
+                f"warning: everybody who reaches {host} can use the server; --api-key-file or "
+                f"${KEY} closes it",
+                file=sys.stderr,
+            )
         application = app(bundle, options)
         _serve(application, listener, host, drain, log_requests=log_requests)
     return 0
@@ -110,8 +110,9 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
         raise RequestError(
-            f"{host} port {port} cannot be listened at: {error.strerror or error}; give another "
+            f"{host} port {port} cannot be listened at: {reason}; give another "
             "one with --host and --port"
         ) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,18 +19,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specrt
-from specrt.bundle import DEFAULT_BUNDLE, read_manifest
+from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
-from specrt.generator import Generator
 from specrt.loading import load
 from specrt.serve.admission import OverloadError
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
-from specrt.serve.completions import completion_routes
+from specrt.serve.completion_routes import completion_routes
 from specrt.serve.sending import error_body, error_response
 from specrt.serve.service import Service, UnknownModelError
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
-
-log = logging.getLogger("specrt.serve")
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
 """Paths that need no key."""
@@ -74,30 +70,27 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
     """
     options = options or ServerOptions()
     folder = Path(bundle)
+    template = _template(folder, options.chat_template)
     generator = load(folder, threads=options.threads, owns_process=options.owns_process)
-    try:
-        return _application(generator, folder, options)
-    except BaseException:
-        generator.close()
-        raise
-
-
-def _application(generator: Generator, folder: Path, options: ServerOptions) -> FastAPI:
-    digest = read_manifest(folder).files["tokenizer.json"].sha256
     service = Service(
         generator,
         options.name or folder.resolve().name,
-        template=_template(folder, options.chat_template),
-        fingerprint=f"b{digest[:12]}",
+        template=template,
+        fingerprint=f"b{read_manifest(folder).files[TOKENIZER].sha256[:12]}",
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
     )
+    return application(service, options)
+
+
+def application(service: Service, options: ServerOptions) -> FastAPI:
+    """Return the ASGI application of a service, whose generator it closes at its shutdown."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.admission.draining = True
-        await to_thread(generator.close)
+        await to_thread(service.generator.close)
 
     made = FastAPI(
         title="specrt",
@@ -111,7 +104,7 @@ def _application(generator: Generator, folder: Path, options: ServerOptions) -> 
     _add_errors(made, service)
     for routes in (status_routes, model_routes, completion_routes):
         made.include_router(routes(service))
-    made.add_middleware(Gate, options=options, service=service)
+    made.add_middleware(AccessControl, options=options, service=service)
     return made
 
 
@@ -248,12 +241,11 @@ def _add_errors(made: FastAPI, service: Service) -> None:
         return counted(error_response(error.status_code, error.detail, kind, headers=headers))
 
     @made.exception_handler(Exception)
-    async def defect(_: HttpRequest, error: Exception) -> Response:
-        log.exception("a request failed", exc_info=error)
+    async def defect(_: HttpRequest, __: Exception) -> Response:
         return counted(error_response(500, "the server failed; its log says why", "server_error"))
 
 
-class Gate:
+class AccessControl:
     """Lets in who has a key, and bodies that are not too large."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, service: Service) -> None:

@@ -6,10 +6,10 @@ Fields that vLLM and llama.cpp add are read too, where they mean something here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import Gamma, SamplingParams
@@ -187,19 +187,25 @@ def _structured(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 Ids = Annotated[list[int], Field(min_length=1)]
 
+Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)]
+
 
 class CompletionBody(Body):
     """A request to /v1/completions."""
 
-    prompt: (
-        str
-        | Ids
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Ids], Field(min_length=1)]
-    )
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _one_message(cls, given: Any, read: Callable[[Any], Prompts]) -> Prompts:
+        """Refuse with one message, not with one for each form."""
+        try:
+            return read(given)
+        except ValidationError:
+            raise ValueError("expected a text, token ids, or a list of these") from None
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -90,7 +90,7 @@ class Service:
 
     async def begin(
         self, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
-    ) -> Answers:
+    ) -> ServedCompletions:
         """Admit a request, and return its completions: `params.n` of each prompt, in order.
 
         Raises: OverloadError, RequestError, CapacityError before any work.
@@ -99,7 +99,7 @@ class Service:
             places.enter_context(self.admission.admit(len(prompts) * params.n))
             began = monotonic()
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
-            return Answers(self, ids, streams, places.pop_all(), began)
+            return ServedCompletions(self, ids, streams, places.pop_all(), began)
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
@@ -127,7 +127,7 @@ class UnknownModelError(RequestError):
     """A request names another model than the one that is served."""
 
 
-class Answers:
+class ServedCompletions:
     """The completions of one request. Close it however the request ends."""
 
     def __init__(

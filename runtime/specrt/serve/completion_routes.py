@@ -19,12 +19,12 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry
 from specrt.serve.bodies import MOST_CHOICES, Body, ChatBody, CompletionBody, StreamOptions
 from specrt.serve.sending import DONE, EventStream, as_event, unless_gone
-from specrt.serve.service import Answers, Service, Update
+from specrt.serve.service import ServedCompletions, Service, Update
 from specrt.serve.tools import ToolCall, ToolUse, tool_use
 from specrt.text.detokenizer import DraftedSpans
 
 
-def usage_of(answers: Answers) -> dict[str, Any]:
+def usage_of(answers: ServedCompletions) -> dict[str, Any]:
     """Return OpenAI's count of tokens; each prompt counts once."""
     completions = answers.completions
     first = completions[:: len(completions) // len(answers.prompts)]
@@ -49,9 +49,8 @@ def metrics_of(completions: Sequence[Completion]) -> dict[str, Any]:
     drafting = [r for r in counts.log if r.drafted]
     widest = max((r.drafted for r in drafting), default=0)
     histogram = [sum(r.accepted == n for r in drafting) for n in range(widest + 1)]
-    kept = sum(r.accepted for r in drafting)
-    speculative = {
-        "mean_acceptance_length": 1 + kept / len(drafting),
+    speculative = drafting and {
+        "mean_acceptance_length": 1 + counts.accepted / len(drafting),
         "draft_acceptance_rate": counts.draft_yield,
         "acceptance_histogram": histogram,
         "num_spec_steps": len(drafting),
@@ -59,7 +58,7 @@ def metrics_of(completions: Sequence[Completion]) -> dict[str, Any]:
         "num_draft_tokens": counts.drafted,
     }
     return {
-        "speculative_decoding": speculative if drafting else None,
+        "speculative_decoding": speculative or None,
         "specrt": {
             **counts.to_json(),
             "accepted_at": counts.accepted_at,
@@ -84,7 +83,7 @@ def speculation_of(update: Update, painted: DraftedSpans) -> dict[str, Any]:
     }
 
 
-class Format:
+class AnswerFormat:
     """How the completions of one request become OpenAI's objects."""
 
     kind: str
@@ -94,7 +93,9 @@ class Format:
     prefix: str
     """Of ids."""
 
-    def __init__(self, service: Service, answers: Answers, options: StreamOptions | None) -> None:
+    def __init__(
+        self, service: Service, answers: ServedCompletions, options: StreamOptions | None
+    ) -> None:
         self._service = service
         self._answers = answers
         self._options = options or StreamOptions()
@@ -179,13 +180,13 @@ class Format:
         ]
 
 
-class TextFormat(Format):
+class TextFormat(AnswerFormat):
     """The objects of /v1/completions."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, service: Service, answers: Answers, body: CompletionBody) -> None:
+    def __init__(self, service: Service, answers: ServedCompletions, body: CompletionBody) -> None:
         super().__init__(service, answers, body.stream_options)
         self._echo = body.echo
         self._only_prompt = body.echo and body.max_tokens == 0
@@ -257,13 +258,15 @@ class TextFormat(Format):
         }
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """The objects of /v1/chat/completions."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, answers: Answers, body: ChatBody, use: ToolUse) -> None:
+    def __init__(
+        self, service: Service, answers: ServedCompletions, body: ChatBody, use: ToolUse
+    ) -> None:
         super().__init__(service, answers, body.stream_options)
         self._use = use
         self._top = body.ranked or 0
@@ -391,13 +394,15 @@ def completion_routes(service: Service) -> APIRouter:
 
 async def begin(
     service: Service, body: Body, prompts: Sequence[Prompt], params: SamplingParams
-) -> Answers:
+) -> ServedCompletions:
     """Begin the completions of a request."""
     service.require(body.model)
     return await service.begin(prompts, params, **body.draft_options)
 
 
-async def answer(request: HttpRequest, body: Body, answers: Answers, form: Format) -> Response:
+async def answer(
+    request: HttpRequest, body: Body, answers: ServedCompletions, form: AnswerFormat
+) -> Response:
     """Return the answer, whole or as a stream of events."""
     if body.stream:
         return EventStream(form.events(), answers.close)
