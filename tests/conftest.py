@@ -19,7 +19,7 @@ from specrt_export.builder import build, is_fresh
 from specrt_export.recipe import read_recipe
 from support.toy import byte_level
 
-FIRST = ("cpp", "portable", "lower", "compile", "check", "export")
+FIRST = ("cpp", "kernels", "portable", "lower", "compile", "check", "export")
 """Folders whose tests take longest, so that no worker begins one of them last."""
 
 settings.register_profile("specrt", deadline=None)  # no test fails by the clock

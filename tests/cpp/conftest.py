@@ -22,6 +22,7 @@ from shared import REPOSITORY, locked
 
 SOURCES = REPOSITORY / "runtime" / "cpp"
 CHECKS = REPOSITORY / "tests" / "cpp"
+KERNELS = REPOSITORY / "tests" / "kernels"
 CACHE = REPOSITORY / "build" / "tests-cpp"
 """Ignored by git. A folder for each way to build, with the hashes of what it was built from."""
 TOOLS = {
@@ -34,7 +35,7 @@ TOOLS = {
 TARGETS = {
     ("native", "ON"): ("all",),
     ("native", "thread"): ("abi_check",),
-    ("native", "OFF"): ("application",),
+    ("native", "OFF"): ("application", "instruction_sets"),
     ("hosted", "ON"): ("application",),
     ("hosted", "OFF"): ("install", "application"),
 }
@@ -102,7 +103,7 @@ def built_library() -> BuildLibrary:
         targets = TARGETS[implementation, sanitizer]
         options = {
             "CMAKE_BUILD_TYPE": "None",
-            "CMAKE_CXX_FLAGS": "-O1 -g1",
+            "CMAKE_CXX_FLAGS": f"{'-O0' if sanitize else '-O1'} -g1",
             "SPECRT_IMPLEMENTATION": implementation,
             "SPECRT_SANITIZE": sanitizer,
             "SPECRT_TESTS": "ON",
@@ -199,7 +200,8 @@ def compiler() -> list[str]:
 def _hashes() -> dict[str, str]:
     """Return the hash of every file that a build reads."""
     files = [SOURCES / "CMakeLists.txt", CHECKS / "CMakeLists.txt"]
-    for folder in (SOURCES / "cmake", SOURCES / "include", SOURCES / "src", CHECKS):
+    folders = (SOURCES / "cmake", SOURCES / "include", SOURCES / "src", CHECKS, KERNELS)
+    for folder in folders:
         files += [path for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
 

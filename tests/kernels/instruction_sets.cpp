@@ -80,6 +80,7 @@ bool same(float a, float b) {
 
 template <class Number>
 void compare(const std::string& what, const Number* found, const Number* expected, size_t count) {
+  if (count == 0 || std::memcmp(found, expected, count * sizeof *found) == 0) return;
   for (size_t i = 0; i < count; i++)
     if (!same(static_cast<float>(found[i]), static_cast<float>(expected[i])))
       differ(what, i, static_cast<double>(found[i]), static_cast<double>(expected[i]));
@@ -209,7 +210,8 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
     reference.multiply_floats(weights, x.data(), kWidest, 0, tiles, whole);
   }
 
-  for (size_t width = 0; width <= kWidest; width++) {
+  const size_t apart = &kernels == &reference ? 9 : 1;  // which takes rows one at a time
+  for (size_t width = 0; width <= kWidest; width += apart) {
     const size_t from = width < 24 ? kWidest - width : 0;  // short passes are of other rows
     const Buffer<float> part(width * product.inputs);
     std::memcpy(part.data(), x.data() + from * product.inputs, part.size() * sizeof(float));

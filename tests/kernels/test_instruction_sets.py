@@ -1,12 +1,12 @@
 """The kernels of every instruction set against the reference, without ONNX Runtime.
 
-`instruction_sets.cpp` is compiled as the library is, with sanitizers, and for aarch64.
+`instruction_sets.cpp` is linked with kernels that are compiled as the library is, with sanitizers,
+and for aarch64.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cpp.conftest import BuildLibrary, compiler
 from shared import REPOSITORY, locked
 from support.kernels import instruction_sets
 
@@ -33,13 +34,13 @@ AARCH64 = {"max": ["i8mm", "dotprod", "scalar"], "neoverse-n1": ["dotprod", "sca
 """Processors that qemu emulates, and the kernels of each."""
 
 
-def program(compiler: str, *flags: str) -> Path:
+def program(*command: str) -> Path:
     """Build the program, unless its sources, compiler and flags are those of the last build."""
     kernels = sorted({*HEADERS.glob("kernels/*.cpp")} - ENTRIES)
     checks = sorted(CHECKS.glob("*.cpp"))
     sources = [*kernels, *checks]
-    command = [*compiler.split(), *FLAGS, *flags, f"-I{HEADERS}"]
-    version = subprocess.run([*compiler.split(), "--version"], capture_output=True, check=True)
+    version = subprocess.run([command[0], "--version"], capture_output=True, check=True)
+    command = (*command, *FLAGS, f"-I{HEADERS}")
     read = [*sources, *sorted(HEADERS.glob("kernels/*.hpp"))]
     contents = _hash(version.stdout, *(file.read_bytes() for file in read))
     folder = CACHE / _hash(str(command).encode(), *(source.name.encode() for source in sources))
@@ -75,19 +76,21 @@ def printed(*command: str | Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["-O3"], pytest.param(SANITIZED, marks=pytest.mark.nightly)],
-    ids=["optimized", "sanitized"],
-)
-def test_every_instruction_set_here_has_the_bits_of_the_reference(flags: list[str]) -> None:
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler is installed")
-    names = printed(program(compiler, *flags))
+def check_names(names: list[str]) -> None:
     # Tiles of AMX are emulated where there is AVX-512.
     emulated = ["amx"] if "avx512-vnni" in names else []
     assert names == instruction_sets() + emulated
+
+
+def test_every_instruction_set_here_has_the_bits_of_the_reference(
+    built_library: BuildLibrary,
+) -> None:
+    check_names(printed(built_library("native").program("instruction_sets")))
+
+
+@pytest.mark.nightly
+def test_every_instruction_set_here_has_the_bits_of_the_reference_under_sanitizers() -> None:
+    check_names(printed(program(*compiler(), *SANITIZED)))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +98,8 @@ def test_every_instruction_set_here_has_the_bits_of_the_reference(flags: list[st
     ["max", *(pytest.param(name, marks=pytest.mark.nightly) for name in AARCH64 if name != "max")],
 )
 def test_every_instruction_set_of_aarch64_has_the_bits_of_the_reference(processor: str) -> None:
-    compiler, emulator = map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64"))
-    if compiler is None or emulator is None or platform.machine() == "aarch64":
+    cross, emulator = map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64"))
+    if cross is None or emulator is None or platform.machine() == "aarch64":
         pytest.skip("g++-aarch64-linux-gnu and qemu-user are not both installed, or not needed")
-    built = program(compiler, "-O3", "-static")
+    built = program(cross, "-O3", "-static")
     assert printed(emulator, "-cpu", processor, built) == AARCH64[processor]

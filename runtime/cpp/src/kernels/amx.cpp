@@ -244,7 +244,7 @@ bool supported() {
 
 }  // namespace
 
-extern const Kernels kAmx = kernels_of<Avx512>("amx", supported, multiply);
+extern const Kernels kAmx = kernels_over<kAvx512Vnni>("amx", supported, multiply);
 
 }  // namespace specrt::kernels
 

@@ -25,7 +25,8 @@ using Vector = Avx2<true>;
 
 }  // namespace
 
-extern const Kernels kAvxVnni = kernels_of<Vector>("avx-vnni", supported);
+extern const Kernels kAvxVnni =
+    kernels_over<kAvx2>("avx-vnni", supported, multiply_all<Vector>, multiply_only<Vector>);
 
 }  // namespace specrt::kernels
 

@@ -22,7 +22,8 @@ using Vector = Neon<true>;
 
 }  // namespace
 
-extern const Kernels kI8mm = kernels_of<Vector>("i8mm", supported);
+extern const Kernels kI8mm =
+    kernels_over<kDotProd>("i8mm", supported, multiply_all<Vector>, multiply_only<Vector>);
 
 }  // namespace specrt::kernels
 
