@@ -131,12 +131,13 @@ def test_only_turns_count_and_each_begins_warm() -> None:
     def ask(order: Order) -> Outcome:
         warm = order.max_tokens == WARM_TOKENS
         turns.extend([] if warm else [order.mode])
+        assert (order.prompts == [[4, 1]]) == warm, "what warms is no prompt that is measured"
         ns = round((order.max_tokens - 1) / (999.0 if warm else next(rates[order.mode])) * 1e9)
         return Outcome.of([Completed([7] * order.max_tokens, 1, ns) for _ in order.prompts])
 
     runner: Any = SimpleNamespace(ask=ask)
     contenders = [Contender.parse("a:plain"), Contender.parse("a:ngram:2")]
-    found = measure({"a": runner}, contenders, Order([[1], [2], [3]], 64), 2)
+    found = measure({"a": runner}, contenders, Order([[1, 4], [2], [3]], 64), 2)
     assert [[round(o.decode_rate) for o in row.outcomes] for row in found] == [[10, 20], [30, 40]]
     assert set(turns[2:4]) == set(turns[4:]) == {"plain", "ngram"}, "one turn each a repeat"
 

@@ -56,9 +56,13 @@ def measure(
 
 
 def _turn(runner: Answering, row: Row, order: Order) -> None:
-    """Warm up for a few tokens, because others had the caches since, then measure."""
+    """Warm up for a few tokens, because others had the caches since, then measure.
+
+    With the first prompt read backwards: as long, and nothing of it is kept for the first one.
+    """
     mine = replace(order, mode=row.contender.mode, gamma=row.contender.gamma)
-    warm = replace(mine, prompts=mine.prompts[:1], max_tokens=min(WARM_TOKENS, mine.max_tokens))
+    backwards = [prompt[::-1] for prompt in mine.prompts[:1]]
+    warm = replace(mine, prompts=backwards, max_tokens=min(WARM_TOKENS, mine.max_tokens))
     try:
         outcome = runner.ask(warm)
         outcome = outcome if outcome.error else runner.ask(mine)

@@ -174,6 +174,11 @@ void fetch(const std::uint8_t* next, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += 64) V::prefetch(next + i);
 }
 
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
 // Add to the sums of R rows with T tiles of codes. Not inline, as sums of many shapes in one
 // function end up in memory: 0.8 of the speed.
 template <class V, Format F, Offset O, int R, int T>
@@ -187,13 +192,19 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
   const std::size_t fetched = strip * 64 / chunk.readings;
   const std::uint8_t* values =
       weights.values + weights.strip_values(chunk.tile, chunk.begin * block) + side * 64;
+  // Zeros of two blocks of int4 lie behind the first one; no chunk begins with the second.
+  constexpr bool are_halves = O == Offset::zeros && Bits == 4;
+  const std::size_t beside[] = {strip * (tile_scales + weights.offset_bytes(0)),
+                                strip * (tile_scales + weights.offset_bytes(1))};
+  const std::size_t fetched_beside[] = {beside[0] / chunk.readings, beside[1] / chunk.readings};
   const std::uint8_t *next = chunk.next, *zeros = nullptr;
   const std::int8_t* codes = x.codes + chunk.row * inputs + chunk.begin * block;
   typename V::Floats sums[T][R];
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
-  for (std::size_t b = chunk.begin; b < chunk.end; b++) {
-    const std::size_t tile_offsets = O == Offset::none ? 0 : weights.offset_bytes(b);
+  const auto multiply_block = [&](std::size_t b, auto which) __attribute__((always_inline)) {
+    constexpr bool is_second = which.value != 0;
+    const std::size_t tile_offsets = O == Offset::none ? 0 : weights.offset_bytes(is_second);
     typename V::Ints whole[T][R];
     if constexpr (O != Offset::zeros) {
       for (int r = 0; r < R; r++) {
@@ -202,15 +213,12 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
         for (int t = 0; t < T; t++) whole[t][r] = begin;
       }
     } else {
-      // Zeros of two blocks of int4 lie behind the first; no chunk begins with the second.
-      const bool is_second = tile_offsets == 0;
-      if (!is_second)
+      if constexpr (!is_second)
         zeros = values + strip * (block / step * 64 + tile_scales) - side * (64 - kTile);
       typename V::Ints totals[R];
       for (int r = 0; r < R; r++) totals[r] = V::fill(x.sums[(chunk.row + r) * blocks + b]);
       for (int t = 0; t < T; t++) {
-        const auto some = is_second ? V::template zeros<Bits, true>(zeros + t * kTile)
-                                    : V::template zeros<Bits, false>(zeros + t * kTile);
+        const auto some = V::template zeros<Bits, is_second>(zeros + t * kTile);
         for (int r = 0; r < R; r++)
           whole[t][r] = begin_with<V, F>(some, totals[r], block <= kShortBlock);
       }
@@ -247,7 +255,7 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
       }
     }
-    if constexpr (O == Offset::zeros) fetch<V>(next + T * tile_scales, T * tile_offsets);
+    if constexpr (O == Offset::zeros && !is_second) fetch<V>(next + T * tile_scales, T * kTile);
     if constexpr (O == Offset::minimums) {
       const std::uint8_t* offsets = values + strip * tile_scales - side * 64 + side * tile_offsets;
       fetch<V>(next + T * tile_scales, T * tile_offsets);
@@ -258,9 +266,14 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
               V::fma(minimum, V::spread(x.totals[(chunk.row + r) * blocks + b]), sums[t][r]);
       }
     }
-    values += strip * (tile_scales + tile_offsets);
-    next += strip * (tile_scales + tile_offsets) / chunk.readings;
+    values += beside[is_second];
+    next += fetched_beside[is_second];
     V::prefetch(next + kPageAhead);  // before the sums it makes GCC 12 spill
+  };
+  for (std::size_t b = chunk.begin; b < chunk.end; b++) {
+    multiply_block(b, Constant<0>{});
+    if constexpr (are_halves)
+      if (++b < chunk.end) multiply_block(b, Constant<1>{});
   }
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
@@ -338,11 +351,6 @@ __attribute__((noinline)) void multiply_floats(const Weights& weights, const flo
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
 }
-
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
 
 // Call `body` with numbers of rows and tiles that are known when it is compiled.
 template <int R, int T, class Body>
