@@ -22,6 +22,7 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
+from specrt_export.checkpoint import text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
@@ -312,7 +313,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 def _scheme(recipe: Recipe, role: str) -> Scheme | None:
     """Return how a model's config.json says that its weights are quantized."""
     config, where = find_config(recipe, role)
-    return read_scheme(where, config)
+    return read_scheme(where, text_config(config))
 
 
 def _model(

@@ -11,7 +11,6 @@ from pathlib import Path
 from specrt.errors import CheckpointError, RecipeError
 from specrt_export.checkpoint import Checkpoint, is_hub_name
 from specrt_export.precision import SCALED, STORED
-from specrt_export.provenance import formats
 from specrt_export.recipe import Recipe, parse_text, recipe_of
 from specrt_export.recipe_tables import EngineOptions
 
@@ -87,11 +86,13 @@ class CheckpointPair:
 
         Raises: RecipeError where there is none, and where quantizing lacks a text to measure on.
         """
+        sources = {role: one.source for role, one in looked.items()}
+        coded = {role: s for role, s in sources.items() if s is not None and s.quantized}
         if self.precision == STORED:
-            return [role for role, one in looked.items() if _quantized(one)] or [*looked]
-        meant = [role for role, one in looked.items() if not _quantized(one)]
+            return [*coded] or [*looked]
+        meant = [role for role in looked if role not in coded]
         if self.precision and not meant:
-            named = " and ".join(f"{one.origin} ({formats(one)})" for one in looked.values())
+            named = " and ".join(f"{looked[r].origin} ({s.formats()})" for r, s in coded.items())
             raise RecipeError(
                 f"--precision is {self.precision!r}, and what it is for is quantized already: "
                 f"{named}; leave it out to keep that as it is, or build from the model's floats"
@@ -109,14 +110,6 @@ def _look(role: str, name: str) -> Checkpoint:
         return Checkpoint.open(name, config_only=True)
     except CheckpointError as error:
         raise CheckpointError(f"{role}: {error}") from error
-
-
-def _quantized(checkpoint: Checkpoint) -> bool:
-    """Tell whether weights are in codes; of a folder its config.json says so, which was read."""
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.file.quantized
-    said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
-    return any(said.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _positions(checkpoint: Checkpoint) -> int:

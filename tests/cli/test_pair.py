@@ -123,8 +123,16 @@ def test_a_precision_is_for_the_checkpoints_of_floats(model: Model) -> None:
     assert precisions(CheckpointPair("floats", "codes", precision="bf16")) == ["", "bf16", ""]
     assert precisions(CheckpointPair("floats", precision="bf16")) == ["bf16", ""]
     assert precisions(CheckpointPair("codes", precision="stored")) == ["stored", ""]
-    with pytest.raises(SpecrtError, match=r"--precision is 'fp16', and .*quantized already: codes"):
+    with pytest.raises(SpecrtError, match=r"is 'fp16', and .*already: codes \(gptq, 4 bits\);"):
         CheckpointPair("codes", precision="fp16").recipe()
+    model(
+        "seen", model_type="gemma3", text_config={"model_type": "gemma3_text"},
+        compression_config={
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}
+        },
+    )  # fmt: skip
+    with pytest.raises(SpecrtError, match=r"already: seen \(compressed-tensors, 4 bits\);"):
+        CheckpointPair("seen", precision="fp16").recipe()
     with pytest.raises(SpecrtError, match="--precision int4 needs --calibration F"):
         CheckpointPair("floats", precision="int4").recipe()
 
