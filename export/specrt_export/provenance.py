@@ -41,10 +41,12 @@ def provenance_of(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> 
 
 
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files that hold weights."""
+    """Return the files that hold weights, or what belongs to their codes."""
     if checkpoint.gguf is not None:
         return list(checkpoint.gguf.file.files)
-    return sorted({weight.file for weight in checkpoint.weights.values()})
+    folder = checkpoint.prequantized
+    held = checkpoint.weights.values() if folder is None else folder.tensors()
+    return sorted({tensor.file for tensor in held})
 
 
 def formats(checkpoint: Checkpoint) -> str:

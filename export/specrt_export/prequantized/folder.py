@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,12 @@ class QuantizedFolder:
                 "are floats; remove its quantization_config, or fetch the checkpoint again"
             )
         return cls(scheme.path.parent, weights, floats)
+
+    def tensors(self) -> Iterator[WeightBytes]:
+        """Yield the tensors that its weights are made of: scales and zeros, too."""
+        yield from self.floats.values()
+        for weight in self.weights.values():
+            yield from weight.module.tensors.values()
 
     def places(self) -> dict[str, WeightBytes]:
         """Return where each weight is; of one in codes, where these are."""
