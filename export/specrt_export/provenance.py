@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""
@@ -50,11 +50,10 @@ def weight_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def formats(checkpoint: Checkpoint) -> str:
-    """Return what tensors are stored as, the most frequent first, as `"BF16 290, F32 1"`."""
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.file.formats()
-    counts = Counter(weight.dtype for weight in checkpoint.weights.values())
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+    """Return what tensors are stored as; see `count_formats`."""
+    if checkpoint.source is not None:
+        return checkpoint.source.formats()
+    return count_formats(weight.dtype for weight in checkpoint.weights.values())
 
 
 def parameters(checkpoint: Checkpoint) -> int:

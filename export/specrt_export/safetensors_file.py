@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -55,6 +57,11 @@ class WeightBytes:
     shape: tuple[int, ...]
     offset: int
     bytes: int
+
+
+def count_formats(names: Iterable[str]) -> str:
+    """Return what tensors are stored as, the most frequent first, as `"BF16 290, F32 1"`."""
+    return ", ".join(f"{name} {count}" for name, count in Counter(names).most_common())
 
 
 def read_header(path: Path) -> dict[str, WeightBytes]:

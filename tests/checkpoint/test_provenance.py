@@ -115,7 +115,7 @@ def test_a_fetched_model_has_its_name_and_commit(
     assert (found.hub, found.revision) == ("org/model", commit)
     assert (draft.checkpoint.folder, draft.hub) == (local, "")
     elsewhere = SimpleNamespace(
-        folder=local, gguf=None, weights={}, origin=local, prequantized=None
+        folder=local, gguf=None, weights={}, origin=local, source=None, prequantized=None
     )
     assert provenance_of(elsewhere, "org/model", "main").revision == "main"  # type: ignore[arg-type]
 

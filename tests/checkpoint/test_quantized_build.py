@@ -27,7 +27,16 @@ from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
 from support import quantized_folders
-from support.quantized_folders import Awq, Bytes, Format, Fp4, Gptq, PackQuantized, write_folder
+from support.quantized_folders import (
+    RECIPE,
+    Awq,
+    Bytes,
+    Format,
+    Fp4,
+    Gptq,
+    PackQuantized,
+    write_folder,
+)
 
 pytestmark = pytest.mark.export
 
@@ -95,18 +104,6 @@ def test_layers_with_orders_of_their_own_have_their_inputs_each_in_its_own(
         checkpoint, graph.graph, reference=Reference(checkpoint), folder=graph.folder
     )
     assert report.error < 1e-4
-
-
-RECIPE = """
-name = "tiny"
-[target]
-checkpoint = "target"
-[engine]
-max_length = 128
-prefill = 32
-gammas = [1, 3]
-gamma = 3
-"""
 
 
 @pytest.fixture

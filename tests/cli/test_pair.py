@@ -160,7 +160,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
         return []
 
     monkeypatch.setattr("specrt.cli.build.build_bundle", build)
-    monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: None)
+    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: None)
     manifest = Mock(target=None, draft=None, acceptance=None)
     monkeypatch.setattr("specrt.cli.build.read_manifest", lambda place: manifest)
     return asked
@@ -238,6 +238,8 @@ def test_what_exports_is_missed_before_anything_is_fetched(
     said = cli("build", "--target", "org/model").refusal
     assert "needs a_library_that_there_is_not; install it with `make setup-export`" in said
     recipe = same('[target]\ncheckpoint = "org/model"\n', Path("recipe.toml"))
-    with pytest.raises(BuildError, match=r"needs a_library\S*; install .* or name an exported"):
+    with pytest.raises(
+        BuildError, match=r"needs a_library\S*; install .* or name in a recipe the `graph`"
+    ):
         build(recipe, Path("out"))
     assert not Path("out").exists()

@@ -325,6 +325,18 @@ class Written:
         return self.folder
 
 
+RECIPE = """
+name = "tiny"
+[target]
+checkpoint = "target"
+[engine]
+max_length = 128
+prefill = 32
+gammas = [1, 3]
+gamma = 3
+"""
+"""Of small models, which are beside it."""
+
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from specrt.errors import CheckpointError
 from specrt_export.prequantized.layouts import PARTS, packed_weight
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
 from specrt_export.prequantized.quantization_config import INSTEAD, Scheme
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 OF_ACTIVATIONS = (
     "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point",
@@ -76,9 +76,7 @@ class QuantizedFolder:
 
     def formats(self) -> str:
         """Return what its weights are stored as, the most frequent first."""
-        counts = Counter(weight.kind for weight in self.weights.values())
-        counts.update(tensor.dtype for tensor in self.floats.values())
-        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        return count_formats(tensor.dtype for tensor in self.places().values())
 
     def check_kept(self) -> None:
         """Refuse codes that no engine holds as they are.

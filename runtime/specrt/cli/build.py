@@ -20,7 +20,7 @@ from specrt.cli.inspect import quality_lines
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, how_to_install, shortage
-from specrt.system.doctor import missing_exporter
+from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
@@ -96,12 +96,14 @@ def command(
         raise click.UsageError(f"--out is the place of one bundle, and {len(recipes)} are named")
     with installed():
         if target is not None:
+            from specrt_export.recipe_tables import EngineOptions
+
             if not dry_run:
                 check_exporter()
             _check_folder(write_recipe)
             plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
             _check_kept(text, write_recipe)
-            plans = [(plan, _of_pair(plan))]
+            plans = [(plan, _folder(plan, EngineOptions.backend))]
         else:
             plans = [_read(recipe, backend) for recipe in recipes]
         for plan, name in plans:
@@ -142,20 +144,6 @@ def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: lis
     for recipe in recipes:
         if is_checkpoint(recipe):
             raise click.UsageError(f"{recipe} is a checkpoint, no recipe; name it with --target")
-
-
-def check_exporter() -> None:
-    """Refuse to build from a checkpoint, before one is fetched, where nothing can export it.
-
-    Raises: BuildError.
-    """
-    absent = missing_exporter()
-    if absent is not None:
-        raise BuildError(
-            f"building from a checkpoint needs {absent}; install it with "
-            f"`{how_to_install('export')}`, or name in a recipe the `graph` that `specrt export "
-            "CHECKPOINT --config-only` writes on another machine"
-        )
 
 
 def pair_recipe(
@@ -230,20 +218,13 @@ def _unwritten(file: Path, error: OSError) -> BuildError:
     )
 
 
-def _of_pair(plan: Recipe) -> str:
-    """Return the name of the folder of checkpoints' bundle."""
-    from specrt_export.recipe_tables import EngineOptions
-
-    backend = plan.engine.backend
-    return plan.name if backend == EngineOptions.backend else f"{plan.name}-{backend}"
-
-
 def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:
     """Return a recipe, and the name of its bundle's folder."""
     from specrt_export.recipe import read_recipe
 
     plan = read_recipe(recipe, backend=backend)
-    return plan, _folder(recipe, plan, backend)
+    own = plan if backend is None else read_recipe(recipe)
+    return plan, _folder(plan, own.engine.backend)
 
 
 def _build(plan: Recipe, place: Path, no_tune: bool, if_stale: bool) -> None:
@@ -349,9 +330,7 @@ def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:
     return None, f"{bundle} is not tuned: {reason or 'tuning ended without a message'}"
 
 
-def _folder(path: Path, plan: Recipe, backend: str | None) -> str:
-    """Return the name of the bundle's folder; --backend adds the backend where it differs."""
-    from specrt_export.recipe import read_recipe
-
-    own = backend is None or read_recipe(path).engine.backend == plan.engine.backend
-    return plan.name if own else f"{plan.name}-{plan.engine.backend}"
+def _folder(plan: Recipe, usual: str) -> str:
+    """Return the name of the bundle's folder; a backend that is not the usual one is added."""
+    backend = plan.engine.backend
+    return plan.name if backend == usual else f"{plan.name}-{backend}"
