@@ -541,6 +541,10 @@ def weights_are_here(recipe: Recipe, source: ModelSource) -> bool:
     local = recipe.folder / source.checkpoint
     if local.is_dir():
         return _is_whole(local)
+    if local.suffix == SUFFIX:
+        with suppress(CheckpointError):  # of several parts one may lack
+            return bool(read_gguf(local).tensors)
+        return False
     config = cached_file(source, "config.json")
     return config is not None and _is_whole(config.parent)
 

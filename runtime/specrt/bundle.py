@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
+from shlex import quote
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, shortage
@@ -286,6 +287,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def missing(folder: Path) -> str:
     """Return the remedy for a folder without a manifest: the bundle meant, or how to build one."""
+    if (folder.suffix == ".gguf" and folder.is_file()) or (folder / "config.json").is_file():
+        return f"it is a checkpoint, build one with `specrt build --target {quote(str(folder))}`"
     here = [path for place in (BUILD_ROOT, folder.parent) for path in _bundles(place)]
     names = {path.name: path for path in here}
     near = get_close_matches(folder.name, names, n=1)

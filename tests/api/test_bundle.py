@@ -99,6 +99,8 @@ def test_what_is_no_bundle_is_named(bundle: Path) -> None:
         assert f"{place} cannot be read" in refusal(bundle)
     place.unlink()
     assert f"{bundle} is not a bundle: it has no manifest.json" in refusal(bundle)
+    (bundle / "config.json").touch()
+    assert f"`specrt build --target {bundle}`" in refusal(bundle, "it is a checkpoint")
     os.mkfifo(place)  # which is not waited for
     assert "manifest.json cannot be read (it is no file)" in refusal(bundle)
 

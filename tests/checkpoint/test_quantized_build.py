@@ -141,6 +141,14 @@ def test_a_quantized_folder_speculates_without_loss(
 
 
 WRONG = {
+    "bits": (
+        "[engine]", 'bits = "auto"\nmax_kl = 0.1\n[engine]',
+        r"target\.bits is 'auto', and target is quantized already \(GPTQ int4.*; remove it",
+    ),
+    "an embedding": (
+        "[engine]", 'embedding = "int8"\n[engine]',
+        r"target\.embedding is 'int8', and target\.precision 'stored'; .* remove target\.embedding",
+    ),
     "another precision": (
         "[engine]", '[engine]\nprecision = "fp16"',
         r"\.precision is 'fp16', and target is quantized already \(GPTQ int4.*precision to 'stored",

@@ -360,6 +360,13 @@ def test_codes_that_nothing_describes_are_named(tmp_path: Path) -> None:
         Checkpoint.open(written.save())
 
 
+def test_floats_of_any_type_are_read(tmp_path: Path) -> None:
+    values = {"a": ("F64", np.array([0.5, 3])), "b": ("BOOL", np.array([True, False]))}
+    written = Written(tmp_path, {"model_type": "llama"}, values)
+    checkpoint = Checkpoint.open(written.save())
+    assert [checkpoint.floats(name).tolist() for name in values] == [[0.5, 3], [1, 0]]
+
+
 def test_layers_with_sizes_of_their_own_are_read(tmp_path: Path) -> None:
     """GPTQModel's `dynamic`: bits and groups by layer, which the tensors say."""
     written = write(tmp_path, Gptq(4, 32))

@@ -205,6 +205,8 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("r.toml --target big", "r.toml is a recipe beside --target"),
         ("big", "big is a checkpoint, no recipe; name it with --target"),
         ("model.gguf", "model.gguf is a checkpoint, no recipe; name it with --target"),
+        ("--target=", "--target is ''; expected a name"),
+        ("--target big --draft=", "--draft is ''; expected a name"),
         ("--target big --precision int3", "'int3'"),
         ("--target big --backend abacus", "engine.backend is 'abacus'"),
         ("--target big --max-length 1", "1 is not in the range"),

@@ -90,6 +90,9 @@ def command(
     """Build the bundle of each RECIPE, or of checkpoints (default place: engines/build/NAME)."""
     if not dry_run and (as_json or bandwidth is not None):
         raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
+    for name in ("target", "draft", "calibration"):
+        if {"target": target, **pair}[name] == "":
+            raise click.UsageError(f"--{name} is ''; expected a name, or leave it out")
     asked = {**pair, "write_recipe": write_recipe}
     _check_sources(recipes, target, [name for name, value in asked.items() if value is not None])
     if out is not None and len(recipes) > 1:
