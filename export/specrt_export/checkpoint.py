@@ -155,10 +155,12 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False
-    ) -> Checkpoint:
+        cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False,
+        *, weight_only: bool = False,
+    ) -> Checkpoint:  # fmt: skip
         """Look at a local folder or GGUF file, or at a hub name downloaded (or cached) first.
 
+        `weight_only` leaves out what quantizes activations, keys and values.
         Raises: CheckpointError, naming the file at fault and what to do about it.
         """
         path = Path(name_or_path).expanduser()
@@ -171,7 +173,7 @@ class Checkpoint:
         part = text_config(config)
         if part is not config:
             config, weights = part, _text_weights(weights)
-        scheme = read_scheme(path, config)
+        scheme = read_scheme(path, config, weight_only=weight_only)
         if scheme is None:
             _check_floats(path, weights)
             return cls(folder, config, MappingProxyType(weights))

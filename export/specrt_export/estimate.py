@@ -313,7 +313,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 def _scheme(recipe: Recipe, role: str) -> Scheme | None:
     """Return how a model's config.json says that its weights are quantized."""
     config, where = find_config(recipe, role)
-    return read_scheme(where, text_config(config))
+    return read_scheme(where, text_config(config), weight_only=recipe.sources[role].weight_only)
 
 
 def _model(

@@ -35,6 +35,8 @@ class CheckpointPair:
     """
     calibration: str = ""
     """A text on this machine."""
+    weight_only: bool = False
+    """Of folders that quantize activations, too: whether to leave that out."""
 
     def recipe(self, file: Path | None = None) -> tuple[Recipe, str]:
         """Return the recipe and its text; `file` is where the text is going to be.
@@ -55,7 +57,12 @@ class CheckpointPair:
 
     def _lines(self, place: Path) -> list[str]:
         sources = {"target": self.target, **({"draft": self.draft} if self.draft else {})}
-        looked = {role: _look(role, name) for role, name in sources.items()}
+        looked = {role: _look(role, name, self.weight_only) for role, name in sources.items()}
+        if self.weight_only and all(one.scheme is None for one in looked.values()):
+            raise RecipeError(
+                f"--weight-only is for folders of quantized weights, and {' and '.join(sources)} "
+                "are none; leave it out"
+            )
         meant = self._meant(looked)
         common = self.precision if len(meant) == len(sources) else ""
         lines = [f"name = {_quoted(_name(self.target))}", ""]
@@ -63,6 +70,8 @@ class CheckpointPair:
             lines += [f"[{role}]", f"checkpoint = {_quoted(_beside(name, place))}"]
             if self.precision and not common and role in meant:
                 lines.append(f"precision = {_quoted(self.precision)}")
+            if self.weight_only and looked[role].scheme is not None:
+                lines.append("weight_only = true")
             lines.append("")
         length = self.max_length or min(map(_positions, looked.values()))
         engine = [
@@ -105,9 +114,9 @@ class CheckpointPair:
         return meant
 
 
-def _look(role: str, name: str) -> Checkpoint:
+def _look(role: str, name: str, weight_only: bool) -> Checkpoint:
     try:
-        return Checkpoint.open(name, config_only=True)
+        return Checkpoint.open(name, config_only=True, weight_only=weight_only)
     except CheckpointError as error:
         raise CheckpointError(f"{role}: {error}") from error
 

@@ -37,7 +37,9 @@ def provenance_of(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> 
             "checkpoint again"
         ) from error
     named = {one_line(path.name): sha256 for path, sha256 in zip(files, hashes, strict=True)}
-    return Provenance(formats(checkpoint), named, hub, revision)
+    folder = checkpoint.prequantized
+    left_out = "" if folder is None else ", ".join(folder.left_out)
+    return Provenance(formats(checkpoint), named, hub, revision, left_out)
 
 
 def weight_files(checkpoint: Checkpoint) -> list[Path]:

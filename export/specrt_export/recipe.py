@@ -18,7 +18,7 @@ from specrt.records import read
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import Checkpoint, QuantizedSource, is_hub_name
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
-from specrt_export.gguf.reader import SUFFIX
+from specrt_export.gguf.reader import SUFFIX, GgufFile
 from specrt_export.precision import (
     AUTO_BITS,
     BLOCKS,
@@ -180,6 +180,11 @@ def settle(recipe: Recipe, sources: Mapping[str, QuantizedSource]) -> Recipe:
 
 def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe:
     source, asked = recipe.sources[role], recipe.engine.precision
+    if source.weight_only and (stored is None or isinstance(stored, GgufFile)):
+        raise RecipeError(
+            f"{recipe.path}: {role}.weight_only is true, and {source.checkpoint} is no folder of "
+            "quantized weights; remove it"
+        )
     key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
     asked = source.precision or asked
     if stored is None or not stored.quantized:
@@ -449,7 +454,7 @@ def _is_coded(recipe: Recipe, role: str) -> bool:
     if not place.exists():
         return False
     with suppress(CheckpointError):  # which is said when it is opened for a build
-        found = Checkpoint.open(place, config_only=True).source
+        found = Checkpoint.open(place, config_only=True, weight_only=True).source
         return found is not None and found.quantized
     return False
 

@@ -38,6 +38,9 @@ class ModelSource:
     """With `bits`: most nats of KL divergence from the checkpoint on the calibration text."""
     max_bytes: int | None = None
     """With `bits`: most bytes of the engine's weights."""
+    weight_only: bool = False
+    """Of a checkpoint that quantizes activations, keys or values, too: whether to leave that out,
+    and keep its weights as they are."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 

@@ -114,6 +114,8 @@ class Provenance:
     """The name that it was fetched by; empty for a folder or file of the build machine."""
     revision: str = ""
     """The commit that was fetched, or the branch or tag where no commit is known."""
+    left_out: str = ""
+    """What of a quantized checkpoint is computed in floats here, as `inputs in int8`."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import specrt
 from specrt.bundle import Bundle
 from specrt.cli.export import command as export
+from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
@@ -138,6 +139,24 @@ def test_a_quantized_folder_speculates_without_loss(
         texts = [generator.generate(prompt, params, gamma=g).token_ids for g in (0, 1, 3)]
     assert len(texts[0]) == 40
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_bundle_says_what_is_left_out(recipe: Path, bare: Path, tmp_path: Path) -> None:
+    written = write_folder(tmp_path / "target", Bytes(True, "tensor", "fp8"))
+    written.config["quantization_config"]["activation_scheme"] = "static"
+    written.tensors["model.layers.0.mlp.up_proj.input_scale"] = ("F32", np.ones(1, np.float32))
+    written.save()
+    recipe.write_text(RECIPE.replace("[target]", f'[target]\ngraph = "{bare}"'), encoding="utf-8")
+    with pytest.raises(SpecrtError, match="weight_only = true"):
+        build(read_recipe(recipe), tmp_path / "out")
+    recipe.write_text(
+        recipe.read_text("utf-8").replace("[target]", "[target]\nweight_only = true"), "utf-8"
+    )
+    assert estimate(read_recipe(recipe)).models[0].precision == "stored"
+    build(read_recipe(recipe), tmp_path / "out")
+    assert Bundle.open(tmp_path / "out").manifest.origins["target"].left_out == "activations in FP8"
+    told = CliRunner().invoke(inspect, [str(tmp_path / "out")]).output
+    assert "; weight-only, left out: activations in FP8" in told
 
 
 WRONG = {

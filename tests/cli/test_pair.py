@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from cli.conftest import Run
-from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt.errors import BuildError, CheckpointError, RecipeError, SpecrtError
 from specrt_export.pair import CheckpointPair
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -137,6 +137,18 @@ def test_a_precision_is_for_the_checkpoints_of_floats(model: Model) -> None:
         CheckpointPair("floats", precision="int4").recipe()
 
 
+def test_activations_are_left_out_of_folders_that_quantize_them(model: Model) -> None:
+    model("floats")
+    model("codes", quantization_config={"quant_method": "fp8", "activation_scheme": "static"})
+    with pytest.raises(CheckpointError, match=r"draft: .*activation_scheme .* --weight-only"):
+        CheckpointPair("floats", "codes").recipe()
+    recipe, text = CheckpointPair("floats", "codes", weight_only=True).recipe()
+    assert [source.weight_only for source in recipe.sources.values()] == [False, True]
+    assert "weight_only = true\n" in text
+    with pytest.raises(RecipeError, match="--weight-only is for folders of quantized weights"):
+        CheckpointPair("floats", weight_only=True).recipe()
+
+
 def test_a_checkpoint_that_is_not_there_is_named_with_its_role(model: Model) -> None:
     model("big")
     for pair, named in (
@@ -205,6 +217,7 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("r.toml --target big", "r.toml is a recipe beside --target"),
         ("big", "big is a checkpoint, no recipe; name it with --target"),
         ("model.gguf", "model.gguf is a checkpoint, no recipe; name it with --target"),
+        ("r.toml --weight-only", "--weight-only belongs to --target"),
         ("--target=", "--target is ''; expected a name"),
         ("--target big --draft=", "--draft is ''; expected a name"),
         ("--target big --precision int3", "'int3'"),

@@ -56,6 +56,13 @@ _TUNING_S = 600
     "both were trained for]",
 )
 @click.option(
+    "--weight-only",
+    is_flag=True,
+    default=None,
+    help="With --target: keep the weights of checkpoints that quantize activations, too, and "
+    "compute those in floats.",
+)
+@click.option(
     "--write-recipe",
     type=click.Path(path_type=Path),
     metavar="F",
@@ -152,6 +159,7 @@ def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: lis
 def pair_recipe(
     target: str, file: Path | None = None, *, draft: str | None = None, backend: str | None = None,
     precision: str | None = None, calibration: str | None = None, max_length: int | None = None,
+    weight_only: bool | None = None,
 ) -> tuple[Recipe, str]:  # fmt: skip
     """Return the recipe of checkpoints, to lie in a file where one is given, and its text.
 
@@ -160,8 +168,9 @@ def pair_recipe(
     from specrt_export.pair import CheckpointPair
 
     pair = CheckpointPair(
-        target, draft or "", precision or "", backend or "", max_length or 0, calibration or ""
-    )
+        target, draft or "", precision or "", backend or "", max_length or 0, calibration or "",
+        bool(weight_only),
+    )  # fmt: skip
     return pair.recipe(file)
 
 

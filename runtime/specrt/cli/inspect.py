@@ -147,7 +147,8 @@ def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
     facts = []
     for role, origin in manifest.origins.items():
         hub = f"{origin.hub}{origin.revision and f' at {origin.revision}'}, " if origin.hub else ""
-        facts.append(("from", f"{role}: {hub}{origin.formats}"))
+        floats = origin.left_out and f"; weight-only, left out: {origin.left_out}"
+        facts.append(("from", f"{role}: {hub}{origin.formats}{floats}"))
         facts += [("", f"  {name}, sha256 {sha256}") for name, sha256 in origin.files.items()]
     return facts
 
