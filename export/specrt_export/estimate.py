@@ -420,7 +420,9 @@ class _Weights:
             return
         yield int(_SCALED[name] * items)
         # On a CPU in fp16, which holds them all but where weights are very small or large.
-        yield (2 if self._backend.on_cpu else self.float_bytes) * (items // block)
+        scale = 2.0 if self._backend.on_cpu else self.float_bytes
+        scale += 0.5 if name == "int4" and not precision.symmetric else 0
+        yield int(scale * (items // block))
 
     def _growth(self) -> float:
         """Return how much larger than its graph an engine may be."""

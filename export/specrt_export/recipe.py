@@ -99,6 +99,7 @@ class Recipe:
                 per_row=self.spec_of(role).row_scales,
                 calibrated=self.quantizer_of(role) == "gptq",
                 auto=bool(source.bits),
+                symmetric=source.symmetric,
             )
             for role, source in self.sources.items()
         }
@@ -433,6 +434,17 @@ def _bits(recipe: Recipe) -> Problems:
 
 
 def _quantizers(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        yield (
+            not source.symmetric and "int4" not in recipe.precisions[role].names,
+            f"{role}.symmetric is false, and nothing of the {role} is int4; remove it, or set a "
+            "precision of int4",
+        )
+        yield (
+            not source.symmetric and STORED not in recipe.spec_of(role).precisions,
+            f"{role}.symmetric is false, and the int4 of {recipe.backend_of(role)} has no zeros; "
+            "remove it, or build for ort-cpu",
+        )
     named = {"engine": recipe.engine.quantizer}
     named |= {role: source.quantizer for role, source in recipe.sources.items() if source.quantizer}
     for where, quantizer in named.items():

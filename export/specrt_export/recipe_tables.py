@@ -32,6 +32,8 @@ class ModelSource:
     0: int8 and fp8 have one scale for each row there."""
     quantizer: str = ""
     """How codes of int4 are found; `engine.quantizer` when empty."""
+    symmetric: bool = True
+    """Whether codes of int4 lie around 0; else each block has a zero as well as a scale."""
     bits: Annotated[str, Words((AUTO_BITS,), 'set `precision`, such as "int4"')] = ""
     """`auto`: each part of the model is int4 or int8, as `max_kl` or `max_bytes` asks for."""
     max_kl: float | None = None
