@@ -48,6 +48,8 @@ FORMATS: dict[str, Format] = {
     "packed asymmetric": PackQuantized(group=128, symmetric=False),
     "packed of 8 bits": PackQuantized(8, -1),
     "packed of 8 bits asymmetric": PackQuantized(8, 32, symmetric=False),
+    "packed with a byte a zero": PackQuantized(symmetric=False, packs_zeros=False),
+    "packed of 8 bits with a byte a zero": PackQuantized(8, 64, False, packs_zeros=False),
     "packed in activation order": PackQuantized(ordered=True, symmetric=False),
     "int8": Bytes(),
     "int8 asymmetric": Bytes(symmetric=False),
