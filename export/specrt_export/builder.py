@@ -363,6 +363,7 @@ class ModelBuilder:
             head=(bits or {}).get("head", precision.head),
             block=precision.block,
             per_row=precision.per_row,
+            symmetric=precision.symmetric,
             quality=measured.quality,
             backend=self.recipe.backend_of(role),
             bits=bits,

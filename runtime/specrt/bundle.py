@@ -164,6 +164,8 @@ class ModelRecord:
     """Weights that share a scale; 0 where none share any, or only those of a row."""
     per_row: bool = False
     """Whether weights of 8 bits share one scale for each row."""
+    symmetric: bool = True
+    """Whether blocks of int4 that the build quantized have no zeros."""
     quality: Quality | None = None
     """None where nothing was measured, because the weights are those of the checkpoint."""
     backend: str = ""

@@ -111,6 +111,8 @@ def test_zeros_lose_less_and_are_lossless_with_every_quantizer(
         kls.append(target.quality.kl)
         if not recipe.target.symmetric:
             assert complete(out) == complete(out, gamma=0)
+            assert not target.symmetric
+            assert "32 weights to a scale, int4 with a zero besides" in shown(out)
     assert kls[1] < kls[0]
     assert kls[3] < min(kls[1], kls[2])
 
