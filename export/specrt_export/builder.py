@@ -26,9 +26,9 @@ from specrt.bundle import (
     Provenance,
     hash_file,
 )
-from specrt.errors import BuildError, CheckpointError, SpecrtError, how_to_install, one_line
+from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
-from specrt.system.doctor import missing_exporter
+from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.atomic_folder import atomic_folder
@@ -75,7 +75,8 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
 
     Raises: SpecrtError; whatever stops the build, nothing half-made is left.
     """
-    _check_exporter(recipe)
+    if not all(source.graph for source in recipe.sources.values()):
+        check_exporter()
     inputs = find_inputs(recipe)
     recipe = settle(recipe, quantized_sources(inputs))
     _check_place(out, recipe, inputs)
@@ -105,19 +106,6 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
-
-
-def _check_exporter(recipe: Recipe) -> None:
-    """Refuse a checkpoint without a graph, before it is fetched, where nothing can export it.
-
-    Raises: BuildError.
-    """
-    absent = missing_exporter()
-    if absent is not None and not all(source.graph for source in recipe.sources.values()):
-        raise BuildError(
-            f"exporting a checkpoint needs {absent}; install it with "
-            f"`{how_to_install('export')}`, or name an exported `graph` in the recipe"
-        )
 
 
 def _provenance(recipe: Recipe, model: ModelInputs) -> Provenance:
@@ -375,6 +363,7 @@ class ModelBuilder:
             head=(bits or {}).get("head", precision.head),
             block=precision.block,
             per_row=precision.per_row,
+            symmetric=precision.symmetric,
             quality=measured.quality,
             backend=self.recipe.backend_of(role),
             bits=bits,

@@ -17,7 +17,7 @@ from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.prequantized.folder import QuantizedFolder
 from specrt_export.prequantized.layouts import PARTS
-from specrt_export.prequantized.quantization_config import KEYS, read_scheme
+from specrt_export.prequantized.quantization_config import KEYS, Scheme, read_scheme
 from specrt_export.quantize.codes import CodedWeight, Floats
 from specrt_export.safetensors_file import INDEX, SINGLE, WeightBytes, map_array, read_header
 
@@ -106,6 +106,8 @@ class Checkpoint:
     """The file that a folder stands for; the folder is there as long as this is."""
     prequantized: QuantizedFolder | None = None
     """The weights of a folder some of which are in codes."""
+    scheme: Scheme | None = None
+    """How the config.json of such a folder says that they are stored."""
 
     @property
     def origin(self) -> Path:
@@ -123,7 +125,7 @@ class Checkpoint:
     @property
     def source(self) -> QuantizedSource | None:
         """What may hold weights in codes; None for a folder of floats."""
-        return self.gguf.file if self.gguf is not None else self.prequantized
+        return self.gguf.file if self.gguf is not None else self.prequantized or self.scheme
 
     @property
     def coded(self) -> dict[str, CodedWeight]:
@@ -153,10 +155,12 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False
-    ) -> Checkpoint:
+        cls, name_or_path: str | Path, revision: str | None = None, config_only: bool = False,
+        *, weight_only: bool = False,
+    ) -> Checkpoint:  # fmt: skip
         """Look at a local folder or GGUF file, or at a hub name downloaded (or cached) first.
 
+        `weight_only` leaves out what quantizes activations, keys and values.
         Raises: CheckpointError, naming the file at fault and what to do about it.
         """
         path = Path(name_or_path).expanduser()
@@ -166,18 +170,20 @@ class Checkpoint:
         path = folder / "config.json"
         config = _json(path, "a checkpoint folder holds one")
         weights = {} if config_only else _weights(folder)
-        if config.get("model_type") in TEXT_PARTS and isinstance(config.get("text_config"), dict):
-            config, weights = _text_part(config, weights)
-        scheme = read_scheme(path, config)
+        part = text_config(config)
+        if part is not config:
+            config, weights = part, _text_weights(weights)
+        scheme = read_scheme(path, config, weight_only=weight_only)
         if scheme is None:
             _check_floats(path, weights)
             return cls(folder, config, MappingProxyType(weights))
         # The graph is that of the model: how its weights are stored is no part of it.
         config = {key: value for key, value in config.items() if key not in KEYS}
         if config_only:
-            return cls(folder, config, weights)
+            return cls(folder, config, weights, scheme=scheme)
         found = QuantizedFolder.of(scheme, weights)
-        return cls(folder, config, MappingProxyType(found.places()), prequantized=found)
+        places = MappingProxyType(found.places())
+        return cls(folder, config, places, prequantized=found, scheme=scheme)
 
     @classmethod
     def _open_gguf(cls, path: Path, revision: str | None, config_only: bool) -> Checkpoint:
@@ -197,22 +203,29 @@ TEXT_PARTS = {"gemma3": "gemma3_text"}
 _OF_TEXT = ("model.language_model.", "language_model.model.")
 """How the names of its weights begin in a checkpoint of the whole: today's, and older ones."""
 
-_OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
+_OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 
 
-def _text_part(
-    config: dict[str, Any], weights: dict[str, WeightBytes]
-) -> tuple[dict[str, Any], dict[str, WeightBytes]]:
-    """Return config and weights of the text part, named as if it were a checkpoint of its own."""
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a model's text part as that of a checkpoint of its own.
+
+    The same object is that of a model that has no other parts.
+    """
+    text, kind = config.get("text_config"), config.get("model_type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS or not isinstance(text, dict):
+        return config
     kept = {key: config[key] for key in _OF_ALL if key in config}
-    text = {**kept, **config["text_config"], "model_type": TEXT_PARTS[config["model_type"]]}
-    named = {
+    return {**kept, **text, "model_type": TEXT_PARTS[kind]}
+
+
+def _text_weights(weights: dict[str, WeightBytes]) -> dict[str, WeightBytes]:
+    """Return the weights of the text part, named as if it were a checkpoint of its own."""
+    return {
         "model." + name.removeprefix(prefix): weight
         for name, weight in weights.items()
         for prefix in _OF_TEXT
         if name.startswith(prefix)
     }
-    return text, named
 
 
 def _check_floats(path: Path, weights: Mapping[str, WeightBytes]) -> None:

@@ -22,6 +22,7 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
+from specrt_export.checkpoint import text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
@@ -312,7 +313,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 def _scheme(recipe: Recipe, role: str) -> Scheme | None:
     """Return how a model's config.json says that its weights are quantized."""
     config, where = find_config(recipe, role)
-    return read_scheme(where, config)
+    return read_scheme(where, text_config(config), weight_only=recipe.sources[role].weight_only)
 
 
 def _model(
@@ -419,7 +420,9 @@ class _Weights:
             return
         yield int(_SCALED[name] * items)
         # On a CPU in fp16, which holds them all but where weights are very small or large.
-        yield (2 if self._backend.on_cpu else self.float_bytes) * (items // block)
+        scale = 2.0 if self._backend.on_cpu else self.float_bytes
+        scale += 0.5 if name == "int4" and not precision.symmetric else 0
+        yield int(scale * (items // block))
 
     def _growth(self) -> float:
         """Return how much larger than its graph an engine may be."""
@@ -540,6 +543,10 @@ def weights_are_here(recipe: Recipe, source: ModelSource) -> bool:
     local = recipe.folder / source.checkpoint
     if local.is_dir():
         return _is_whole(local)
+    if local.suffix == SUFFIX:
+        with suppress(CheckpointError):  # of several parts one may lack
+            return bool(read_gguf(local).tensors)
+        return False
     config = cached_file(source, "config.json")
     return config is not None and _is_whole(config.parent)
 

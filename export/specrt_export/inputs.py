@@ -194,7 +194,7 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
     local = recipe.folder / source.checkpoint
     name = local if local.is_dir() or local.suffix == SUFFIX else source.checkpoint
     try:
-        checkpoint = Checkpoint.open(name, source.revision or None)
+        checkpoint = Checkpoint.open(name, source.revision or None, weight_only=source.weight_only)
     except CheckpointError as error:
         raise CheckpointError(f"{recipe.path}: {role}.checkpoint: {error}") from error
     graph = recipe.folder / source.graph if source.graph else None

@@ -11,7 +11,6 @@ from pathlib import Path
 from specrt.errors import CheckpointError, RecipeError
 from specrt_export.checkpoint import Checkpoint, is_hub_name
 from specrt_export.precision import SCALED, STORED
-from specrt_export.provenance import formats
 from specrt_export.recipe import Recipe, parse_text, recipe_of
 from specrt_export.recipe_tables import EngineOptions
 
@@ -36,6 +35,8 @@ class CheckpointPair:
     """
     calibration: str = ""
     """A text on this machine."""
+    weight_only: bool = False
+    """Of folders that quantize activations, too: whether to leave that out."""
 
     def recipe(self, file: Path | None = None) -> tuple[Recipe, str]:
         """Return the recipe and its text; `file` is where the text is going to be.
@@ -56,7 +57,12 @@ class CheckpointPair:
 
     def _lines(self, place: Path) -> list[str]:
         sources = {"target": self.target, **({"draft": self.draft} if self.draft else {})}
-        looked = {role: _look(role, name) for role, name in sources.items()}
+        looked = {role: _look(role, name, self.weight_only) for role, name in sources.items()}
+        if self.weight_only and all(one.scheme is None for one in looked.values()):
+            raise RecipeError(
+                f"--weight-only is for folders of quantized weights, and {' and '.join(sources)} "
+                "are none; leave it out"
+            )
         meant = self._meant(looked)
         common = self.precision if len(meant) == len(sources) else ""
         lines = [f"name = {_quoted(_name(self.target))}", ""]
@@ -64,6 +70,8 @@ class CheckpointPair:
             lines += [f"[{role}]", f"checkpoint = {_quoted(_beside(name, place))}"]
             if self.precision and not common and role in meant:
                 lines.append(f"precision = {_quoted(self.precision)}")
+            if self.weight_only and looked[role].scheme is not None:
+                lines.append("weight_only = true")
             lines.append("")
         length = self.max_length or min(map(_positions, looked.values()))
         engine = [
@@ -87,11 +95,13 @@ class CheckpointPair:
 
         Raises: RecipeError where there is none, and where quantizing lacks a text to measure on.
         """
+        sources = {role: one.source for role, one in looked.items()}
+        coded = {role: s for role, s in sources.items() if s is not None and s.quantized}
         if self.precision == STORED:
-            return [role for role, one in looked.items() if _quantized(one)] or [*looked]
-        meant = [role for role, one in looked.items() if not _quantized(one)]
+            return [*coded] or [*looked]
+        meant = [role for role in looked if role not in coded]
         if self.precision and not meant:
-            named = " and ".join(f"{one.origin} ({formats(one)})" for one in looked.values())
+            named = " and ".join(f"{looked[r].origin} ({s.formats()})" for r, s in coded.items())
             raise RecipeError(
                 f"--precision is {self.precision!r}, and what it is for is quantized already: "
                 f"{named}; leave it out to keep that as it is, or build from the model's floats"
@@ -104,19 +114,11 @@ class CheckpointPair:
         return meant
 
 
-def _look(role: str, name: str) -> Checkpoint:
+def _look(role: str, name: str, weight_only: bool) -> Checkpoint:
     try:
-        return Checkpoint.open(name, config_only=True)
+        return Checkpoint.open(name, config_only=True, weight_only=weight_only)
     except CheckpointError as error:
         raise CheckpointError(f"{role}: {error}") from error
-
-
-def _quantized(checkpoint: Checkpoint) -> bool:
-    """Tell whether weights are in codes; of a folder its config.json says so, which was read."""
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.file.quantized
-    said = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
-    return any(said.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _positions(checkpoint: Checkpoint) -> int:

@@ -82,6 +82,8 @@ class Precision:
     """Whether weights of 8 bits share one scale for each row, whatever `block` says."""
     positive: bool = False
     """Whether scales of int4 are positive: TensorRT's parser refuses others."""
+    symmetric: bool = True
+    """Whether blocks of int4 have no zeros."""
     calibrated: bool = False
     """Whether codes of int4 are found with error feedback on a text, not each for itself."""
     auto: tuple[str, ...] = ()
@@ -91,6 +93,7 @@ class Precision:
     def of(
         cls, layers: str, embedding: str = "", head: str = "", block: int = 0,
         *, per_row: bool = False, calibrated: bool = False, auto: bool = False,
+        symmetric: bool = True,
     ) -> Precision:  # fmt: skip
         """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
         layers = layers or STORAGE[0]
@@ -104,10 +107,10 @@ class Precision:
             return cls(
                 *names, block=(block or BLOCKS[-1]) if blocked else 0,
                 per_row=bool(shared & set(PER_ROW)) or auto, positive=blocked,
-                calibrated=calibrated, auto=free,
+                calibrated=calibrated, auto=free, symmetric=symmetric,
             )  # fmt: skip
         block = (block or BLOCKS[0]) if shared else 0
-        return cls(*names, block=block, calibrated=calibrated, auto=free)
+        return cls(*names, block=block, calibrated=calibrated, auto=free, symmetric=symmetric)
 
     def block_of(self, name: str, inner: int) -> int:
         """Return how many weights of a row of `inner` share a scale in one of the precisions."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""
@@ -37,22 +37,25 @@ def provenance_of(checkpoint: Checkpoint, hub: str = "", revision: str = "") -> 
             "checkpoint again"
         ) from error
     named = {one_line(path.name): sha256 for path, sha256 in zip(files, hashes, strict=True)}
-    return Provenance(formats(checkpoint), named, hub, revision)
+    folder = checkpoint.prequantized
+    left_out = "" if folder is None else ", ".join(folder.left_out)
+    return Provenance(formats(checkpoint), named, hub, revision, left_out)
 
 
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files that hold weights."""
+    """Return the files that hold weights, or what belongs to their codes."""
     if checkpoint.gguf is not None:
         return list(checkpoint.gguf.file.files)
-    return sorted({weight.file for weight in checkpoint.weights.values()})
+    folder = checkpoint.prequantized
+    held = checkpoint.weights.values() if folder is None else folder.tensors()
+    return sorted({tensor.file for tensor in held})
 
 
 def formats(checkpoint: Checkpoint) -> str:
-    """Return what tensors are stored as, the most frequent first, as `"BF16 290, F32 1"`."""
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.file.formats()
-    counts = Counter(weight.dtype for weight in checkpoint.weights.values())
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+    """Return what tensors are stored as; see `count_formats`."""
+    if checkpoint.source is not None:
+        return checkpoint.source.formats()
+    return count_formats(weight.dtype for weight in checkpoint.weights.values())
 
 
 def parameters(checkpoint: Checkpoint) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,9 @@ from specrt.errors import CheckpointError, RecipeError
 from specrt.params import AUTO
 from specrt.records import read
 from specrt.system.doctor import best_backend
-from specrt_export.checkpoint import QuantizedSource, is_hub_name
+from specrt_export.checkpoint import Checkpoint, QuantizedSource, is_hub_name
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
-from specrt_export.gguf.reader import SUFFIX
+from specrt_export.gguf.reader import SUFFIX, GgufFile
 from specrt_export.precision import (
     AUTO_BITS,
     BLOCKS,
@@ -98,6 +99,7 @@ class Recipe:
                 per_row=self.spec_of(role).row_scales,
                 calibrated=self.quantizer_of(role) == "gptq",
                 auto=bool(source.bits),
+                symmetric=source.symmetric,
             )
             for role, source in self.sources.items()
         }
@@ -179,6 +181,11 @@ def settle(recipe: Recipe, sources: Mapping[str, QuantizedSource]) -> Recipe:
 
 def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe:
     source, asked = recipe.sources[role], recipe.engine.precision
+    if source.weight_only and (stored is None or isinstance(stored, GgufFile)):
+        raise RecipeError(
+            f"{recipe.path}: {role}.weight_only is true, and {source.checkpoint} is no folder of "
+            "quantized weights; remove it"
+        )
     key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
     asked = source.precision or asked
     if stored is None or not stored.quantized:
@@ -196,6 +203,12 @@ def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe
         raise RecipeError(
             f"{key} is {asked!r}, and {source.checkpoint} is quantized already "
             f"({stored.formats()}); set {role}.precision to {STORED!r} to keep it as it is, or "
+            "build from the model's floats"
+        )
+    if source.bits:
+        raise RecipeError(
+            f"{recipe.path}: {role}.bits is {source.bits!r}, and {source.checkpoint} is quantized "
+            f"already ({stored.formats()}); remove it, and its bound, to keep that as it is, or "
             "build from the model's floats"
         )
     if STORED not in recipe.spec_of(role).precisions:
@@ -267,7 +280,7 @@ def _checkpoints(recipe: Recipe) -> Problems:
         places = (recipe.folder / source.checkpoint, Path(source.checkpoint).expanduser())
         there = any(place.is_dir() or place.suffix == SUFFIX for place in places)
         yield (
-            not is_hub_name(source.checkpoint) and not there,
+            not source.checkpoint or (not is_hub_name(source.checkpoint) and not there),
             f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file beside "
             "the recipe, or a hub name as 'owner/model'",
         )
@@ -341,6 +354,12 @@ def _tensorrt(recipe: Recipe) -> Problems:
     )
 
 
+_FP8_KEPT = (
+    ". It keeps the fp8 of a checkpoint that holds it; of floats take int8, which has as many bits "
+    "and whose products have kernels of whole numbers"
+)
+
+
 def _weights(recipe: Recipe) -> Problems:
     for role, source in recipe.sources.items():
         backend = recipe.backend_of(role)
@@ -359,7 +378,8 @@ def _weights(recipe: Recipe) -> Problems:
         for key, value in values.items():
             yield (
                 value not in known and (value != "" or key == own),
-                f"{key} is {value!r}; {backend} builds {', '.join(known)}",
+                f"{key} is {value!r}; {backend} builds {', '.join(known)}"
+                + (_FP8_KEPT if value == "fp8" and STORED in known else ""),
             )
     common = recipe.engine.precision
     yield (
@@ -389,10 +409,6 @@ def _bits(recipe: Recipe) -> Problems:
         bounds = {"max_kl": source.max_kl, "max_bytes": source.max_bytes}
         named = [key for key, value in bounds.items() if value is not None]
         yield (
-            source.bits not in ("", AUTO_BITS),
-            f"{role}.bits is {source.bits!r}; expected {AUTO_BITS!r}, or set {role}.precision",
-        )
-        yield (
             bool(source.bits) and len(named) != 1,
             f"{role}.bits is {source.bits!r}, and {' and '.join(named) or 'no bound'} is set; "
             f"expected one of {role}.max_kl (nats) and {role}.max_bytes (of the weights)",
@@ -418,6 +434,17 @@ def _bits(recipe: Recipe) -> Problems:
 
 
 def _quantizers(recipe: Recipe) -> Problems:
+    for role, source in recipe.sources.items():
+        yield (
+            not source.symmetric and "int4" not in recipe.precisions[role].names,
+            f"{role}.symmetric is false, and nothing of the {role} is int4; remove it, or set a "
+            "precision of int4",
+        )
+        yield (
+            not source.symmetric and STORED not in recipe.spec_of(role).precisions,
+            f"{role}.symmetric is false, and the int4 of {recipe.backend_of(role)} has no zeros; "
+            "remove it, or build for ort-cpu",
+        )
     named = {"engine": recipe.engine.quantizer}
     named |= {role: source.quantizer for role, source in recipe.sources.items() if source.quantizer}
     for where, quantizer in named.items():
@@ -433,9 +460,22 @@ def _quantizers(recipe: Recipe) -> Problems:
         )
 
 
+def _is_coded(recipe: Recipe, role: str) -> bool:
+    """Tell whether a model is a checkpoint on this machine that is quantized already."""
+    place = recipe.folder / recipe.sources[role].checkpoint
+    if not place.exists():
+        return False
+    with suppress(CheckpointError):  # which is said when it is opened for a build
+        found = Checkpoint.open(place, config_only=True, weight_only=True).source
+        return found is not None and found.quantized
+    return False
+
+
 def _quality(recipe: Recipe) -> Problems:
     q = recipe.quality
     quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
+    if not q.calibration:  # of codes another thing is wrong, and settling says it
+        quantized = [role for role in quantized if not _is_coded(recipe, role)]
     yield (
         bool(quantized) and not q.calibration,
         f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "

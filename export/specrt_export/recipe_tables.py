@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated
 
 from specrt.params import AUTO, Gamma
-from specrt.records import Interval
+from specrt.records import Interval, Words
 from specrt_export.compiler_spec import COMPILERS
+from specrt_export.precision import AUTO_BITS
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,17 @@ class ModelSource:
     0: int8 and fp8 have one scale for each row there."""
     quantizer: str = ""
     """How codes of int4 are found; `engine.quantizer` when empty."""
-    bits: str = ""
+    symmetric: bool = True
+    """Whether codes of int4 lie around 0; else each block has a zero as well as a scale."""
+    bits: Annotated[str, Words((AUTO_BITS,), 'set `precision`, such as "int4"')] = ""
     """`auto`: each part of the model is int4 or int8, as `max_kl` or `max_bytes` asks for."""
     max_kl: float | None = None
     """With `bits`: most nats of KL divergence from the checkpoint on the calibration text."""
     max_bytes: int | None = None
     """With `bits`: most bytes of the engine's weights."""
+    weight_only: bool = False
+    """Of a checkpoint that quantizes activations, keys or values, too: whether to leave that out,
+    and keep its weights as they are."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 

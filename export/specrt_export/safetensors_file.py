@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,31 +20,33 @@ SINGLE = "model.safetensors"
 
 INDEX = "model.safetensors.index.json"
 
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
+_STORED: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<u4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
 }
+"""How tensors lie; words of packed numbers have no sign."""
+
+ITEM_BYTES = {name: dtype.itemsize for name, dtype in _STORED.items()}
 
 FLOAT_TYPES = ("F16", "BF16", "F32")
 """Those that models are computed in, and scales stored in."""
 
 HEADER_LIMIT = 100_000_000
 """Bytes; the safetensors format itself refuses longer headers."""
-
-_STORED: dict[str, np.dtype[Any]] = {
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "I32": np.dtype("<u4"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype("<f4"),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
-"""How tensors lie; words of packed numbers have no sign."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class WeightBytes:
     shape: tuple[int, ...]
     offset: int
     bytes: int
+
+
+def count_formats(names: Iterable[str]) -> str:
+    """Return what tensors are stored as, the most frequent first, as `"BF16 290, F32 1"`."""
+    return ", ".join(f"{name} {count}" for name, count in Counter(names).most_common())
 
 
 def read_header(path: Path) -> dict[str, WeightBytes]:

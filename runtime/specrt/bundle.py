@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
+from shlex import quote
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, shortage
@@ -113,6 +114,8 @@ class Provenance:
     """The name that it was fetched by; empty for a folder or file of the build machine."""
     revision: str = ""
     """The commit that was fetched, or the branch or tag where no commit is known."""
+    left_out: str = ""
+    """What of a quantized checkpoint is computed in floats here, as `inputs in int8`."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ class ModelRecord:
     """Weights that share a scale; 0 where none share any, or only those of a row."""
     per_row: bool = False
     """Whether weights of 8 bits share one scale for each row."""
+    symmetric: bool = True
+    """Whether blocks of int4 that the build quantized have no zeros."""
     quality: Quality | None = None
     """None where nothing was measured, because the weights are those of the checkpoint."""
     backend: str = ""
@@ -286,6 +291,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def missing(folder: Path) -> str:
     """Return the remedy for a folder without a manifest: the bundle meant, or how to build one."""
+    if (folder.suffix == ".gguf" and folder.is_file()) or (folder / "config.json").is_file():
+        return f"it is a checkpoint, build one with `specrt build --target {quote(str(folder))}`"
     here = [path for place in (BUILD_ROOT, folder.parent) for path in _bundles(place)]
     names = {path.name: path for path in here}
     near = get_close_matches(folder.name, names, n=1)

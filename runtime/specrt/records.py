@@ -23,6 +23,14 @@ class Interval:
     last: int
 
 
+@dataclass(frozen=True)
+class Words:
+    """The texts a field takes beside an empty one, and what to do in the place of another."""
+
+    words: tuple[str, ...]
+    instead: str
+
+
 Count = Annotated[int, Interval(1, 10**9)]
 """A size of something that must be there."""
 
@@ -44,7 +52,8 @@ def read(kind: type[T], value: Any, name: str = "") -> T:
 def _read(kind: Any, value: Any, name: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _whole(value, name, inner[1])
+        own = inner[1]
+        return _word(value, name, own) if isinstance(own, Words) else _whole(value, name, own)
     if kind is bool:
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {short(value)}; expected true or false")
@@ -120,6 +129,13 @@ def _text(value: Any, name: str) -> str:
     raise ValueError(
         f"{name} is {short(value)}; expected up to {LONGEST_TEXT} printable characters"
     )
+
+
+def _word(value: Any, name: str, known: Words) -> str:
+    if isinstance(value, str) and value in ("", *known.words):
+        return value
+    words = " or ".join(map(repr, known.words))
+    raise ValueError(f"{name} is {short(value)}; expected {words}, or {known.instead}")
 
 
 def _held(value: Any, kind: type[T], name: str, words: str) -> T:

@@ -32,6 +32,7 @@ from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
 from support import gguf_files
 from support.gguf_files import SCORED_VOCABULARY, Store, half, write_model
+from support.quantized_folders import RECIPE
 
 pytestmark = pytest.mark.export
 
@@ -121,18 +122,9 @@ def test_weights_are_the_files_bit_for_bit_and_logits_transformers(
     assert report.error < 1e-4
 
 
-RECIPE = """
-name = "tiny"
-[target]
-checkpoint = "target.gguf"
-[draft]
-checkpoint = "draft.gguf"
-[engine]
-max_length = 128
-prefill = 32
-gammas = [1, 3]
-gamma = 3
-"""
+PAIR = RECIPE.replace(
+    'checkpoint = "target"', 'checkpoint = "target.gguf"\n[draft]\ncheckpoint = "draft.gguf"'
+)
 
 
 @pytest.fixture
@@ -140,7 +132,7 @@ def recipe(tmp_path: Path) -> Path:
     write(tmp_path / "target.gguf", "llama", "Q4_K", "Q6_K", "Q8_0", "Q4_0")
     write(tmp_path / "draft.gguf", "qwen3", "Q5_1", "F16", "Q5_K")
     path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE, encoding="utf-8")
+    path.write_text(PAIR, encoding="utf-8")
     return path
 
 
@@ -196,13 +188,13 @@ WRONG = {
 def test_what_is_stored_is_not_stored_otherwise(
     old: str, new: str, message: str, recipe: Path, tmp_path: Path
 ) -> None:
-    recipe.write_text(RECIPE.replace(old, new), encoding="utf-8")
+    recipe.write_text(PAIR.replace(old, new), encoding="utf-8")
     assert "\n" not in refused(recipe, tmp_path, message)
 
 
 def test_floats_are_not_stored_as_codes(recipe: Path, tmp_path: Path) -> None:
     write(tmp_path / "draft.gguf", "qwen3", "F16")
-    recipe.write_text(RECIPE.replace("[draft]", '[draft]\nprecision = "stored"'), encoding="utf-8")
+    recipe.write_text(PAIR.replace("[draft]", '[draft]\nprecision = "stored"'), encoding="utf-8")
     refused(recipe, tmp_path, r"draft\.precision is 'stored', and .* are floats; set")
 
 

@@ -16,6 +16,7 @@ from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import find_inputs
 from specrt_export.provenance import oddity, provenance_of
 from specrt_export.recipe import read_recipe
+from support.quantized_folders import Gptq, Tensors, container
 
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -68,6 +69,22 @@ def test_an_origin_has_every_file_of_weights_and_no_other(tmp_path: Path, shards
     assert (found.formats, found.hub, found.revision) == ("BF16 14, F32 1", "", "")
 
 
+def test_files_that_hold_only_scales_belong_to_the_weights(tmp_path: Path) -> None:
+    tensors, _ = Gptq().layer(np.random.default_rng(0), 0, (64, 128))
+    shards: dict[str, Tensors] = {"codes.safetensors": {}, "scales.safetensors": {}}
+    for part, tensor in tensors.items():
+        place = "codes" if part == "qweight" else "scales"
+        shards[f"{place}.safetensors"][f"a.q_proj.{part}"] = tensor
+    for shard, held in shards.items():
+        (tmp_path / shard).write_bytes(container(held))
+    index = {name: shard for shard, held in shards.items() for name in held}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    config = {"model_type": "llama", "quantization_config": Gptq().config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = provenance_of(Checkpoint.open(tmp_path))
+    assert found.files == {shard: sha256(tmp_path / shard) for shard in shards}
+
+
 def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(folder(tmp_path / "m", named()))
     (tmp_path / "m" / "model.safetensors").unlink()
@@ -97,7 +114,9 @@ def test_a_fetched_model_has_its_name_and_commit(
     found = provenance_of(target.checkpoint, target.hub, "main")
     assert (found.hub, found.revision) == ("org/model", commit)
     assert (draft.checkpoint.folder, draft.hub) == (local, "")
-    elsewhere = SimpleNamespace(folder=local, gguf=None, weights={}, coded={}, origin=local)
+    elsewhere = SimpleNamespace(
+        folder=local, gguf=None, weights={}, origin=local, source=None, prequantized=None
+    )
     assert provenance_of(elsewhere, "org/model", "main").revision == "main"  # type: ignore[arg-type]
 
 

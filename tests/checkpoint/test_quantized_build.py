@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import specrt
 from specrt.bundle import Bundle
 from specrt.cli.export import command as export
+from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
@@ -27,7 +28,16 @@ from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe import read_recipe
 from support import quantized_folders
-from support.quantized_folders import Awq, Bytes, Format, Fp4, Gptq, PackQuantized, write_folder
+from support.quantized_folders import (
+    RECIPE,
+    Awq,
+    Bytes,
+    Format,
+    Fp4,
+    Gptq,
+    PackQuantized,
+    write_folder,
+)
 
 pytestmark = pytest.mark.export
 
@@ -97,18 +107,6 @@ def test_layers_with_orders_of_their_own_have_their_inputs_each_in_its_own(
     assert report.error < 1e-4
 
 
-RECIPE = """
-name = "tiny"
-[target]
-checkpoint = "target"
-[engine]
-max_length = 128
-prefill = 32
-gammas = [1, 3]
-gamma = 3
-"""
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
@@ -143,7 +141,33 @@ def test_a_quantized_folder_speculates_without_loss(
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_a_bundle_says_what_is_left_out(recipe: Path, bare: Path, tmp_path: Path) -> None:
+    written = write_folder(tmp_path / "target", Bytes(True, "tensor", "fp8"))
+    written.config["quantization_config"]["activation_scheme"] = "static"
+    written.tensors["model.layers.0.mlp.up_proj.input_scale"] = ("F32", np.ones(1, np.float32))
+    written.save()
+    recipe.write_text(RECIPE.replace("[target]", f'[target]\ngraph = "{bare}"'), encoding="utf-8")
+    with pytest.raises(SpecrtError, match="weight_only = true"):
+        build(read_recipe(recipe), tmp_path / "out")
+    recipe.write_text(
+        recipe.read_text("utf-8").replace("[target]", "[target]\nweight_only = true"), "utf-8"
+    )
+    assert estimate(read_recipe(recipe)).models[0].precision == "stored"
+    build(read_recipe(recipe), tmp_path / "out")
+    assert Bundle.open(tmp_path / "out").manifest.origins["target"].left_out == "activations in FP8"
+    told = CliRunner().invoke(inspect, [str(tmp_path / "out")]).output
+    assert "; weight-only, left out: activations in FP8" in told
+
+
 WRONG = {
+    "bits": (
+        "[engine]", 'bits = "auto"\nmax_kl = 0.1\n[engine]',
+        r"target\.bits is 'auto', and target is quantized already \(GPTQ int4.*; remove it",
+    ),
+    "an embedding": (
+        "[engine]", 'embedding = "int8"\n[engine]',
+        r"target\.embedding is 'int8', and target\.precision 'stored'; .* remove target\.embedding",
+    ),
     "another precision": (
         "[engine]", '[engine]\nprecision = "fp16"',
         r"\.precision is 'fp16', and target is quantized already \(GPTQ int4.*precision to 'stored",

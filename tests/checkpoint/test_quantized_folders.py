@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from specrt.cli.build import command as build
 from specrt.errors import CheckpointError, SpecrtError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.provenance import provenance_of
 from support.quantized_folders import (
     FP8,
     Awq,
@@ -47,6 +48,8 @@ FORMATS: dict[str, Format] = {
     "packed asymmetric": PackQuantized(group=128, symmetric=False),
     "packed of 8 bits": PackQuantized(8, -1),
     "packed of 8 bits asymmetric": PackQuantized(8, 32, symmetric=False),
+    "packed with a byte a zero": PackQuantized(symmetric=False, packs_zeros=False),
+    "packed of 8 bits with a byte a zero": PackQuantized(8, 64, False, packs_zeros=False),
     "packed in activation order": PackQuantized(ordered=True, symmetric=False),
     "int8": Bytes(),
     "int8 asymmetric": Bytes(symmetric=False),
@@ -201,15 +204,16 @@ CONFIGURED: dict[str, tuple[Format, Change, str]] = {
     ),
     "activations": (
         Bytes(), setting(f"{GROUP}.input_activations", TOKENS),
-        r"group_0\.input_activations is .*specrt keeps weights alone in codes",
+        r"group_0\.input_activations is .*specrt keeps weights alone in codes.*weight_only = true.*"
+        r" up to 0\.39 % of the largest, or take the model's floats",
     ),
     "fixed activations": (
         Bytes(fp8=True), setting(f"{GROUP}.input_activations.dynamic", False),
-        r"group_0\.input_activations is .*weights alone",
+        r"group_0\.input_activations is .*weights alone.* up to 6 % \(2\^-4\) of each",
     ),
     "activations of 4 bits": (
         Fp4(), setting(f"{GROUP}.input_activations", {**TOKENS, "num_bits": 4, "type": "float"}),
-        r"group_0\.input_activations",
+        r"group_0\.input_activations.* up to a quarter \(2\^-2\) of each",
     ),
     "output": (
         PackQuantized(), setting(f"{GROUP}.output_activations", TOKENS), "output_activations is"
@@ -358,6 +362,57 @@ def test_codes_that_nothing_describes_are_named(tmp_path: Path) -> None:
     del written.config["quantization_config"]
     with pytest.raises(CheckpointError, match=r"a\.q_proj\.qweight .*has no quantization_config"):
         Checkpoint.open(written.save())
+
+
+ACTIVATIONS: dict[str, tuple[Format, Change, str]] = {
+    "int8": (Bytes(), setting(f"{GROUP}.input_activations", TOKENS), "inputs in int8"),
+    "fixed fp8": (
+        Bytes(fp8=True), setting(f"{GROUP}.input_activations.dynamic", False), "inputs in FP8"
+    ),
+    "outputs": (PackQuantized(), setting(f"{GROUP}.output_activations", TOKENS), "outputs in int8"),
+    "fp4": (
+        Fp4(), setting(f"{GROUP}.input_activations", {**TOKENS, "num_bits": 4, "type": "float"}),
+        "inputs in FP4",
+    ),
+    "keys": (
+        Gptq(), tensor("a.attention.k_scale"), "tensors k_scale",
+    ),
+    "keys and values": (
+        PackQuantized(), setting("kv_cache_scheme", {"num_bits": 8, "type": "float"}),
+        "keys and values in FP8",
+    ),
+    "static": (
+        Bytes(True, "block", "fp8"), setting("activation_scheme", "static"), "activations in FP8"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("format_", "change", "left_out"), ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_weights_alone_are_kept_where_that_is_asked_for(
+    format_: Format, change: Change, left_out: str, tmp_path: Path
+) -> None:
+    written = write(tmp_path, format_)
+    change(written)
+    for part in ("input_scale", "input_global_scale"):
+        written.tensors[f"a.q_proj.{part}"] = ("F32", np.ones(1, np.float32))
+    if left_out.startswith("tensors"):
+        left_out = "tensors input_global_scale, tensors input_scale, tensors k_scale"
+    written.save()
+    with pytest.raises(CheckpointError, match="--weight-only"):
+        opened(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path, weight_only=True)
+    for name, wanted in written.weights.items():
+        assert checkpoint.floats(name).tobytes() == wanted.tobytes()
+    assert checkpoint.weights.keys() == written.weights.keys()
+    assert provenance_of(checkpoint).left_out == left_out
+    assert Checkpoint.open(tmp_path, config_only=True, weight_only=True).source is not None
+
+
+def test_floats_of_any_type_are_read(tmp_path: Path) -> None:
+    values = {"a": ("F64", np.array([0.5, 3])), "b": ("BOOL", np.array([True, False]))}
+    written = Written(tmp_path, {"model_type": "llama"}, values)
+    checkpoint = Checkpoint.open(written.save())
+    assert [checkpoint.floats(name).tolist() for name in values] == [[0.5, 3], [1, 0]]
 
 
 def test_layers_with_sizes_of_their_own_are_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from cli.conftest import Run
-from specrt.errors import BuildError, CheckpointError, SpecrtError
+from specrt.errors import BuildError, CheckpointError, RecipeError, SpecrtError
 from specrt_export.pair import CheckpointPair
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -123,10 +123,30 @@ def test_a_precision_is_for_the_checkpoints_of_floats(model: Model) -> None:
     assert precisions(CheckpointPair("floats", "codes", precision="bf16")) == ["", "bf16", ""]
     assert precisions(CheckpointPair("floats", precision="bf16")) == ["bf16", ""]
     assert precisions(CheckpointPair("codes", precision="stored")) == ["stored", ""]
-    with pytest.raises(SpecrtError, match=r"--precision is 'fp16', and .*quantized already: codes"):
+    with pytest.raises(SpecrtError, match=r"is 'fp16', and .*already: codes \(gptq, 4 bits\);"):
         CheckpointPair("codes", precision="fp16").recipe()
+    model(
+        "seen", model_type="gemma3", text_config={"model_type": "gemma3_text"},
+        compression_config={
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}
+        },
+    )  # fmt: skip
+    with pytest.raises(SpecrtError, match=r"already: seen \(compressed-tensors, 4 bits\);"):
+        CheckpointPair("seen", precision="fp16").recipe()
     with pytest.raises(SpecrtError, match="--precision int4 needs --calibration F"):
         CheckpointPair("floats", precision="int4").recipe()
+
+
+def test_activations_are_left_out_of_folders_that_quantize_them(model: Model) -> None:
+    model("floats")
+    model("codes", quantization_config={"quant_method": "fp8", "activation_scheme": "static"})
+    with pytest.raises(CheckpointError, match=r"draft: .*activation_scheme .* --weight-only"):
+        CheckpointPair("floats", "codes").recipe()
+    recipe, text = CheckpointPair("floats", "codes", weight_only=True).recipe()
+    assert [source.weight_only for source in recipe.sources.values()] == [False, True]
+    assert "weight_only = true\n" in text
+    with pytest.raises(RecipeError, match="--weight-only is for folders of quantized weights"):
+        CheckpointPair("floats", weight_only=True).recipe()
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_its_role(model: Model) -> None:
@@ -152,7 +172,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
         return []
 
     monkeypatch.setattr("specrt.cli.build.build_bundle", build)
-    monkeypatch.setattr("specrt.cli.build.missing_exporter", lambda: None)
+    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: None)
     manifest = Mock(target=None, draft=None, acceptance=None)
     monkeypatch.setattr("specrt.cli.build.read_manifest", lambda place: manifest)
     return asked
@@ -197,6 +217,9 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("r.toml --target big", "r.toml is a recipe beside --target"),
         ("big", "big is a checkpoint, no recipe; name it with --target"),
         ("model.gguf", "model.gguf is a checkpoint, no recipe; name it with --target"),
+        ("r.toml --weight-only", "--weight-only belongs to --target"),
+        ("--target=", "--target is ''; expected a name"),
+        ("--target big --draft=", "--draft is ''; expected a name"),
         ("--target big --precision int3", "'int3'"),
         ("--target big --backend abacus", "engine.backend is 'abacus'"),
         ("--target big --max-length 1", "1 is not in the range"),
@@ -230,6 +253,8 @@ def test_what_exports_is_missed_before_anything_is_fetched(
     said = cli("build", "--target", "org/model").refusal
     assert "needs a_library_that_there_is_not; install it with `make setup-export`" in said
     recipe = same('[target]\ncheckpoint = "org/model"\n', Path("recipe.toml"))
-    with pytest.raises(BuildError, match=r"needs a_library\S*; install .* or name an exported"):
+    with pytest.raises(
+        BuildError, match=r"needs a_library\S*; install .* or name in a recipe the `graph`"
+    ):
         build(recipe, Path("out"))
     assert not Path("out").exists()

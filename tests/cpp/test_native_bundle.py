@@ -286,13 +286,19 @@ def full(manifest: Document) -> tuple[Document, Document]:
     made = copy.deepcopy(manifest)
     made |= {"gamma": 2, "bos_token_id": 5, "device": {**made["device"], "gpu": "g"}}
     more = {"precision": "int8", "embedding": "fp16", "head": "bf16", "block": 32, "per_row": True,
-            "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7},
+            "symmetric": False, "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7},
             "bits": {"head": "int8"}}  # fmt: skip
     for role, items in (("target", 2), ("draft", 4)):
         made[role] |= {**more, "backend": made["backend"], "kv_item_bytes": items}
     machine = asdict(this_machine(backend_named(manifest["backend"]).library()))
     tuning = {**TUNING, "fixed_gamma": 2, "machine": machine, "source": made["source"]}
-    whole = {"formats": "F32 1", "files": {"a.gguf": "0" * 64}, "hub": "o/m", "revision": "main"}
+    whole = {
+        "formats": "F32 1",
+        "files": {"a.gguf": "0" * 64},
+        "hub": "o/m",
+        "revision": "main",
+        "left_out": "inputs in int8",
+    }
     made["origins"] = {"target": whole, "draft": {"formats": "Q4_0 2", "files": {}}}
     for kind, document in (
         (Manifest, made), (ModelRecord, made["draft"]), (Geometry, made["draft"]["geometry"]),
@@ -307,8 +313,8 @@ def least(document: Document) -> Document:
     made = copy.deepcopy(document)
     made.pop("origins", None)
     for role in ("target", "draft"):
-        for name in ("precision", "embedding", "head", "block", "per_row", "quality", "backend",
-                     "bits"):  # fmt: skip
+        for name in ("precision", "embedding", "head", "block", "per_row", "symmetric",
+                     "quality", "backend", "bits"):  # fmt: skip
             made.get(role, {}).pop(name, None)
     return made
 

@@ -96,6 +96,28 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
 
 
 @needs_reference
+def test_zeros_lose_less_and_are_lossless_with_every_quantizer(
+    ask: Ask, text: Path, engines: Path, out: Path
+) -> None:
+    shutil.copyfile(engines / "codelet" / "calibration.jsonl", text)
+    plain = replace(ask("int4"), draft=None)
+    recipes = [replace(plain, target=replace(plain.target, symmetric=s)) for s in (True, False)]
+    engine = replace(plain.engine, quantizer="gptq")
+    kls = []
+    for recipe in [*recipes, *(replace(one, engine=engine) for one in recipes)]:
+        build(recipe, out)
+        target = Bundle.open(out).manifest.target
+        assert target.quality is not None
+        kls.append(target.quality.kl)
+        if not recipe.target.symmetric:
+            assert complete(out) == complete(out, gamma=0)
+            assert not target.symmetric
+            assert "32 weights to a scale, int4 with a zero besides" in shown(out)
+    assert kls[1] < kls[0]
+    assert kls[3] < min(kls[1], kls[2])
+
+
+@needs_reference
 @pytest.mark.parametrize("bound", ["max_kl = 0.02", "max_bytes = 1_500_000"])
 def test_bits_that_are_chosen_keep_to_their_bound(ask: Ask, out: Path, bound: str) -> None:
     build(replace(ask("fp32", target=f'bits = "auto"\n{bound}'), draft=None), out)

@@ -18,6 +18,7 @@ from specrt.errors import CheckpointError, RecipeError
 from specrt.system.memory import Bandwidth
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
+from support.gguf_files import container
 
 ENGINES = Path(__file__).parents[2] / "engines"
 SHAPES = {
@@ -181,4 +182,12 @@ def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
     assert not weights_are_here(recipe, recipe.target)
     (folder / shards[1]).write_text("{}", "utf-8")
+    assert weights_are_here(recipe, recipe.target)
+
+
+def test_a_file_beside_the_recipe_holds_weights(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('[target]\ncheckpoint = "tiny.gguf"\n', "utf-8")
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert not weights_are_here(recipe, recipe.target)
+    (tmp_path / "tiny.gguf").write_bytes(container(tensors=[("a", [32], 0, bytes(128))]))
     assert weights_are_here(recipe, recipe.target)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrt_export.quantize.codes import decode, encode
+from specrt_export.quantize.codes import decode, encode, encode_codes
 
 Floats = NDArray[np.float32]
 FORMS = [("int8", 32), ("int4", 16), ("int4", 128)]
@@ -67,6 +67,26 @@ def test_positive_scales_cost_what_was_measured(block: int, price: float) -> Non
         assert (scales > 0).all() == positive
         errors.append(squared_error(weights, decode(codes, scales)).sum())
     assert errors[1] / errors[0] == pytest.approx(price, abs=0.02)
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+@given(seed=st.integers(0, 2**32), exponent=st.integers(-20, 20))
+@settings(max_examples=15, deadline=None)
+def test_zeros_fit_codes_and_lose_less(block: int, seed: int, exponent: int) -> None:
+    weights = random(seed) * np.float32(10.0**exponent)
+    weights[:4] = np.abs(weights[:4])
+    weights[4] = 0
+    found = encode_codes(weights, "int4", block, zeros=True)
+    assert found.zeros is not None
+    assert (found.zeros.shape, found.zeros.dtype) == (found.scales.shape, np.int8)
+    for held in (found.codes, found.zeros):
+        assert -8 <= held.min() <= held.max() <= 7
+    assert (found.scales > 0).all()
+    lost = squared_error(weights, found.floats())
+    other = squared_error(weights, encode_codes(weights, "int4", block).floats())
+    assert lost.sum() < other.sum()
+    assert lost[:4].sum() < 0.5 * other[:4].sum()
+    assert lost[4] == 0
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])

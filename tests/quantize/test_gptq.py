@@ -22,8 +22,8 @@ from specrt_export.portable.graph import GraphRun, read_graph, runs_here
 from specrt_export.portable.segments import SegmentedRun, weight_name
 from specrt_export.precision import Precision
 from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.codes import decode, encode, int4_scales
-from specrt_export.quantize.gptq import Products, factor, feed_back, second_moments
+from specrt_export.quantize.codes import Codes, decode, encode, int4_grid
+from specrt_export.quantize.gptq import FindGrid, Products, factor, feed_back, second_moments
 from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, Choice, choose, quantize
 
 needs_reference = pytest.mark.skipif(
@@ -31,7 +31,8 @@ needs_reference = pytest.mark.skipif(
 )
 Floats = NDArray[np.float32]
 PRODUCTS = Products(shared=True)
-SCALES = partial(int4_scales, positive=False)
+SEARCH = partial(int4_grid, zeros=False)
+APART = partial(int4_grid, zeros=True)
 
 
 def random(*shape: int) -> Floats:
@@ -43,10 +44,17 @@ def correlated(tokens: int, size: int) -> Floats:
     return random(tokens, size // 4) @ random(size // 4, size) + random(tokens, size) / 2
 
 
-def rounded(weights: Floats, upper: Floats, block: int) -> tuple[Floats, Floats]:
+def rounded(
+    weights: Floats, upper: Floats, block: int, grid: FindGrid = SEARCH
+) -> tuple[Floats, Floats]:
     """What a weight [N, K] becomes, and its scales."""
-    codes, scales, restored = feed_back(weights.T, upper, block, SCALES, PRODUCTS)
-    assert (decode(np.ascontiguousarray(codes.T), scales.T) == restored.T).all()
+    codes, scales, zeros, restored = feed_back(weights.T, upper, block, grid, PRODUCTS)
+    assert (zeros is not None) == (grid is APART)
+    assert codes.min() >= -8
+    assert codes.max() <= 7
+    apart = None if zeros is None else zeros.T
+    stored = Codes("int4", np.ascontiguousarray(codes.T), scales.T, apart)
+    assert (stored.floats() == restored.T).all()
     return restored.T, scales.T
 
 
@@ -86,6 +94,7 @@ def test_feedback_loses_less_of_what_comes_out(block: int) -> None:
         return float(np.square(inputs[2048:] @ (other - weights).T).sum())
 
     assert lost(restored) < 0.6 * min(lost(nearest), lost(searched))
+    assert lost(rounded(weights, upper, block, APART)[0]) < lost(restored)
     wrong = factor(second_moments(np.ascontiguousarray(inputs[:, ::-1]), PRODUCTS), PRODUCTS)
     assert lost(rounded(weights, wrong, block)[0]) > lost(searched)
 
@@ -94,8 +103,8 @@ def test_rounding_keeps_none_of_its_arrays() -> None:
     """What is kept until it is collected was 2 GB of a layer of 7 B."""
     gc.disable()
     try:
-        result = feed_back(random(64, 8), np.eye(64, dtype=np.float32), 32, SCALES, PRODUCTS)
-        kept = [weakref.ref(array) for array in result]
+        result = feed_back(random(64, 8), np.eye(64, dtype=np.float32), 32, SEARCH, PRODUCTS)
+        kept = [weakref.ref(array) for array in result if array is not None]
         del result
         assert all(ref() is None for ref in kept)
     finally:

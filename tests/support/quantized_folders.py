@@ -173,6 +173,8 @@ class PackQuantized:
     group: int = 32
     symmetric: bool = True
     ordered: bool = False
+    packs_zeros: bool = True
+    """Whether zeros are in words; else each is a byte."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -202,6 +204,8 @@ class PackQuantized:
         if not self.symmetric:
             zeros = rng.integers(-most, most, scale[1].shape)
             tensors["weight_zero_point"] = packed(zeros + most, self.bits, 0)
+            if not self.packs_zeros:
+                tensors["weight_zero_point"] = ("I8", zeros.astype(np.int8))
         if self.ordered:
             tensors["weight_g_idx"] = ("I32", index.astype(np.int32))
         apart = (codes - zeros[:, index]).astype(np.float32)
@@ -324,6 +328,18 @@ class Written:
         (self.folder / "model.safetensors").write_bytes(container(self.tensors, **changes))
         return self.folder
 
+
+RECIPE = """
+name = "tiny"
+[target]
+checkpoint = "target"
+[engine]
+max_length = 128
+prefill = 32
+gammas = [1, 3]
+gamma = 3
+"""
+"""Of small models, which are beside it."""
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 

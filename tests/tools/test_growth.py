@@ -19,6 +19,7 @@ from growth.shards import Entry, write_shards
 from growth.tensor import encode
 from inflate import main
 from specrt.errors import SpecrtError
+from support.quantized_folders import Gptq, Written
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -44,6 +45,17 @@ def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any]) -> Path:
     )
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
+
+
+def test_codes_do_not_grow(tmp_path: Path) -> None:
+    small = Written(tmp_path / "small", {**CONFIG, "quantization_config": Gptq().config}, {})
+    layer, _ = Gptq().layer(np.random.default_rng(0), 0, (48, 64))
+    small.tensors.update({f"model.layers.0.self_attn.q_proj.{k}": v for k, v in layer.items()})
+    small.folder.mkdir()
+    told = [str(small.save()), "--out", str(tmp_path / "grown"), "--layers", "3"]
+    result = CliRunner().invoke(main, told)
+    assert "small is quantized; grow the checkpoint it was" in result.output.splitlines()[-1]
+    assert not (tmp_path / "grown").exists()
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
 from specrt_export.gguf.blocks import ABSENT, FORMATS, Format
+from specrt_export.safetensors_file import count_formats
 
 SUFFIX = ".gguf"
 
@@ -161,8 +161,7 @@ class GgufFile:
 
     def formats(self) -> str:
         """Return what its tensors are stored as, the most frequent first."""
-        counts = Counter(tensor.format.name for tensor in self.tensors.values())
-        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        return count_formats(tensor.format.name for tensor in self.tensors.values())
 
     def check_kept(self) -> None:
         """Refuse whole numbers that no engine holds as they are.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.errors import CheckpointError
 from specrt_export.prequantized.layouts import PARTS, packed_weight
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
-from specrt_export.prequantized.quantization_config import INSTEAD, Scheme
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes
+from specrt_export.prequantized.quantization_config import INSTEAD, WEIGHT_ONLY, Scheme
+from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 OF_ACTIVATIONS = (
     "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point",
@@ -29,6 +29,8 @@ class QuantizedFolder:
     """By name, those in codes."""
     floats: Mapping[str, WeightBytes]
     """The others."""
+    left_out: tuple[str, ...] = ()
+    """What quantizes activations, keys or values, where it was asked to leave that out."""
 
     quantized = True
 
@@ -43,6 +45,7 @@ class QuantizedFolder:
             stem, _, part = name.rpartition(".")
             modules[stem][part] = tensor
         weights, floats = {}, {}
+        left_out = dict.fromkeys(scheme.left_out)
         for stem, parts in modules.items():
             module = LayerTensors(stem, parts)
             found = packed_weight(module, scheme)
@@ -50,7 +53,10 @@ class QuantizedFolder:
             if found is not None:
                 weight, taken = found
                 weights[weight.name] = weight
-            for part in parts.keys() - taken:
+            for part in sorted(parts.keys() - taken):
+                if part in OF_ACTIVATIONS and scheme.weight_only:
+                    left_out |= {} if scheme.left_out else {f"tensors {part}": None}
+                    continue
                 _check_float(module, part, coded=found is not None)
                 floats[f"{stem}.{part}" if stem else part] = parts[part]
         if not weights:
@@ -58,7 +64,13 @@ class QuantizedFolder:
                 f"{scheme.path} says that weights are quantized ({scheme.method}), and all of them "
                 "are floats; remove its quantization_config, or fetch the checkpoint again"
             )
-        return cls(scheme.path.parent, weights, floats)
+        return cls(scheme.path.parent, weights, floats, tuple(left_out))
+
+    def tensors(self) -> Iterator[WeightBytes]:
+        """Yield the tensors that its weights are made of: scales and zeros, too."""
+        yield from self.floats.values()
+        for weight in self.weights.values():
+            yield from weight.module.tensors.values()
 
     def places(self) -> dict[str, WeightBytes]:
         """Return where each weight is; of one in codes, where these are."""
@@ -70,9 +82,7 @@ class QuantizedFolder:
 
     def formats(self) -> str:
         """Return what its weights are stored as, the most frequent first."""
-        counts = Counter(weight.kind for weight in self.weights.values())
-        counts.update(tensor.dtype for tensor in self.floats.values())
-        return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        return count_formats(tensor.dtype for tensor in self.places().values())
 
     def check_kept(self) -> None:
         """Refuse codes that no engine holds as they are.
@@ -89,8 +99,7 @@ def _check_float(module: LayerTensors, part: str, *, coded: bool) -> None:
     if part in OF_ACTIVATIONS:
         raise CheckpointError(
             f"{tensor.file}: {module.name}.{part} quantizes activations, keys or values, which "
-            f"specrt computes in floats. Take a checkpoint whose weights alone are quantized, "
-            f"{INSTEAD}"
+            f"specrt computes in floats. {WEIGHT_ONLY}, {INSTEAD}"
         )
     if part in PARTS or (coded and part == "weight") or tensor.dtype not in FLOAT_TYPES:
         raise module.wrong(

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight, WeightLayout
-from specrt_export.prequantized.packing import (
-    Bytes,
-    as_floats,
-    interleaved,
-    raised,
-    unpacked,
-)
 from specrt_export.prequantized.quantization_config import AWQ, COMPRESSED, FP8, GPTQ, Scheme
 from specrt_export.quantize.codes import Floats, unpack_unsigned
 from specrt_export.safetensors_file import FLOAT_TYPES
+
+Words = NDArray[np.uint32]
+
+Bytes = NDArray[np.uint8]
 
 PARTS = frozenset(
     (
@@ -74,13 +72,13 @@ def _gptq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
         module.tensor("g_idx", INDICES, (inputs,))
 
     def codes(module: LayerTensors, begin: int, end: int) -> Bytes:
-        return unpacked(module.array("qweight")[:, begin:end].T, bits)
+        return _unpacked(module.array("qweight")[:, begin:end].T, bits)
 
     def zeros(module: LayerTensors, begin: int, end: int) -> Bytes:
         per = 32 // bits
         part = module.array("qzeros")[:, begin // per : -(-end // per)]
-        part = raised(part, bits) if scheme.first_version else part
-        numbers = unpacked(part, bits)
+        part = _raised(part, bits) if scheme.first_version else part
+        numbers = _unpacked(part, bits)
         return numbers[:, begin % per : begin % per + end - begin].T
 
     layout = WeightLayout("qweight", codes, _turned_scales, zeros, "g_idx" if ordered else "")
@@ -102,7 +100,7 @@ def _awq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
     module.tensor("qzeros", WORDS, (inputs // group, words))
 
     def numbers(part: str, module: LayerTensors, begin: int, end: int) -> Bytes:
-        found = interleaved(module.array(part)[:, begin // 8 : -(-end // 8)])
+        found = _interleaved(module.array(part)[:, begin // 8 : -(-end // 8)])
         return found[:, begin % 8 : begin % 8 + end - begin].T
 
     layout = WeightLayout(
@@ -113,7 +111,7 @@ def _awq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
 
 def _turned_scales(module: LayerTensors, begin: int, end: int) -> Floats:
     """Return scales that are stored [groups, N]."""
-    return as_floats(module.array("scales")[:, begin:end]).T
+    return _as_floats(module.array("scales")[:, begin:end]).T
 
 
 def _check_group(module: LayerTensors, part: str, inputs: int, group: int) -> None:
@@ -152,7 +150,7 @@ def _words(module: LayerTensors, scheme: Scheme) -> PackedWeight:
     groups = -(-inputs // group)
 
     def codes(module: LayerTensors, begin: int, end: int) -> Bytes:
-        return unpacked(module.array("weight_packed")[begin:end], bits)[:, :inputs]
+        return _unpacked(module.array("weight_packed")[begin:end], bits)[:, :inputs]
 
     zeros = None
     if "weight_zero_point" in module.tensors:
@@ -176,7 +174,7 @@ def _packed_zeros(bits: int, module: LayerTensors, begin: int, end: int) -> Byte
     """Return zeros whose words hold outputs that follow one another, [N * bits / 32, groups]."""
     per = 32 // bits
     words = module.array("weight_zero_point")[begin // per : -(-end // per)]
-    return unpacked(words.T, bits).T[begin % per : begin % per + end - begin]
+    return _unpacked(words.T, bits).T[begin % per : begin % per + end - begin]
 
 
 def _signed_zeros(middle: int, module: LayerTensors, begin: int, end: int) -> Bytes:
@@ -234,18 +232,18 @@ def _scales(
     found = stored.shape
     read = partial(_spread_rows, part, shape, scheme.block_shape)
     if found in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
-        return inputs, lambda *of: as_floats(read(*of))
+        return inputs, lambda *of: _as_floats(read(*of))
     if scheme.block_shape:
         high, wide = scheme.block_shape
         module.tensor(part, types, (-(-outputs // high), -(-inputs // wide)))
-        return wide, lambda *of: as_floats(read(*of))
+        return wide, lambda *of: _as_floats(read(*of))
     if len(found) != 2 or found[0] != outputs or not found[1] or inputs % found[1]:
         raise module.wrong(
             part,
             f"has shape {list(found)}; expected one scale, or {outputs} rows of as many as divide "
             f"{inputs}",
         )
-    return inputs // found[1], lambda *of: as_floats(read(*of))
+    return inputs // found[1], lambda *of: _as_floats(read(*of))
 
 
 def _spread_rows(
@@ -287,11 +285,11 @@ def _fp4(module: LayerTensors) -> PackedWeight:
         return unpack_unsigned(module.array("weight_packed")[begin:end])
 
     def scales(module: LayerTensors, begin: int, end: int) -> Floats:
-        found = as_floats(module.array("weight_scale")[begin:end])
+        found = _as_floats(module.array("weight_scale")[begin:end])
         if not whole:
             return found
         with np.errstate(all="ignore"):  # what is no number is refused
-            return found / as_floats(module.array("weight_global_scale").reshape(1, 1))
+            return found / _as_floats(module.array("weight_global_scale").reshape(1, 1))
 
     layout = WeightLayout("weight_packed", codes, scales)
     kind = "NVFP4" if whole else "MXFP4"
@@ -304,6 +302,44 @@ def _fp8(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
         return None
     scale = "weight_scale" if "weight_scale" in module.tensors else "weight_scale_inv"
     return _bytes(module, scheme, scale)
+
+
+def _as_floats(values: NDArray[Any]) -> Floats:
+    """Return scales in fp32, which holds all of them; a byte without a sign is a power of two.
+
+    Source: OCP Microscaling Formats (MX) 1.0, 5.4.1 (E8M0).
+    """
+    if values.dtype == np.uint8:
+        values = values.view(ml_dtypes.float8_e8m0fnu)
+    return values.astype(np.float32)
+
+
+def _unpacked(words: NDArray[Any], bits: int) -> Bytes:
+    """Return the numbers of 4 or 8 bits of words [.., n], [.., n * 32 / bits], the lowest first."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    return unpack_unsigned(data) if bits == 4 else data
+
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the eight columns of a word are, in AWQ."""
+
+
+def _interleaved(words: Words) -> Bytes:
+    """Return the numbers of AWQ's words [.., n], [.., 8 n]: columns 0 2 4 6 1 3 5 7 of each.
+
+    Source: AutoAWQ, awq/utils/packing_utils.py (AWQ_ORDER).
+    """
+    numbers = _unpacked(words, 4)
+    return numbers.reshape(*words.shape, 8)[..., _PLACES].reshape(numbers.shape)
+
+
+def _raised(words: Words, bits: int) -> Words:
+    """Return words of numbers each of which is one more.
+
+    As one sum over the word, which undoes the difference by which GPTQModel writes version 1.
+    """
+    ones = sum(1 << at for at in range(0, 32, bits))
+    return words + np.uint32(ones)
 
 
 _READERS = {

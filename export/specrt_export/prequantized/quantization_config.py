@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -16,6 +16,12 @@ KEYS = ("quantization_config", "compression_config")
 GPTQ, AWQ, COMPRESSED, FP8 = "gptq", "awq", "compressed-tensors", "fp8"
 
 METHODS = (GPTQ, AWQ, COMPRESSED, FP8, "fbgemm_fp8")
+
+WEIGHT_ONLY = (
+    "Set weight_only = true for it in the recipe, or give --weight-only with --target, to keep the "
+    "weights as they are and to compute activations in floats"
+)
+"""What to do about a checkpoint whose activations are quantized, too."""
 
 INSTEAD = "or take the model's floats, which specrt quantizes itself"
 
@@ -39,6 +45,10 @@ class Scheme:
     """Whether a weight may come without zeros: then they are in the middle."""
     block_shape: tuple[int, ...] = ()
     """Rows and columns of FP8's blocks."""
+    weight_only: bool = False
+    """Whether to leave out what quantizes activations, keys and values."""
+    left_out: tuple[str, ...] = ()
+    """What of that there is, such as `input activations in int8`."""
 
     quantized = True
 
@@ -60,15 +70,18 @@ class Scheme:
         return min(self.group or 128, 128)
 
 
-def read_scheme(path: Path, config: Mapping[str, Any]) -> Scheme | None:
+def read_scheme(
+    path: Path, config: Mapping[str, Any], *, weight_only: bool = False
+) -> Scheme | None:
     """Return what a config says of its quantized weights; None where it has none.
 
+    `weight_only` leaves out what it says of activations, keys and values.
     Raises: CheckpointError naming the key whose value cannot be kept.
     """
     key = next((key for key in KEYS if config.get(key)), None)
     if key is None:
         return None
-    table = _Table(path, key, config[key])
+    table = _Table(path, key, config[key], [] if weight_only else None)
     method = str(table.get("quant_method", str, COMPRESSED if key == KEYS[1] else ""))
     read = {
         GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, FP8: _fp8, "fbgemm_fp8": _fp8,
@@ -77,14 +90,17 @@ def read_scheme(path: Path, config: Mapping[str, Any]) -> Scheme | None:
         raise table.refused(
             "quant_method", f"one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
         )
-    return read(table)
+    scheme = read(table)
+    left_out = dict.fromkeys(table.left_out or ())
+    return replace(scheme, weight_only=weight_only, left_out=tuple(left_out))
 
 
 class _Table:
     """A table of a config.json, and the name of its place."""
 
-    def __init__(self, path: Path, name: str, values: Any) -> None:
-        self.path, self.name = path, name
+    def __init__(self, path: Path, name: str, values: Any, left_out: list[str] | None) -> None:
+        """Take a list that what is left out is added to; with None nothing may be."""
+        self.path, self.name, self.left_out = path, name, left_out
         if not isinstance(values, Mapping):
             raise CheckpointError(
                 f"{path}: {name} is {short(values)}; expected an object, fetch the file again"
@@ -103,7 +119,9 @@ class _Table:
     def part(self, key: str) -> _Table | None:
         """Return a table within; None where there is none."""
         value = self.values.get(key)
-        return None if value is None else _Table(self.path, f"{self.name}.{key}", value)
+        return (
+            None if value is None else _Table(self.path, f"{self.name}.{key}", value, self.left_out)
+        )
 
     def refused(self, key: str, expected: str) -> CheckpointError:
         """Return what says that a value cannot be kept."""
@@ -112,12 +130,35 @@ class _Table:
             f"{expected}. Take a checkpoint that has it, {INSTEAD}"
         )
 
+    def leave_out(self, key: str, expected: str, what: str, bits: int, kind: str) -> None:
+        """Leave out a quantization of activations, where that was asked for.
+
+        Raises: CheckpointError, with the error that it would bring.
+        """
+        if self.left_out is None:
+            raise CheckpointError(
+                f"{self.path}: {self.name}.{key} is {short(self.values.get(key))}; specrt keeps "
+                f"{expected}. {WEIGHT_ONLY}{_rounding(bits, kind)}, {INSTEAD}"
+            )
+        self.left_out.append(f"{what} in {'int' if kind == 'int' else 'FP'}{bits}")
+
     def group(self, key: str) -> int:
         """Return the inputs that share a scale; 0 for a whole row."""
         value: int = self.get(key, int, -1)
         if value == 0 or value < -1:
             raise self.refused(key, "-1 or the inputs that share a scale")
         return max(value, 0)
+
+
+def _rounding(bits: int, kind: str) -> str:
+    """Return in words what rounding activations to a format does: half a step of it."""
+    if kind == "int" and 2 <= bits <= 16:
+        share = f"{100 / (2**bits - 2):.2g} % of the largest"
+    elif kind == "float" and bits in (4, 8):
+        share = "a quarter (2^-2) of each" if bits == 4 else "6 % (2^-4) of each"
+    else:
+        return ""
+    return f", without the checkpoint's own rounding of up to {share}"
 
 
 def _gptq(table: _Table) -> Scheme:
@@ -150,7 +191,8 @@ def _awq(table: _Table) -> Scheme:
 def _fp8(table: _Table) -> Scheme:
     """Source: transformers, integrations/finegrained_fp8.py; DeepSeek-V3, README_WEIGHTS.md."""
     if table.get("activation_scheme", str, "dynamic") != "dynamic":
-        raise table.refused("activation_scheme", "'dynamic': no activation is quantized here")
+        expected = "'dynamic': no activation is quantized here"
+        table.leave_out("activation_scheme", expected, "activations", 8, "float")
     if table.get("fmt", str, "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise table.refused("fmt", "'e4m3'")
     return Scheme(table.path, FP8, (8,), block_shape=_block(table, "weight_block_size"))
@@ -174,8 +216,11 @@ def _compressed(table: _Table) -> Scheme:
     _check_format(table)
     if table.get("quantization_status", str, "compressed") != "compressed":
         raise table.refused("quantization_status", "'compressed'")
-    if table.values.get("kv_cache_scheme"):
-        raise table.refused("kv_cache_scheme", "keys and values in floats")
+    keys = table.part("kv_cache_scheme")
+    if keys is not None and keys.values:
+        bits, kind = _format(keys)
+        expected = "keys and values in floats"
+        table.leave_out("kv_cache_scheme", expected, "keys and values", bits, kind)
     sparse = table.part("sparsity_config")
     if sparse is not None and sparse.get("format", str, "dense") != "dense":
         raise sparse.refused("format", "'dense'")
@@ -195,6 +240,11 @@ def _compressed(table: _Table) -> Scheme:
     )  # fmt: skip
 
 
+def _format(arguments: _Table) -> tuple[int, str]:
+    """Return bits and kind, `int` or `float`, of what is quantized."""
+    return arguments.get("num_bits", int, 8), arguments.get("type", str, "int")
+
+
 def _check_format(table: _Table) -> None:
     if table.get("format", str, _FORMATS[0]) not in _FORMATS:
         raise table.refused("format", ", ".join(_FORMATS))
@@ -203,8 +253,8 @@ def _check_format(table: _Table) -> None:
 def _weights_of_groups(table: _Table) -> Iterator[_Table]:
     """Yield what is said of the weights of each group of layers.
 
-    Raises: CheckpointError where a group says that activations are quantized: those of FP8 by
-        each token alone are not, as that rounds nothing that is stored.
+    Raises: CheckpointError where a group says that activations are quantized, unless that is left
+        out: those of FP8 by each token alone are not, as that rounds nothing that is stored.
     """
     groups = table.part("config_groups")
     if groups is None or not groups.values:
@@ -215,12 +265,16 @@ def _weights_of_groups(table: _Table) -> Iterator[_Table]:
         if group is None or weights is None:
             raise groups.refused(name, "groups of layers whose weights are quantized")
         _check_format(group)
-        if group.values.get("output_activations"):
-            raise group.refused("output_activations", "activations in floats")
+        outputs = group.part("output_activations")
+        if outputs is not None and outputs.values:
+            group.leave_out(
+                "output_activations", "activations in floats", "outputs", *_format(outputs)
+            )
         inputs = group.part("input_activations")
         if inputs is not None:
-            small = {inputs.get("type", str, "int"), weights.get("type", str, "int")} != {"float"}
-            bits = inputs.get("num_bits", int, 8), weights.get("num_bits", int, 8)
-            if small or bits != (8, 8) or inputs.values.get("dynamic") is not True:
-                raise group.refused("input_activations", "weights alone in codes")
+            fp8 = {_format(inputs), _format(weights)} == {(8, "float")}
+            if not fp8 or inputs.values.get("dynamic") is not True:
+                group.leave_out(
+                    "input_activations", "weights alone in codes", "inputs", *_format(inputs)
+                )
         yield weights

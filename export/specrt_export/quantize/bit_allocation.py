@@ -35,7 +35,7 @@ from specrt_export.quantize.calibration import (
     content_key,
     stages,
 )
-from specrt_export.quantize.codes import decode, encode
+from specrt_export.quantize.codes import encode_codes
 from specrt_export.quantize.quantizer import (
     MOST_THREADS,
     SLICE,
@@ -213,7 +213,9 @@ class _Sweep:
         weights = np.ascontiguousarray(self._exact(choice).T)
 
         def work(part: Floats) -> None:
-            part[:] = decode(*encode(part, LOW, choice.block, positive=choice.positive))
+            part[:] = encode_codes(
+                part, LOW, choice.block, positive=choice.positive, zeros=choice.zeros
+            ).floats()
 
         step = max(1, SLICE // weights.shape[1])
         with ThreadPoolExecutor(self._threads) as pool:

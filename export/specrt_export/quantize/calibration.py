@@ -28,13 +28,15 @@ from specrt_export.portable.external_data import (
 )
 from specrt_export.portable.graph import Tokens, runs_here
 from specrt_export.portable.segments import SegmentedRun, weight_name
-from specrt_export.quantize.codes import decode, int4_scales, pack, unpack
+from specrt_export.quantize.codes import Codes, int4_grid, pack, unpack
 from specrt_export.quantize.gptq import DAMPINGS, Products, factor, feed_back, second_moments
 
 if TYPE_CHECKING:
     from specrt_export.quantize.quantizer import Choice
 
-Packed = NDArray[np.uint8]
+PackedCodes = tuple[NDArray[Any], ...]
+"""Codes two to a byte [N, K / 2], scales [N, K / block], and zeros of that shape if they have any.
+"""
 
 Progress = Callable[[str, float], None]
 """Told the part of the model that is begun, and the share that is done."""
@@ -69,29 +71,27 @@ class CalibratedCodes:
             folder.mkdir(parents=True)
             written.write_text(key)
 
-    def write(self, name: str, codes: Packed, scales: Floats) -> None:
-        """Keep packed codes [N, K / 2] and scales [N, K / block]."""
-        arrays: tuple[NDArray[Any], ...] = (codes, scales)
-        for array, path in zip(arrays, self._paths(name), strict=True):
+    def write(self, name: str, *arrays: NDArray[Any]) -> None:
+        """Keep packed codes [N, K / 2], scales, and zeros if there are any, [N, K / block]."""
+        for array, path in zip(arrays, self._paths(name), strict=False):
             with atomic_file(path) as file:
                 np.save(file, array)
 
-    def read(self, name: str) -> tuple[Packed, Floats]:
+    def read(self, name: str) -> PackedCodes:
         """Map what was kept of a weight."""
-        codes, scales = (np.load(path, mmap_mode="r") for path in self._paths(name))
-        return codes, scales
+        return tuple(np.load(path, mmap_mode="r") for path in self._paths(name) if path.is_file())
 
     def weights(self, name: str) -> Floats:
         """Return the weights [K, N] that were kept as codes."""
-        packed, scales = self.read(name)
-        return np.ascontiguousarray(decode(unpack(packed), scales).T)
+        packed, *beside = self.read(name)
+        return np.ascontiguousarray(Codes("int4", unpack(packed), *beside).floats().T)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def _paths(self, name: str) -> tuple[Path, Path]:
+    def _paths(self, name: str) -> list[Path]:
         number = self._names.index(name)
-        return self._folder / f"{number}.codes.npy", self._folder / f"{number}.scales.npy"
+        return [self._folder / f"{number}.{part}.npy" for part in ("codes", "scales", "zeros")]
 
     def write_state(self, done: int, kept: Mapping[str, NDArray[Any]]) -> None:
         """Keep how many stages are done, and the tensors that later ones read."""
@@ -207,23 +207,26 @@ class _Rounder:
         self._multiply = multiply
         self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
-    def __call__(
-        self, choice: Choice, source: StoredTensor, upper: Floats
-    ) -> tuple[Packed, Floats]:
-        """Return packed codes [N, K / 2] and scales [N, K / block] of a weight."""
+    def __call__(self, choice: Choice, source: StoredTensor, upper: Floats) -> PackedCodes:
+        """Return what a weight becomes."""
         whole = source.read(0, source.rows).T if choice.turned else None
         rows, inner = source.shape[::-1] if choice.turned else source.shape
         packed = np.empty((rows, inner // 2), np.uint8)
         scales = np.empty((rows, inner // choice.block), np.float32)
-        find_scales = partial(int4_scales, positive=choice.positive)
+        zeros = np.empty(scales.shape, np.int8)
+        find_grid = partial(int4_grid, positive=choice.positive, zeros=choice.zeros)
 
         def work(begin: int) -> None:
             end = min(begin + step, rows)
             part = source.read(begin, end) if whole is None else whole[begin:end]
-            codes, found, _ = feed_back(part.T, upper, choice.block, find_scales, self._multiply)
+            codes, found, apart, _ = feed_back(
+                part.T, upper, choice.block, find_grid, self._multiply
+            )
             packed[begin:end], scales[begin:end] = pack(np.ascontiguousarray(codes.T)), found.T
+            if apart is not None:
+                zeros[begin:end] = apart.T
 
         step = min(_ROWS, -(-rows // self._threads))
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(work, range(0, rows, step)))
-        return packed, scales
+        return (packed, scales, zeros) if choice.zeros else (packed, scales)

@@ -170,14 +170,45 @@ def encode(
     return codes.reshape(weights.shape), scales.reshape(len(weights), -1)
 
 
-def int4_scales(rows: Floats, *, positive: bool) -> Floats:
-    """Return the scales [N] of least squared error of a block [block, N] of int4 weights."""
+def encode_codes(
+    weights: Floats, precision: str, block: int, *, positive: bool = False, zeros: bool = False
+) -> Codes:
+    """Return weights in codes; with `zeros` those of int4 are not symmetric."""
+    if not zeros or precision != "int4":
+        return Codes(precision, *encode(weights, precision, block, positive=positive))
+    blocks = np.ascontiguousarray(weights).reshape(-1, block)
+    codes = np.empty(blocks.shape, np.int8)
+    scales, found = np.empty(len(blocks), np.float32), np.empty(len(blocks), np.int8)
+    step = max(1, _CHUNK // block)
+    for at in range(0, len(blocks), step):
+        part = slice(at, at + step)
+        rows, scales[part], found[part] = _int4_with_zeros(np.ascontiguousarray(blocks[part].T))
+        codes[part] = rows.T
+    shape = len(weights), -1
+    return Codes("int4", codes.reshape(weights.shape), scales.reshape(shape), found.reshape(shape))
+
+
+class BlockGrid(NamedTuple):
+    """The weights that a block of int4 may have, for each of several rows."""
+
+    scales: Floats
+    """[N]."""
+    zeros: Integers | None = None
+    """[N]; None where all are 0."""
+
+
+def int4_grid(rows: Floats, *, positive: bool = False, zeros: bool = False) -> BlockGrid:
+    """Return scales, and zeros, of least squared error of a block [block, N] of int4 weights."""
     scales = np.empty(rows.shape[1], np.float32)
+    found = np.zeros(rows.shape[1], np.int8)
     step = max(1, _CHUNK // len(rows))
     for at in range(0, len(scales), step):
         part = np.ascontiguousarray(rows[:, at : at + step])
-        scales[at : at + step] = _int4(part, positive=positive)[1]
-    return scales
+        if zeros:
+            _, scales[at : at + step], found[at : at + step] = _int4_with_zeros(part)
+        else:
+            scales[at : at + step] = _int4(part, positive=positive)[1]
+    return BlockGrid(scales, found if zeros else None)
 
 
 def decode(codes: NDArray[Any], scales: Floats) -> Floats:
@@ -275,8 +306,42 @@ def _int4(rows: Floats, *, positive: bool) -> tuple[Integers, Floats]:
     return codes.astype(np.int8), scales
 
 
-def _round(rows: Floats, inverse: Floats, out: NDArray[Any]) -> None:
+SPANS = tuple(float(value) for value in np.linspace(0.7, 1.0, 8))
+"""Shares of what lies between the least and the largest weight of a block that codes span."""
+
+
+def _int4_with_zeros(rows: Floats) -> tuple[Integers, Floats, Integers]:
+    """Search each block's scale and zero, as `_int4` does its scale.
+
+    Codes from -8 to 7 span from the least weight, or 0, to the largest, or 0, or less than that.
+    """
+    low, high = np.minimum(rows.min(0), 0), np.maximum(rows.max(0), 0)
+    empty = high - low < _SMALLEST
+    unit: Floats = np.divide(1, np.where(empty, 1, high - low), dtype=np.float32)
+    most = np.full(len(unit), -1, np.float32)
+    scales, zeros = np.ones_like(most), np.zeros_like(most)
+    codes = np.empty_like(rows)
+    for span in SPANS:
+        inverse = unit * np.float32((INT4_MOST - INT4_LEAST) / span)
+        zero = np.clip(np.rint(INT4_LEAST - low * inverse * span), INT4_LEAST, INT4_MOST)
+        _round(rows, inverse, codes, zero)
+        match = np.einsum("ij,ij->j", rows, codes) * unit
+        scale = match / np.maximum(np.einsum("ij,ij->j", codes, codes), 1)
+        explained = match * scale
+        better = explained > most
+        np.copyto(most, explained, where=better)
+        np.copyto(scales, scale, where=better)
+        np.copyto(zeros, zero, where=better)
+    scales = _half(np.where(empty | (scales <= 0), np.float32(1), scales / unit))
+    zeros[empty] = 0
+    _round(rows, np.where(empty, np.float32(0), np.float32(1) / scales), codes, zeros)
+    codes += zeros
+    return codes.astype(np.int8), scales, zeros.astype(np.int8)
+
+
+def _round(rows: Floats, inverse: Floats, out: NDArray[Any], zeros: Floats | float = 0.0) -> None:
+    """Round to what a code may be less its zero."""
     np.multiply(rows, inverse, out=out)
     np.rint(out, out=out)
-    np.maximum(out, INT4_LEAST, out=out)
-    np.minimum(out, INT4_MOST, out=out)
+    np.maximum(out, INT4_LEAST - zeros, out=out)
+    np.minimum(out, INT4_MOST - zeros, out=out)

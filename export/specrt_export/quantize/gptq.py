@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from specrt.engine.ort import silent_options
 from specrt_export.portable.external_data import Floats
-from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, Integers
+from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, BlockGrid, Integers
 
 DAMPINGS = (0.01, 0.1, 1.0)
 """Of the mean second moment, added to each: keeps the factor from following few texts too far.
@@ -30,8 +30,8 @@ _SMALL = 64
 _WIDE = 1024
 """Rows of second moments that are summed at once."""
 
-FindScales = Callable[[Floats], Floats]
-"""Scales [N] of a block of weights [block, N]."""
+FindGrid = Callable[[Floats], BlockGrid]
+"""Scales [N], and zeros, of a block of weights [block, N]."""
 
 
 class Products:
@@ -150,47 +150,55 @@ def _divide(matrix: Floats, upper: Floats, multiply: Products) -> None:
 
 
 def feed_back(
-    weights: Floats, upper: Floats, block: int, find_scales: FindScales, multiply: Products
-) -> tuple[Integers, Floats, Floats]:
-    """Return codes [K, N], scales [K / block, N] and the weights [K, N] they stand for.
+    weights: Floats, upper: Floats, block: int, find_grid: FindGrid, multiply: Products
+) -> tuple[Integers, Floats, Integers | None, Floats]:
+    """Return codes [K, N], scales and zeros [K / block, N], and the weights [K, N] of them.
 
     `weights` [K, N] are a weight [N, K] turned; `upper` is the factor of what they are multiplied
-    with. Scales of a block are found when it is begun, for its weights as they are by then.
+    with. The grid of a block is found when it is begun, for its weights as they are by then.
     """
-    rounding = _Rounding(weights, upper, block, find_scales, multiply)
+    rounding = _Rounding(weights, upper, block, find_grid, multiply)
     rounding.visit(0, len(weights))
-    return rounding.codes, rounding.scales, rounding.adjusted
+    return rounding.codes, rounding.scales, rounding.zeros, rounding.adjusted
 
 
 class _Rounding:
     """The state of `feed_back`; a closure would keep its arrays until they are collected."""
 
     def __init__(
-        self, weights: Floats, upper: Floats, block: int, find_scales: FindScales,
+        self, weights: Floats, upper: Floats, block: int, find_grid: FindGrid,
         multiply: Products,
     ) -> None:  # fmt: skip
         size, columns = weights.shape
         self._upper, self._block = upper, block
-        self._find_scales, self._multiply = find_scales, multiply
+        self._find_grid, self._multiply = find_grid, multiply
         self.adjusted = np.array(weights, np.float32, order="C")
         self._lost = self.adjusted.copy()  # of weights not yet rounded: the weights themselves
         self.codes = np.empty((size, columns), np.int8)
         self.scales = np.empty((size // block, columns), np.float32)
         self._inverse = np.empty_like(self.scales)
+        self.zeros: Integers | None = None
+        self._zero: Floats | float = 0.0
 
     def visit(self, begin: int, end: int) -> None:
         """Round weights from `end` down to `begin`, by halves, which are blocks at first."""
         block, adjusted, lost = self._block, self.adjusted, self._lost
         if end - begin == block:
-            self.scales[begin // block] = self._find_scales(adjusted[begin:end])
+            grid = self._find_grid(adjusted[begin:end])
+            self.scales[begin // block] = grid.scales
+            if grid.zeros is not None:
+                if self.zeros is None:
+                    self.zeros = np.empty(self.scales.shape, np.int8)
+                self.zeros[begin // block] = grid.zeros
+                self._zero = grid.zeros.astype(np.float32)
             np.divide(1, self.scales[begin // block], out=self._inverse[begin // block])
         if end - begin == 1:
             rounded = adjusted[begin]
             np.multiply(rounded, self._inverse[begin // block], out=rounded)
             np.rint(rounded, out=rounded)
-            np.maximum(rounded, INT4_LEAST, out=rounded)
-            np.minimum(rounded, INT4_MOST, out=rounded)
-            self.codes[begin] = rounded
+            np.maximum(rounded, INT4_LEAST - self._zero, out=rounded)
+            np.minimum(rounded, INT4_MOST - self._zero, out=rounded)
+            self.codes[begin] = rounded + self._zero
             np.multiply(rounded, self.scales[begin // block], out=rounded)
             lost[begin] -= rounded
             return

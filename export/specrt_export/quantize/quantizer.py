@@ -37,7 +37,7 @@ from specrt_export.precision import BITS, SCALED, STORED, Precision, fitting_blo
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
     CalibrationText,
-    Packed,
+    PackedCodes,
     Progress,
     calibrate,
 )
@@ -45,8 +45,7 @@ from specrt_export.quantize.codes import (
     FP4_VALUES,
     CodedWeight,
     Codes,
-    decode,
-    encode,
+    encode_codes,
     pack,
     unpack,
 )
@@ -348,6 +347,8 @@ class Choice:
     turned: bool
     positive: bool = False
     """Whether its scales must be positive."""
+    zeros: bool = False
+    """Whether its blocks have zeros."""
 
     @property
     def name(self) -> str:
@@ -357,8 +358,8 @@ class Choice:
     def stored_bytes(self, shape: Sequence[int]) -> int:
         """Return what its codes and scales in fp16 take, or its floats."""
         items = prod(shape)
-        scales = 2 * (items // self.block) if self.block else 0
-        return items * BITS[self.precision] // 8 + scales
+        beside = (2.5 if self.zeros else 2) * (items // self.block) if self.block else 0
+        return items * BITS[self.precision] // 8 + int(beside)
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -417,7 +418,8 @@ def _choice(
         inner = tensor.dims[0 if turned else 1]
         block = fitting_block(inner, precision.block_of(name, inner))
         positive = precision.positive
-        return Choice(tensor.name, name, block, uses, turned, positive) if block else None
+        zeros = name == "int4" and not precision.symmetric
+        return Choice(tensor.name, name, block, uses, turned, positive, zeros) if block else None
     return Choice(tensor.name, name, 0, uses, turned)
 
 
@@ -539,11 +541,11 @@ class Store:
         return region.tensor
 
     def write(
-        self, choice: Choice, source: StoredTensor, found: tuple[Packed, Floats] | None = None
+        self, choice: Choice, source: StoredTensor, found: PackedCodes | None = None
     ) -> Stored:
         """Write a weight [N, K] as chosen; one that is stored [K, N] is turned first.
 
-        `found` are its packed codes and scales where they are known.
+        `found` are its packed codes, scales and zeros where they are known.
         """
         shape, read = source.shape, source.read
         if choice.turned:
@@ -557,7 +559,7 @@ class Store:
                 arrays, restored = _form(choice, weights)
             else:
                 arrays = [np.ascontiguousarray(array[begin:end]) for array in found]
-                restored = decode(unpack(arrays[0]), arrays[1])
+                restored = Codes("int4", unpack(arrays[0]), *arrays[1:]).floats()
             for region, array in zip(regions, arrays, strict=True):
                 region.write(begin, array)
             restored -= weights
@@ -602,7 +604,8 @@ def _reserve(file: DataFile, choice: Choice, shape: tuple[int, ...]) -> list[Reg
     rows, items = shape
     if choice.precision not in SCALED:
         return [file.reserve(choice.name, _TYPES[choice.precision], shape, rows, 2 * items)]
-    sample = Codes(choice.precision, np.empty(0, np.int8), np.empty(0, np.float32))
+    zeros = np.empty(0, np.int8) if choice.zeros else None
+    sample = Codes(choice.precision, np.empty(0, np.int8), np.empty(0, np.float32), zeros)
     return _reserve_codes(file, choice, shape, sample)
 
 
@@ -644,8 +647,9 @@ def _arrays(rows: Codes) -> list[NDArray[Any]]:
 def _form(choice: Choice, weights: Floats) -> tuple[Sequence[NDArray[Any]], Floats]:
     """Return what is written of some rows, and the fp32 weights that it stands for."""
     if choice.precision in SCALED:
-        found = encode(weights, choice.precision, choice.block, positive=choice.positive)
-        rows = Codes(choice.precision, *found)
+        rows = encode_codes(
+            weights, choice.precision, choice.block, positive=choice.positive, zeros=choice.zeros
+        )
         return _arrays(rows), rows.floats()
     bits = narrow(weights, choice.precision)
     restored = widen(bits, _TYPES[choice.precision])

@@ -20,7 +20,7 @@ from specrt.cli.inspect import quality_lines
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, how_to_install, shortage
-from specrt.system.doctor import missing_exporter
+from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
@@ -54,6 +54,13 @@ _TUNING_S = 600
     type=click.IntRange(min=2),
     help="With --target: positions of prompt and completion together.  [default: 2048, or what "
     "both were trained for]",
+)
+@click.option(
+    "--weight-only",
+    is_flag=True,
+    default=None,
+    help="With --target: keep the weights of checkpoints that quantize activations, too, and "
+    "compute those in floats.",
 )
 @click.option(
     "--write-recipe",
@@ -90,18 +97,23 @@ def command(
     """Build the bundle of each RECIPE, or of checkpoints (default place: engines/build/NAME)."""
     if not dry_run and (as_json or bandwidth is not None):
         raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
+    for name in ("target", "draft", "calibration"):
+        if {"target": target, **pair}[name] == "":
+            raise click.UsageError(f"--{name} is ''; expected a name, or leave it out")
     asked = {**pair, "write_recipe": write_recipe}
     _check_sources(recipes, target, [name for name, value in asked.items() if value is not None])
     if out is not None and len(recipes) > 1:
         raise click.UsageError(f"--out is the place of one bundle, and {len(recipes)} are named")
     with installed():
         if target is not None:
+            from specrt_export.recipe_tables import EngineOptions
+
             if not dry_run:
                 check_exporter()
             _check_folder(write_recipe)
             plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
             _check_kept(text, write_recipe)
-            plans = [(plan, _of_pair(plan))]
+            plans = [(plan, _folder(plan, EngineOptions.backend))]
         else:
             plans = [_read(recipe, backend) for recipe in recipes]
         for plan, name in plans:
@@ -144,23 +156,10 @@ def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: lis
             raise click.UsageError(f"{recipe} is a checkpoint, no recipe; name it with --target")
 
 
-def check_exporter() -> None:
-    """Refuse to build from a checkpoint, before one is fetched, where nothing can export it.
-
-    Raises: BuildError.
-    """
-    absent = missing_exporter()
-    if absent is not None:
-        raise BuildError(
-            f"building from a checkpoint needs {absent}; install it with "
-            f"`{how_to_install('export')}`, or name in a recipe the `graph` that `specrt export "
-            "CHECKPOINT --config-only` writes on another machine"
-        )
-
-
 def pair_recipe(
     target: str, file: Path | None = None, *, draft: str | None = None, backend: str | None = None,
     precision: str | None = None, calibration: str | None = None, max_length: int | None = None,
+    weight_only: bool | None = None,
 ) -> tuple[Recipe, str]:  # fmt: skip
     """Return the recipe of checkpoints, to lie in a file where one is given, and its text.
 
@@ -169,8 +168,9 @@ def pair_recipe(
     from specrt_export.pair import CheckpointPair
 
     pair = CheckpointPair(
-        target, draft or "", precision or "", backend or "", max_length or 0, calibration or ""
-    )
+        target, draft or "", precision or "", backend or "", max_length or 0, calibration or "",
+        bool(weight_only),
+    )  # fmt: skip
     return pair.recipe(file)
 
 
@@ -230,20 +230,13 @@ def _unwritten(file: Path, error: OSError) -> BuildError:
     )
 
 
-def _of_pair(plan: Recipe) -> str:
-    """Return the name of the folder of checkpoints' bundle."""
-    from specrt_export.recipe_tables import EngineOptions
-
-    backend = plan.engine.backend
-    return plan.name if backend == EngineOptions.backend else f"{plan.name}-{backend}"
-
-
 def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:
     """Return a recipe, and the name of its bundle's folder."""
     from specrt_export.recipe import read_recipe
 
     plan = read_recipe(recipe, backend=backend)
-    return plan, _folder(recipe, plan, backend)
+    own = plan if backend is None else read_recipe(recipe)
+    return plan, _folder(plan, own.engine.backend)
 
 
 def _build(plan: Recipe, place: Path, no_tune: bool, if_stale: bool) -> None:
@@ -349,9 +342,7 @@ def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:
     return None, f"{bundle} is not tuned: {reason or 'tuning ended without a message'}"
 
 
-def _folder(path: Path, plan: Recipe, backend: str | None) -> str:
-    """Return the name of the bundle's folder; --backend adds the backend where it differs."""
-    from specrt_export.recipe import read_recipe
-
-    own = backend is None or read_recipe(path).engine.backend == plan.engine.backend
-    return plan.name if own else f"{plan.name}-{plan.engine.backend}"
+def _folder(plan: Recipe, usual: str) -> str:
+    """Return the name of the bundle's folder; a backend that is not the usual one is added."""
+    backend = plan.engine.backend
+    return plan.name if backend == usual else f"{plan.name}-{backend}"

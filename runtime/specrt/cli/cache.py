@@ -20,11 +20,12 @@ import click
 
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, FORMAT, read_manifest
-from specrt.cli.build import build_bundle, check_exporter, installed, pair_recipe
+from specrt.cli.build import build_bundle, installed, pair_recipe
 from specrt.cli.options import GGUF, is_checkpoint, print_notices
 from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
 from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
+from specrt.system.doctor import check_exporter
 
 F = TypeVar("F", bound=Callable[..., Any])
 

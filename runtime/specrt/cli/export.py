@@ -72,7 +72,7 @@ def _export(
 ) -> tuple[ExportedGraph, ParityReport | None]:
     from specrt_export.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(name, revision, config_only)
+    checkpoint = Checkpoint.open(name, revision, config_only, weight_only=config_only)
     if (checkpoint.gguf is not None or checkpoint.coded) and not config_only:
         kind = "holds weights in codes" if checkpoint.gguf is None else "is a GGUF file"
         raise ExportError(

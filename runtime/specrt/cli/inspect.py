@@ -147,7 +147,8 @@ def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
     facts = []
     for role, origin in manifest.origins.items():
         hub = f"{origin.hub}{origin.revision and f' at {origin.revision}'}, " if origin.hub else ""
-        facts.append(("from", f"{role}: {hub}{origin.formats}"))
+        floats = origin.left_out and f"; weight-only, left out: {origin.left_out}"
+        facts.append(("from", f"{role}: {hub}{origin.formats}{floats}"))
         facts += [("", f"  {name}, sha256 {sha256}") for name, sha256 in origin.files.items()]
     return facts
 
@@ -178,6 +179,7 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
     """Return how the weights are stored, and the measured loss of quality."""
     block = f", {model.block} weights to a scale" if model.block else ""
     block += ", 8 bits with one scale a row" if model.per_row else ""
+    block += "" if model.symmetric else ", int4 with a zero besides"
     ends = f"; embedding {model.embedding}, head {model.head}"
     facts = [("  weights", f"{model.precision}{ends}{block}")]
     facts += [(f"  {name}", value) for name, value in _loss_facts(model)]

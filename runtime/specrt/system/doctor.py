@@ -13,7 +13,7 @@ from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
 from specrt.engine.kernels import SWITCH, install_kernels, instruction_sets, missing_kernels
 from specrt.engine.tensorrt.library import form_of
-from specrt.errors import how_to_install
+from specrt.errors import BuildError, how_to_install
 from specrt.system.gpu import Survey, survey
 from specrt.system.machine import Jetson, read_jetson, vector_units
 from specrt.system.memory import size
@@ -38,6 +38,20 @@ EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir")
 def missing_exporter() -> str | None:
     """Return the first library that turning a checkpoint into a graph lacks; None imports it."""
     return next((name for name in EXPORTERS if importlib.util.find_spec(name) is None), None)
+
+
+def check_exporter() -> None:
+    """Refuse to build from a checkpoint, before one is fetched, where nothing can export it.
+
+    Raises: BuildError.
+    """
+    absent = missing_exporter()
+    if absent is not None:
+        raise BuildError(
+            f"building from a checkpoint needs {absent}; install it with "
+            f"`{how_to_install('export')}`, or name in a recipe the `graph` that `specrt export "
+            "CHECKPOINT --config-only` writes on another machine"
+        )
 
 
 _LIBRARIES = (

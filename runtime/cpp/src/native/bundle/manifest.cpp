@@ -135,10 +135,10 @@ void check_acceptance(const Fields& manifest) {
 void check_origins(const Fields& manifest) {
   if (!manifest.has("origins")) return;
   for (const auto& [role, origin] : manifest.named("origins")) {
-    origin.only({"formats", "files", "hub", "revision"});
+    origin.only({"formats", "files", "hub", "revision", "left_out"});
     origin.text("formats");
     origin.texts("files");
-    for (const char* name : {"hub", "revision"})
+    for (const char* name : {"hub", "revision", "left_out"})
       if (origin.has(name)) origin.text(name);
   }
 }
@@ -146,8 +146,8 @@ void check_origins(const Fields& manifest) {
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
   fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
-               "fused", "precision", "embedding", "head", "block", "per_row", "quality", "backend",
-               "bits"});
+               "fused", "precision", "embedding", "head", "block", "per_row", "symmetric",
+               "quality", "backend", "bits"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
@@ -160,7 +160,8 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   for (const char* part : {"embedding", "head"})
     if (fields.has(part)) fields.text(part);
   if (fields.has("block")) fields.whole("block");
-  if (fields.has("per_row")) fields.boolean("per_row");
+  for (const char* name : {"per_row", "symmetric"})
+    if (fields.has(name)) fields.boolean(name);
   check_quality(fields);
   if (fields.has("backend")) model.backend = fields.text("backend");
   if (fields.has("bits") && fields.record_or_null("bits")) fields.texts("bits");
