@@ -23,6 +23,7 @@ specrt.__main__
 specrt.cli
 specrt.bench
 specrt.c_host
+specrt.serve
 specrt_export.builder
 specrt_export.measured_model
 specrt_export.check

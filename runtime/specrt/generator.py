@@ -135,16 +135,35 @@ class RequestFactory:
         given: object = params
         if not isinstance(given, SamplingParams | None):
             raise RequestError(f"params is {given!r}; expected SamplingParams")
-        params, called_ns = params or SamplingParams(), perf_counter_ns()
+        params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (completion,) = self._completions(params, gamma, drafter)
+        (request,) = self.each(
+            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special
+        )
+        return request
+
+    def each(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        gamma: Gamma | None = None,
+        drafter: str | None = None,
+        parse_special: bool = True,
+    ) -> list[Request]:
+        """Return the `params.n` requests of a prompt, after every check.
+
+        Raises: RequestError, CapacityError.
+        """
+        called_ns = perf_counter_ns()
+        completions = self._completions(params, gamma, drafter)
         tokens = prompt_tokens(
             prompt, self._tokenizer, self._models.target, parse_special=parse_special
         )
-        request = self._request(tokens, params, completion)
-        self._begin([completion], called_ns)
-        return request
+        requests = [self._request(list(tokens), params, one) for one in completions]
+        self._begin(completions, called_ns)
+        return requests
 
     def several(
         self,
@@ -295,6 +314,11 @@ class Generator:
         self._worker = Worker(self._scheduler)
 
     @property
+    def rows(self) -> int:
+        """How many completions run at once."""
+        return len(self._scheduler)
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """Remarks for the user who opened the bundle, a line each.
 
@@ -337,6 +361,13 @@ class Generator:
         Raises: RequestError, CapacityError by this call; EngineError where a chunk is awaited.
         """
         return AsyncStream(self._requests.one(prompt, params, **options), self._worker)
+
+    def astreams(
+        self, prompt: Prompt, params: SamplingParams, **options: Unpack[GenerateOptions]
+    ) -> list[AsyncStream]:
+        """Complete a prompt `params.n` times, each a stream of its own; see `astream`."""
+        requests = self._requests.each(prompt, params, **options)
+        return [AsyncStream(request, self._worker) for request in requests]
 
     async def agenerate(
         self,

@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import COMMAND, Run
-from specrt.cli.chat import Painter, Typed, next_typed
+from specrt.cli.chat import Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text.chat_template import ChatTemplate
+from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near, sentencepiece
 
@@ -147,29 +148,29 @@ def test_any_text_can_be_typed_in_quotes(text: str) -> None:
     stop=st.sampled_from([(), ("e", "ab"), ("\ufffd\ufffd",)]),
     allowed=st.sampled_from([None, tuple("żó🐢e".encode()), tuple(b"abe")]),
 )
-def test_painted_text_is_the_text_and_green_is_what_was_accepted(
+def test_spans_join_to_the_text_and_tell_what_was_accepted(
     tokenizer: Tokenizer, prompt: list[int], stop: tuple[str, ...], allowed: tuple[int, ...] | None
 ) -> None:
     target = TableEngine(4, vocab=tokenizer.size)
     toy = generator(target, near(target, 5, 0.8), tokenizer)
     params = SamplingParams(max_tokens=40, stop=stop, allowed_token_ids=allowed)
     stream = toy.stream(prompt, params)
-    painter, green = Painter(tokenizer, prompt), 0
+    spans_of, green = DraftedSpans(tokenizer.detokenizer(prompt)).of, 0
     for chunk in stream:
-        spans = painter.spans(chunk)
+        spans = spans_of(chunk.text, chunk.token_ids, chunk.accepted)
         assert "".join(span.text for span in spans) == chunk.text
         green += sum(span.drafted for span in spans)
     if allowed == tuple(b"abe") and not stop:  # a character is a token
         assert green == stream.completion.speculation.accepted
 
 
-def test_painted_words_keep_their_spaces(tmp_path: Path) -> None:
+def test_spans_of_words_keep_their_spaces(tmp_path: Path) -> None:
     tokenizer = Tokenizer(sentencepiece(tmp_path))
     target, prompt = TableEngine(4, vocab=tokenizer.size), tokenizer.encode("hello")
     params = SamplingParams(max_tokens=9, allowed_token_ids=tokenizer.encode("h w", special=False))
     stream = generator(target, near(target, 5, 0.8), tokenizer).stream(prompt, params)
-    painter = Painter(tokenizer, prompt)
-    shown = [span.text for chunk in stream for span in painter.spans(chunk)]
+    spans = DraftedSpans(tokenizer.detokenizer(prompt))
+    shown = [span.text for c in stream for span in spans.of(c.text, c.token_ids, c.accepted)]
     assert shown == [tokenizer.piece(token) for token in stream.completion.token_ids]
     assert shown[0] in (" h", " w")
 

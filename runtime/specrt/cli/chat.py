@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -28,6 +27,7 @@ from specrt.params import AUTO, Gamma
 from specrt.session import Session
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.chat_template import ChatTemplate, Message, NoTemplateError, read_template
+from specrt.text.detokenizer import DraftedSpans
 from specrt.text.prompt_file import decode_utf8
 from specrt.text.tokenizer import Tokenizer
 
@@ -139,46 +139,18 @@ _GREEN, _RESET = "\x1b[32m", "\x1b[0m"
 LEGEND = f"{_GREEN}green{_RESET}: drafted and accepted; plain: the target's own"
 
 
-class TextSpan(NamedTuple):
-    """A part of a text, and whether it was drafted."""
-
-    text: str
-    drafted: bool
-
-
 class Painter:
-    """Maps the text of an answer to the tokens it came from.
-
-    A character split over tokens belongs to the one that completes it. The spans of a chunk join to
-    its text: text held back by a stop string has its span when it is shown.
-    """
+    """Shows drafted text in a colour of its own."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._detokenizer = tokenizer.detokenizer(prompt)
-        self._waiting: deque[tuple[int, bool]] = deque()
-        """(characters, drafted) of tokens whose text was not shown yet."""
-
-    def spans(self, chunk: Chunk) -> list[TextSpan]:
-        """Return the text of a chunk, token by token."""
-        for number, token in enumerate(chunk.token_ids):
-            length = len(self._detokenizer.push([token]))
-            if length:
-                self._waiting.append((length, number < chunk.accepted))
-        spans = []
-        text = chunk.text
-        while text and self._waiting:
-            length, drafted = self._waiting.popleft()
-            if length > len(text):
-                self._waiting.appendleft((length - len(text), drafted))
-            spans.append(TextSpan(text[:length], drafted))
-            text = text[length:]
-        return [*spans, TextSpan(text, False)] if text else spans
+        self._spans = DraftedSpans(tokenizer.detokenizer(prompt))
 
     def paint(self, chunk: Chunk) -> str:
         """Return the text of a chunk with drafted text in green."""
         shown = ""
-        for drafted, spans in groupby(self.spans(chunk), lambda span: span.drafted):
-            text = "".join(span.text for span in spans)
+        spans = self._spans.of(chunk.text, chunk.token_ids, chunk.accepted)
+        for drafted, group in groupby(spans, lambda span: span.drafted):
+            text = "".join(span.text for span in group)
             shown += f"{_GREEN}{text}{_RESET}" if drafted else text
         return shown
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NoReturn
@@ -21,7 +20,8 @@ from specrt.bundle import (
 from specrt.errors import RequestError, SpecrtError
 from specrt.text.tokenizer import ChatPrompt
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role` and `content`; of a chat with tools also `tool_calls`, `tool_call_id`, `name`."""
 
 MOST_SOURCE = 1 << 16
 """Characters of a template; the longest in use have half of it."""
@@ -77,20 +77,35 @@ class ChatTemplate:
             ) from error
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> ChatPrompt:
-        """Return the prompt for messages of `role` and `content`.
+        """Return the prompt for messages, with the tools that the model may call.
 
-        Contents are text, whatever they hold, where the prompt is encoded as it is.
+        Contents are text, whatever they hold, where the prompt is encoded as it is; so are the
+        descriptions of tools.
         Raises: RequestError when the template refuses them, or takes more than its bounds.
         """
-        render = partial(self._render, add_generation_prompt=add_generation_prompt)
-        return ChatPrompt(render(messages), messages, render)
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        def render(given: Sequence[Any]) -> str:
+            *conversation, described = given
+            return self._render(conversation, described, add_generation_prompt)
+
+        given = [*messages, None if tools is None else [*tools]]
+        return ChatPrompt(render(given), given, render)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
         from specrt.text.template_sandbox import weight
 
-        given = weight(messages)
+        given = weight([messages, tools])
         self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)
         most = left = MOST_OUTPUT + _COPIES * given
         pieces: list[str] = []
@@ -98,7 +113,7 @@ class ChatTemplate:
             for piece in self._template.generate(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
-                tools=None,  # templates ask whether it is none, not only whether it is defined
+                tools=tools,  # templates ask whether it is none, not only whether it is defined
                 documents=None,
                 **self._special,
             ):

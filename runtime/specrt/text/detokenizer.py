@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 Decoder = dict[str, Any]
 """The `decoder` of a `tokenizer.json`."""
@@ -253,3 +254,38 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+class TextSpan(NamedTuple):
+    """A part of a text, and whether it was drafted."""
+
+    text: str
+    drafted: bool
+
+
+class DraftedSpans:
+    """Maps the text of a completion to the tokens it came from, those drafted among them.
+
+    A character split over tokens belongs to the one that completes it. The spans of a chunk join to
+    its text: text held back by a stop string has its span when it is shown.
+    """
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """(characters, drafted) of tokens whose text was not shown yet."""
+
+    def of(self, text: str, token_ids: Sequence[int], accepted: int) -> list[TextSpan]:
+        """Return the text of a chunk, token by token; the first `accepted` ones were drafted."""
+        for number, token in enumerate(token_ids):
+            length = len(self._detokenizer.push([token]))
+            if length:
+                self._waiting.append((length, number < accepted))
+        spans = []
+        while text and self._waiting:
+            length, drafted = self._waiting.popleft()
+            if length > len(text):
+                self._waiting.appendleft((length - len(text), drafted))
+            spans.append(TextSpan(text[:length], drafted))
+            text = text[length:]
+        return [*spans, TextSpan(text, False)] if text else spans

@@ -362,6 +362,10 @@ class Tokenizer:
             return self.decode([token], before=[token])
         return self._bytes_of(token).decode(errors="replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token behind others; none for special tokens."""
+        return self.piece(token).encode() if self._spelling is None else self._bytes_of(token)
+
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """Return what turns the tokens of one completion of a prompt into text.
 

@@ -1,0 +1,161 @@
+"""`specrt serve`: OpenAI's interface over a bundle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from specrt.cli.cache import bundle_argument
+from specrt.cli.options import print_notices
+from specrt.errors import RequestError
+from specrt.serve import ServerOptions, app
+from specrt.text.prompt_file import read_text
+
+KEY = "SPECRT_API_KEY"
+"""The environment variable of a key."""
+
+
+@click.command("serve")
+@bundle_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help=f"File of keys, one a line; ${KEY} is one more. Without a key the server is open.",
+)
+@click.option(
+    "--max-queue",
+    default=64,
+    show_default=True,
+    help="Completions that may wait for a row; more are told to come back.",
+)
+@click.option(
+    "--metrics-prefix",
+    default="specrt",
+    show_default=True,
+    help="Of the names in /metrics; `vllm` gives those that tools for vLLM look for.",
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path),
+    help="Jinja file in place of the bundle's chat template.",
+)
+@click.option("--threads", type=int, help="Cores to use; every one without it.")
+@click.option(
+    "--drain",
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long requests that run may go on after SIGTERM.",
+)
+@click.option("--log-requests", is_flag=True, help="Log a line for each request.")
+@click.pass_obj
+def command(
+    owns_process: bool,
+    /,
+    bundle: Path,
+    host: str,
+    port: int,
+    name: str,
+    api_key_file: Path | None,
+    max_queue: int,
+    metrics_prefix: str,
+    chat_template: Path | None,
+    threads: int | None,
+    drain: int,
+    log_requests: bool,
+) -> int:
+    """Serve BUNDLE over HTTP as OpenAI's clients expect, with a page to try it at /.
+
+    Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
+    end. No prompt and no text is logged.
+    """
+    options = ServerOptions(
+        name=name,
+        api_keys=_keys(api_key_file),
+        max_queue=max_queue,
+        metrics_prefix=metrics_prefix,
+        chat_template=chat_template,
+        threads=threads,
+        owns_process=owns_process,
+    )
+    with _listening(host, port) as listener:
+        if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
+            print(
+                f"warning: everybody who reaches {host} can use the server; --api-key-file or "
+                f"${KEY} closes it",
+                file=sys.stderr,
+            )
+        application = app(bundle, options)
+        _serve(application, listener, host, drain, log_requests=log_requests)
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Open the port before anything else is done.
+
+    Raises: RequestError for an address that cannot be had.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise RequestError(
+            f"{host} port {port} cannot be listened at: {reason}; give another "
+            "one with --host and --port"
+        ) from None
+
+
+def _serve(
+    application: Any, listener: socket.socket, host: str, drain: int, *, log_requests: bool
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, and let what runs end."""
+    import uvicorn
+
+    service = application.state.service
+    print_notices(service.generator.notices)
+
+    class Server(uvicorn.Server):
+        """Says where it listens, and takes no requests once it is to end."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            shown = f"[{host}]" if ":" in host else host
+            url = f"http://{shown}:{listener.getsockname()[1]}"
+            print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            service.admission.draining = True
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        application,
+        log_level="info" if log_requests else "warning",
+        access_log=log_requests,
+        timeout_graceful_shutdown=drain,
+        server_header=False,
+    )
+    # uvicorn raises the signal again once it has ended: that is no failure here.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listener])
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    lines = [] if file is None else read_text(file).splitlines()
+    given = [line.strip() for line in lines if line.strip()]
+    if file is not None and not given:
+        raise RequestError(f"{file} holds no key; expected one a line")
+    own = os.environ.get(KEY, "").strip()
+    return (*given, own) if own else tuple(given)

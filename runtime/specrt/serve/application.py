@@ -1,0 +1,309 @@
+"""The ASGI application: routes, who may call them, how large a request may be, errors as JSON."""
+
+from __future__ import annotations
+
+import hmac
+from asyncio import to_thread
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import specrt
+from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
+from specrt.errors import RequestError, SpecrtError
+from specrt.loading import load
+from specrt.serve.admission import OverloadError
+from specrt.serve.bodies import DetokenizeBody, TokenizeBody
+from specrt.serve.completion_routes import completion_routes
+from specrt.serve.sending import error_body, error_response
+from specrt.serve.service import Service, UnknownModelError
+from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
+
+PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
+"""Paths that need no key."""
+
+_MOST_BODY = 4 << 20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of the application."""
+
+    name: str = ""
+    """Of the model, as clients name it; that of the bundle's folder when empty."""
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens the server; without one it is open to all who reach it."""
+    max_queue: int = 64
+    """Completions that may wait for a row; beyond them the answer is 429."""
+    max_body_bytes: int = _MOST_BODY
+    metrics_prefix: str = "specrt"
+    """`vllm` gives the names that tools for vLLM look for."""
+    chat_template: Path | None = None
+    """A file with a Jinja template, in place of the bundle's."""
+    threads: int | None = None
+    """Cores to use; every one when None."""
+    owns_process: bool = False
+    """See `specrt.load`."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.max_queue < 0:
+            raise RequestError(f"max_queue is {self.max_queue}; expected 0 or more")
+        if any(not key.strip() for key in self.api_keys):
+            raise RequestError("an API key is empty; leave it out, or give one")
+
+
+def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = None) -> FastAPI:
+    """Return the ASGI application of a bundle, which it opens at once and closes at its shutdown.
+
+    Raises: BundleError, EngineError, RequestError.
+    """
+    options = options or ServerOptions()
+    folder = Path(bundle)
+    template = _template(folder, options.chat_template)
+    generator = load(folder, threads=options.threads, owns_process=options.owns_process)
+    service = Service(
+        generator,
+        options.name or folder.resolve().name,
+        template=template,
+        fingerprint=f"b{read_manifest(folder).files[TOKENIZER].sha256[:12]}",
+        max_queue=options.max_queue,
+        metrics_prefix=options.metrics_prefix,
+    )
+    return application(service, options)
+
+
+def application(service: Service, options: ServerOptions) -> FastAPI:
+    """Return the ASGI application of a service, whose generator it closes at its shutdown."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.admission.draining = True
+        await to_thread(service.generator.close)
+
+    made = FastAPI(
+        title="specrt",
+        version=specrt.__version__,
+        description="OpenAI's interface over a bundle: lossless speculative decoding.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    made.state.service = service
+    _add_errors(made, service)
+    for routes in (status_routes, model_routes, completion_routes):
+        made.include_router(routes(service))
+    made.add_middleware(AccessControl, options=options, service=service)
+    return made
+
+
+def _template(folder: Path, file: Path | None) -> ChatTemplate | None:
+    if file is not None:
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{file} cannot be read as a chat template: {error}") from None
+        return ChatTemplate(source, {})
+    try:
+        return read_template(folder)
+    except NoTemplateError:
+        return None
+
+
+def status_routes(service: Service) -> APIRouter:
+    """Return the page, and the routes that say how the server is."""
+    router = APIRouter()
+    page = files("specrt.serve").joinpath("page.html")
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> str:
+        return page.read_text(encoding="utf-8")
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Tell that the process works."""
+        return {"status": "ok"}
+
+    @router.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """Tell whether a new request would be taken."""
+        draining = service.admission.draining
+        return JSONResponse({"ready": not draining}, 503 if draining else 200)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Tell the version of specrt."""
+        return {"version": specrt.__version__}
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """Tell what Prometheus scrapes."""
+        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+
+    return router
+
+
+def model_routes(service: Service) -> APIRouter:
+    """Return the routes about the model and its tokenizer."""
+    router = APIRouter()
+    tokenizer = service.generator.tokenizer
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the one model."""
+        return {"object": "list", "data": [service.to_json()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """Describe the one model."""
+        service.require(name)
+        return service.to_json()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Return the tokens of a text, or of a conversation."""
+        if body.messages is not None:
+            ids = tokenizer.encode(service.render(body.messages))
+        else:
+            text = body.prompt if body.prompt is not None else body.content
+            if text is None:
+                raise RequestError("there is no text; give prompt, content or messages")
+            default = body.prompt is not None  # llama.cpp's field adds none
+            given = (body.add_special_tokens, body.add_special)
+            special = next((one for one in given if one is not None), default)
+            ids = tokenizer.encode(text, special=special) if text else []
+        return {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """Return the text of tokens."""
+        vocab = service.generator.models.target.geometry.vocab_size
+        wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is not in the vocabulary of 0 to {vocab - 1}")
+        text = tokenizer.decode(body.tokens)
+        return {"prompt": text, "content": text}
+
+    return router
+
+
+def _add_errors(made: FastAPI, service: Service) -> None:
+    """Answer every error as OpenAI's clients read it."""
+
+    def counted(response: JSONResponse) -> JSONResponse:
+        service.metrics.refuse(response.status_code)
+        return response
+
+    @made.exception_handler(RequestValidationError)
+    async def invalid(_: HttpRequest, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        message = f"{param or 'the body'}: {first['msg']}"
+        return counted(error_response(400, message, param=param))
+
+    @made.exception_handler(UnknownModelError)
+    async def unknown(_: HttpRequest, error: UnknownModelError) -> Response:
+        return counted(
+            error_response(404, str(error), "not_found_error", param="model",
+                           code="model_not_found")
+        )  # fmt: skip
+
+    @made.exception_handler(RequestError)
+    async def refused(_: HttpRequest, error: RequestError) -> Response:
+        return counted(error_response(400, str(error)))
+
+    @made.exception_handler(OverloadError)
+    async def overloaded(_: HttpRequest, error: OverloadError) -> Response:
+        status = 503 if service.admission.draining else 429
+        headers = {"Retry-After": str(error.retry_after_s)}
+        kind = "rate_limit_error" if status == 429 else "service_unavailable"
+        return counted(error_response(status, str(error), kind, headers=headers))
+
+    @made.exception_handler(SpecrtError)
+    async def failed(_: HttpRequest, error: SpecrtError) -> Response:
+        return counted(error_response(500, str(error), "server_error"))
+
+    @made.exception_handler(HTTPException)
+    async def plain(_: HttpRequest, error: HTTPException) -> Response:
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        headers = dict(error.headers or {})
+        return counted(error_response(error.status_code, error.detail, kind, headers=headers))
+
+    @made.exception_handler(Exception)
+    async def defect(_: HttpRequest, __: Exception) -> Response:
+        return counted(error_response(500, "the server failed; its log says why", "server_error"))
+
+
+class AccessControl:
+    """Lets in who has a key, and bodies that are not too large."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, service: Service) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in options.api_keys]
+        self._most = options.max_body_bytes
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = {key.lower(): value for key, value in scope.get("headers", [])}
+        if self._keys and scope["path"] not in PUBLIC and not self._known(headers):
+            await self._refuse(
+                401, "this server needs a key: Authorization: Bearer KEY", scope, receive, send
+            )
+            return
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._most:
+            await self._refuse(413, self._too_large, scope, receive, send)
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _known(self, headers: dict[bytes, bytes]) -> bool:
+        """Tell whether a key is right; the time it takes does not tell how much of it is."""
+        bearer = headers.get(b"authorization", b"")
+        scheme, _, token = bearer.partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        known = [hmac.compare_digest(given, key) for key in self._keys]  # all: none ends it early
+        return any(known)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        read = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._most:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        return receive_bounded
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body has more than {self._most} bytes; send less"
+
+    async def _refuse(
+        self, status: int, message: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._service.metrics.refuse(status)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 4401, "reason": message})
+            return
+        kind = "authentication_error" if status == 401 else "invalid_request_error"
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        response = JSONResponse(error_body(message, kind, code=status), status, headers)
+        await response(scope, receive, send)

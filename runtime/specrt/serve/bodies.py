@@ -1,0 +1,313 @@
+"""What clients send: bodies of OpenAI's requests, and the sampling parameters they come to.
+
+Fields that vLLM and llama.cpp add are read too, where they mean something here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from specrt.errors import RequestError, did_you_mean
+from specrt.params import Gamma, SamplingParams
+
+MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
+"""Completions of one request, stop strings, and characters of a schema or a tool's description."""
+
+_PASSED_ON = (
+    "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
+    "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "presence_penalty",
+    "frequency_penalty", "logit_bias", "temperature", "top_p", "seed", "verifier",
+)  # fmt: skip
+"""Fields that are sampling parameters by the same name; None is their default there."""
+
+_REFUSED = {
+    "best_of": "every completion is returned: use n",
+    "suffix": "nothing is inserted into a text here; leave it out",
+    "audio": "only text is made here; leave it out",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "lora": "a bundle has one set of weights; leave it out",
+    "use_beam_search": "beams are not speculated on; leave it out",
+}
+"""Fields of other servers that would change the text, each with what to do about it."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = False
+    """A last chunk without choices has the usage."""
+    continuous_usage_stats: bool = False
+    """Every chunk has the usage so far."""
+    include_speculation: bool = False
+    """Every chunk tells what was drafted of its text."""
+
+
+class Body(BaseModel):
+    """What both routes of completions take."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    gamma: int | Literal["auto"] | None = None
+    """Tokens to draft each round; 0 decodes plainly."""
+    drafter: str | None = None
+    verifier: str | None = None
+    user: str | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that mean nothing here."""
+        return sorted(set(self.model_extra or {}) - _IGNORED)
+
+    @property
+    def draft_options(self) -> dict[str, Gamma | str | None]:
+        """How it is drafted, as `GenerateOptions` has it."""
+        return {"gamma": self.gamma, "drafter": self.drafter}
+
+    def params(self, most_tokens: int | None, context: int, **more: Any) -> SamplingParams:
+        """Return the sampling parameters; without `most_tokens` the context is the limit.
+
+        A temperature that is not given is 1, as OpenAI has it.
+        Raises: RequestError for a field that cannot be honoured.
+        """
+        self._refuse()
+        options = {name: getattr(self, name) for name in _PASSED_ON}
+        options["temperature"] = 1.0 if self.temperature is None else self.temperature
+        options |= self.constraint()
+        options["stop"] = self.stop or ()
+        options["n"] = self.n or 1
+        options["max_tokens"] = context if most_tokens is None else most_tokens
+        given = {name: value for name, value in (options | more).items() if value is not None}
+        return SamplingParams(**given)
+
+    def constraint(self) -> dict[str, Any]:
+        """Return what the whole text must match, as sampling parameters have it.
+
+        Raises: RequestError for several, and for a form that is unknown.
+        """
+        found: list[dict[str, Any]] = [
+            {"json_schema": self.guided_json}, {"regex": self.guided_regex},
+            {"choice": self.guided_choice}, {"grammar": self.guided_grammar},
+            {"grammar": self.grammar}, {"json_schema": self.json_schema},
+            _response_format(self.response_format), _structured(self.structured_outputs),
+        ]  # fmt: skip
+        given = [one for one in found if any(value is not None for value in one.values())]
+        if len(given) > 1:
+            raise RequestError(
+                f"{len(given)} constraints were given; expected one of response_format, "
+                "structured_outputs, grammar and json_schema"
+            )
+        constraint = given[0] if given else {}
+        if len(json.dumps(constraint, default=str)) > MOST_SCHEMA:
+            raise RequestError(f"a constraint has more than {MOST_SCHEMA} characters; shorten it")
+        return constraint
+
+    def _refuse(self) -> None:
+        extra = self.model_extra or {}
+        for name, remedy in _REFUSED.items():
+            if extra.get(name) not in (None, False) and not (
+                name == "best_of" and extra[name] == (self.n or 1)
+            ):
+                raise RequestError(f"{name} is not supported: {remedy}")
+
+
+_IGNORED = {*_REFUSED, "metadata", "store", "service_tier", "echo", "safety_identifier",
+            "prompt_cache_key", "parallel_tool_calls", "cache_prompt"}  # fmt: skip
+"""Fields that change no text here, or are refused; no log line names them."""
+
+
+def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the constraint of OpenAI's `response_format`."""
+    if given is None or given.get("type") == "text":
+        return {}
+    kind = given.get("type")
+    if kind == "json_object":
+        return {"json_schema": given.get("schema") or True}
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        schema = described.get("schema") if isinstance(described, Mapping) else given.get("schema")
+        if not isinstance(schema, Mapping):
+            raise RequestError(
+                "response_format has no json_schema.schema; expected an object that is the schema"
+            )
+        return {"json_schema": schema}
+    raise RequestError(
+        f"response_format.type is {kind!r}; expected 'text', 'json_object' or 'json_schema'"
+    )
+
+
+_STRUCTURED = {
+    "json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar",
+}  # fmt: skip
+
+
+def _structured(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the constraint of vLLM's `structured_outputs`."""
+    found = {name: value for name, value in (given or {}).items() if value is not None}
+    if found.pop("json_object", None):
+        found["json"] = True
+    for name in found:
+        if name not in _STRUCTURED:
+            raise RequestError(f"structured_outputs has {name!r}{did_you_mean(name, _STRUCTURED)}")
+    return {_STRUCTURED[name]: value for name, value in found.items()}
+
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)]
+
+
+class CompletionBody(Body):
+    """A request to /v1/completions."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _one_message(cls, given: Any, read: Callable[[Any], Prompts]) -> Prompts:
+        """Refuse with one message, not with one for each form."""
+        try:
+            return read(given)
+        except ValidationError:
+            raise ValueError("expected a text, token ids, or a list of these") from None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or several."""
+        given: Any = self.prompt
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return list(given)
+
+
+class ChatMessage(BaseModel):
+    """A message; what a template may read of it is kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what the chat template reads: content as text, arguments of calls as JSON.
+
+        Raises: RequestError for content that is no text.
+        """
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self._text()}
+        if self.tool_calls:
+            message["tool_calls"] = [_call(call) for call in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            value = (self.model_extra or {}).get(name)
+            if isinstance(value, str):
+                message[name] = value
+        return message
+
+    def _text(self) -> str:
+        if not isinstance(self.content, list):
+            return self.content or ""
+        texts = []
+        for part in self.content:
+            kind, text = part.get("type"), part.get("text")
+            if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+                raise RequestError(
+                    f"messages have a part of type {kind!r}; expected 'text', with its text: this "
+                    "model reads nothing else"
+                )
+            texts.append(text)
+        return "".join(texts)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call as templates have it: its arguments an object, not the text of one."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError("messages have a tool call without function.name; give one")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestError(
+                f"the arguments of the tool call {function['name']!r} are no JSON; expected an "
+                "object's text"
+            ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+class ChatBody(Body):
+    """A request to /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit by either of its names."""
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
+
+    @property
+    def ranked(self) -> int | None:
+        """How many of the likeliest tokens to tell; None for no log-probabilities."""
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs was given without logprobs; set logprobs to true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeBody(BaseModel):
+    """A request to /tokenize: vLLM's `prompt` or llama.cpp's `content`."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """A request to /detokenize."""
+
+    tokens: list[int]

@@ -1,0 +1,414 @@
+"""/v1/completions and /v1/chat/completions: OpenAI's objects of completions, whole and streamed."""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from specrt.completion import Chunk, Completion
+from specrt.errors import RequestError
+from specrt.generator import Prompt
+from specrt.params import SamplingParams
+from specrt.sampling.distribution import LEAST, Entry
+from specrt.serve.bodies import MOST_CHOICES, Body, ChatBody, CompletionBody, StreamOptions
+from specrt.serve.sending import DONE, EventStream, as_event, unless_gone
+from specrt.serve.service import ServedCompletions, Service, Update
+from specrt.serve.tools import ToolCall, ToolUse, tool_use
+from specrt.text.detokenizer import DraftedSpans
+
+
+def usage_of(answers: ServedCompletions) -> dict[str, Any]:
+    """Return OpenAI's count of tokens; each prompt counts once."""
+    completions = answers.completions
+    first = completions[:: len(completions) // len(answers.prompts)]
+    read, made = sum(c.prompt_tokens for c in first), sum(len(c.token_ids) for c in completions)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in first)},
+    }
+
+
+def metrics_of(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return what came of speculating: the shape that vLLM's clients print, and our own counts.
+
+    Both are of one completion; null for several.
+    """
+    if len(completions) > 1:
+        return {"speculative_decoding": None, "specrt": None}
+    (completion,) = completions
+    counts, timings = completion.speculation, completion.timings
+    drafting = [r for r in counts.log if r.drafted]
+    widest = max((r.drafted for r in drafting), default=0)
+    histogram = [sum(r.accepted == n for r in drafting) for n in range(widest + 1)]
+    speculative = drafting and {
+        "mean_acceptance_length": 1 + counts.accepted / len(drafting),
+        "draft_acceptance_rate": counts.draft_yield,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(drafting),
+        "num_accepted_draft_tokens": counts.accepted,
+        "num_draft_tokens": counts.drafted,
+    }
+    return {
+        "speculative_decoding": speculative or None,
+        "specrt": {
+            **counts.to_json(),
+            "accepted_at": counts.accepted_at,
+            "seed": completion.seed,
+            "queue_ms": round(timings.queue_ms, 3),
+            "ttft_ms": round(timings.ttft_ms, 3),
+            "itl_ms": round(timings.itl_ms, 3),
+            "tokens_per_second": round(timings.tokens_per_second, 2),
+        },
+    }
+
+
+def speculation_of(update: Update, painted: DraftedSpans) -> dict[str, Any]:
+    """Return what was drafted of a chunk, and which parts of its text that are."""
+    chunk, round_ = update.chunk, update.round_
+    spans = painted.of(chunk.text, chunk.token_ids, chunk.accepted)
+    return {
+        "drafted": round_.drafted if round_ else 0,
+        "accepted": chunk.accepted,
+        "source": round_.source if round_ else "",
+        "spans": [{"text": span.text, "accepted": span.drafted} for span in spans],
+    }
+
+
+class AnswerFormat:
+    """How the completions of one request become OpenAI's objects."""
+
+    kind: str
+    """The object's name."""
+    chunk_kind: str
+    """The same in a stream."""
+    prefix: str
+    """Of ids."""
+
+    def __init__(
+        self, service: Service, answers: ServedCompletions, options: StreamOptions | None
+    ) -> None:
+        self._service = service
+        self._answers = answers
+        self._options = options or StreamOptions()
+        self._id = f"{self.prefix}-{uuid4().hex[:24]}"
+        self._created = int(time())
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, once all completions are over.
+
+        Raises: EngineError, RequestError: what ended one of them.
+        """
+        completions = self._answers.completions
+        return {
+            **self._head(self.kind),
+            "choices": [self.choice(i, c) for i, c in enumerate(completions)],
+            "usage": usage_of(self._answers),
+            "metrics": metrics_of(completions),
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer."""
+        answers, options = self._answers, self._options
+        count = len(answers.completions)
+        for choice in (self.opening(i) for i in range(count)):
+            if choice is not None:
+                yield self._event([choice])
+        painted = [answers.spans(i) for i in range(count if options.include_speculation else 0)]
+        async for update in answers.updates():
+            extra: dict[str, Any] = {}
+            if options.continuous_usage_stats:
+                extra["usage"] = usage_of(answers)
+            if painted:
+                extra["speculation"] = speculation_of(update, painted[update.number])
+            for choice in self.deltas(update.number, update.chunk):
+                yield self._event([choice], **extra)
+        for index, completion in enumerate(answers.completions):
+            for choice in self.closing(index, completion):
+                yield self._event([choice])
+        if options.include_usage:
+            metrics = metrics_of(answers.completions)
+            yield self._event([], usage=usage_of(answers), metrics=metrics)
+        yield DONE
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """Return a whole choice."""
+        raise NotImplementedError
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return what comes before the first text of a choice."""
+        raise NotImplementedError
+
+    def deltas(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """Return what a chunk adds to a choice, one an event."""
+        raise NotImplementedError
+
+    def closing(self, index: int, completion: Completion) -> list[dict[str, Any]]:
+        """Return what comes behind the last text of a choice, one an event."""
+        raise NotImplementedError
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._service.name,
+            "system_fingerprint": self._service.fingerprint,
+        }
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return as_event({**self._head(self.chunk_kind), "choices": choices, **extra})
+
+    def _ranks(self, entry: Entry) -> list[dict[str, Any]]:
+        """Return the tokens of an entry as OpenAI has them, that of the text first."""
+        bytes_of = self._service.generator.tokenizer.bytes_of
+        return [
+            {
+                "token": one.decoded_token,
+                "logprob": max(one.logprob, LEAST),
+                "bytes": list(bytes_of(token)),
+            }
+            for token, one in entry.items()
+        ]
+
+
+class TextFormat(AnswerFormat):
+    """The objects of /v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, service: Service, answers: ServedCompletions, body: CompletionBody) -> None:
+        super().__init__(service, answers, body.stream_options)
+        self._echo = body.echo
+        self._only_prompt = body.echo and body.max_tokens == 0
+        self._offsets = [0] * len(answers.completions)
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """Return a whole choice, behind its prompt where that is echoed."""
+        before = self._echoed(index)
+        text = before if self._only_prompt else before + completion.text
+        entries: Sequence[Entry | None] | None = [] if self._only_prompt else completion.logprobs
+        if completion.logprobs is not None and self._echo:
+            entries = [*(completion.prompt_logprobs or []), *(entries or [])]
+        logprobs = None if entries is None else self._logprobs(index, entries)
+        reason = "length" if self._only_prompt else completion.finish_reason
+        return self._choice(index, text, logprobs, reason, completion.stop_reason)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the prompt where it is echoed."""
+        return self._choice(index, self._echoed(index)) if self._echo else None
+
+    def deltas(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """Return the text of a chunk."""
+        if self._only_prompt or not (chunk.text or chunk.token_ids):
+            return []
+        known = chunk.logprobs
+        logprobs = None if known is None else self._logprobs(index, known)
+        return [self._choice(index, chunk.text, logprobs)]
+
+    def closing(self, index: int, completion: Completion) -> list[dict[str, Any]]:
+        """Return the reason of the end."""
+        return [self._choice(index, "", None, completion.finish_reason, completion.stop_reason)]
+
+    def _echoed(self, index: int) -> str:
+        if not self._echo:
+            return ""
+        return self._service.generator.tokenizer.decode(self._answers.prompt(index))
+
+    def _choice(
+        self, index: int, text: str, logprobs: Any = None, reason: str | None = None,
+        stop: int | str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "stop_reason": stop,
+        }
+
+    def _logprobs(self, index: int, entries: Sequence[Entry | None]) -> dict[str, Any]:
+        """Return log-probabilities in lists side by side; those of a first token are unknown."""
+        tokens, own, top, offsets = [], [], [], []
+        for number, entry in enumerate(entries):
+            ranks = [] if entry is None else self._ranks(entry)
+            if entry is None:
+                piece = self._service.generator.tokenizer.piece
+                tokens.append(piece(self._answers.prompt(index)[number]))
+            else:
+                tokens.append(ranks[0]["token"])
+            own.append(ranks[0]["logprob"] if ranks else None)
+            top.append({r["token"]: r["logprob"] for r in ranks} if ranks else None)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(tokens[-1])
+        return {
+            "tokens": tokens,
+            "token_logprobs": own,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat(AnswerFormat):
+    """The objects of /v1/chat/completions."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def __init__(
+        self, service: Service, answers: ServedCompletions, body: ChatBody, use: ToolUse
+    ) -> None:
+        super().__init__(service, answers, body.stream_options)
+        self._use = use
+        self._top = body.ranked or 0
+        self._parsers = [use.parser for _ in answers.completions]
+        self._calls = [0] * len(answers.completions)
+
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """Return a whole choice: a message, with the calls that its text has."""
+        text, calls = split_calls(completion.text, self._use)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["content"] = text or None
+            message["tool_calls"] = [call.to_json() for call in calls]
+        known = completion.logprobs
+        reason = "tool_calls" if calls and completion.finish_reason == "stop" else None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if known is None else self._logprobs(known),
+            "finish_reason": reason or completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the role."""
+        return self._choice(index, {"role": "assistant", "content": None})
+
+    def deltas(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """Return the text of a chunk, and the calls that it completed."""
+        logprobs = None if chunk.logprobs is None else self._logprobs(chunk.logprobs)
+        parser = self._parsers[index]
+        parts: list[str | ToolCall] = (
+            parser.push(chunk.text) if parser else [chunk.text] if chunk.text else []
+        )
+        choices = [self._choice(index, self._delta(index, part)) for part in parts]
+        if logprobs and not choices:  # tokens whose text is held back are told all the same
+            choices = [self._choice(index, {"content": ""})]
+        if choices:
+            choices[0]["logprobs"] = logprobs
+        return choices
+
+    def closing(self, index: int, completion: Completion) -> list[dict[str, Any]]:
+        """Return what a parser held back, and the reason of the end."""
+        parser = self._parsers[index]
+        deltas = [self._delta(index, part) for part in (parser.finish() if parser else ())]
+        choices = [self._choice(index, delta) for delta in deltas]
+        reason = completion.finish_reason
+        if self._calls[index] and reason == "stop":
+            reason = "tool_calls"
+        stop = completion.stop_reason
+        return [*choices, self._choice(index, {}, reason) | {"stop_reason": stop}]
+
+    def _delta(self, index: int, part: str | ToolCall) -> dict[str, Any]:
+        if isinstance(part, str):
+            return {"content": part}
+        number = self._calls[index]
+        self._calls[index] += 1
+        return {"tool_calls": [part.to_json(number)]}
+
+    def _choice(
+        self, index: int, delta: dict[str, Any], reason: str | None = None
+    ) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        content = []
+        for entry in entries:
+            ranks = self._ranks(entry)
+            ranked = sorted(zip(entry.values(), ranks, strict=True), key=lambda pair: pair[0].rank)
+            top = [rank for one, rank in ranked if one.rank <= self._top]
+            content.append({**ranks[0], "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+
+def split_calls(text: str, use: ToolUse) -> tuple[str, list[ToolCall]]:
+    """Return a text without its calls, and these."""
+    parser = use.parser
+    if parser is None:
+        return text, []
+    parts = [*parser.push(text), *parser.finish()]
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    return "".join(part for part in parts if isinstance(part, str)), calls
+
+
+def completion_routes(service: Service) -> APIRouter:
+    """Return the routes of completions."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: HttpRequest) -> Response:
+        """Complete a text, or several."""
+        prompts: list[Prompt] = [*body.prompts]
+        if len(prompts) * (body.n or 1) > MOST_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with n {body.n or 1} were given; expected up to "
+                f"{MOST_CHOICES} completions"
+            )
+        if body.echo and body.logprobs is not None and body.stream:
+            raise RequestError("echo and logprobs cannot be streamed; leave stream out")
+        ranked = body.logprobs
+        params = body.params(
+            max(1, body.max_tokens) if body.max_tokens is not None else None,
+            service.context,
+            logprobs=ranked,
+            prompt_logprobs=ranked if body.echo else None,
+        )
+        answers = await begin(service, body, prompts, params)
+        return await answer(request, body, answers, TextFormat(service, answers, body))
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, request: HttpRequest) -> Response:
+        """Answer a conversation."""
+        use = tool_use(body.tools, body.tool_choice)
+        forced = use.schema()
+        params = body.params(
+            body.most_tokens, service.context, logprobs=body.ranked,
+            **({} if forced is None else {"json_schema": forced}),
+        )  # fmt: skip
+        prompt = await to_thread(service.render, body.messages, use.described)
+        answers = await begin(service, body, [prompt], params)
+        return await answer(request, body, answers, ChatFormat(service, answers, body, use))
+
+    return router
+
+
+async def begin(
+    service: Service, body: Body, prompts: Sequence[Prompt], params: SamplingParams
+) -> ServedCompletions:
+    """Begin the completions of a request."""
+    service.require(body.model)
+    return await service.begin(prompts, params, **body.draft_options)
+
+
+async def answer(
+    request: HttpRequest, body: Body, answers: ServedCompletions, form: AnswerFormat
+) -> Response:
+    """Return the answer, whole or as a stream of events."""
+    if body.stream:
+        return EventStream(form.events(), answers.close)
+    try:
+        if await unless_gone(request, answers.finish()) is None:
+            return Response(status_code=499)  # no client reads it
+        return JSONResponse(form.whole())
+    finally:
+        await answers.close()

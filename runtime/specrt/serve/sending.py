@@ -1,0 +1,100 @@
+"""Sending answers: server-sent events, and what ends when a client has gone away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from specrt.errors import reason_of
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def as_event(data: Any, name: str | None = None) -> bytes:
+    """Return one server-sent event of JSON; a name where a client reads it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {text}\n\n".encode(errors="replace")
+
+
+def error_body(
+    message: str, kind: str, param: str | None = None, code: str | int | None = None
+) -> dict[str, Any]:
+    """Return an error as OpenAI's clients read it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(
+    status: int, message: str, kind: str = "invalid_request_error", *,
+    param: str | None = None, code: str | int | None = None, headers: dict[str, str] | None = None,
+) -> JSONResponse:  # fmt: skip
+    """Return the response of an error."""
+    return JSONResponse(error_body(message, kind, param, code), status, headers)
+
+
+class EventStream(Response):
+    """Sends events as they come, and stops when the client has gone; `close` is called at the end.
+
+    An error within the stream is its last event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await _unless_gone(receive, self._send(send))
+        finally:
+            await self._close()
+
+    async def _send(self, send: Send) -> None:
+        with suppress(OSError):  # the client is gone
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except OSError:
+                raise
+            except Exception as error:
+                body = error_body(reason_of(error), "server_error", code=500)
+                await send(
+                    {"type": "http.response.body", "body": as_event(body), "more_body": True}
+                )
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(request: HttpRequest, work: Awaitable[T]) -> T | None:
+    """Await work, and cancel it when the client goes away; None then."""
+    return await _unless_gone(request.receive, work)
+
+
+async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

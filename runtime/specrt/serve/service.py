@@ -1,0 +1,231 @@
+"""The service: one open bundle behind HTTP, and the completions of each request on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+from specrt.aio import AsyncStream
+from specrt.completion import Chunk, Completion
+from specrt.errors import RequestError
+from specrt.generator import Generator, Prompt, prompt_tokens
+from specrt.params import SamplingParams
+from specrt.serve.admission import Admission
+from specrt.serve.bodies import ChatMessage
+from specrt.serve.metrics import ServerMetrics
+from specrt.speculation.drafters import available_drafters
+from specrt.speculation.round import Round
+from specrt.text.chat_template import ChatTemplate
+from specrt.text.detokenizer import DraftedSpans
+from specrt.text.tokenizer import ChatPrompt
+
+_AHEAD = 16
+"""Chunks of several completions that wait to be sent before their streams do."""
+
+
+class Update(NamedTuple):
+    """A chunk of one of the completions of a request."""
+
+    number: int
+    """Of the completion."""
+    chunk: Chunk
+    round_: Round | None
+    """What the chunk is of; None for the first one, and for what is left at the end."""
+
+
+class Service:
+    """A generator with all that the routes share. For one event loop."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        name: str,
+        *,
+        template: ChatTemplate | None = None,
+        fingerprint: str = "",
+        max_queue: int = 64,
+        metrics_prefix: str = "specrt",
+    ) -> None:
+        self.generator = generator
+        self.name = name
+        self.template = template
+        self.fingerprint = fingerprint
+        self.created = int(time())
+        self.context = generator.models.target.max_length
+        self.admission = Admission(generator.rows, max_queue)
+        self.metrics = ServerMetrics(
+            metrics_prefix, name, self.admission, generator.rows * self.context
+        )
+
+    def require(self, model: str | None) -> None:
+        """Refuse a model of another name.
+
+        Raises: UnknownModelError.
+        """
+        if model and model != self.name:
+            raise UnknownModelError(f"the model {model!r} is not here; this is {self.name!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of /v1/models, and what speculation there is."""
+        models = self.generator.models
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "specrt",
+            "root": self.name,
+            "max_model_len": self.context,
+            "specrt": {
+                "chat": self.template is not None,
+                "gammas": list(models.gammas),
+                "gamma": models.gamma,
+                "drafters": list(available_drafters(has_model=models.draft is not None)),
+                "drafter": self.generator.check_drafter(None),
+                "rows": self.generator.rows,
+            },
+        }
+
+    async def begin(
+        self, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
+    ) -> ServedCompletions:
+        """Admit a request, and return its completions: `params.n` of each prompt, in order.
+
+        Raises: OverloadError, RequestError, CapacityError before any work.
+        """
+        with ExitStack() as places:
+            places.enter_context(self.admission.admit(len(prompts) * params.n))
+            began = monotonic()
+            ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            return ServedCompletions(self, ids, streams, places.pop_all(), began)
+
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ChatPrompt:
+        """Return the prompt of a conversation.
+
+        Raises: RequestError without a chat template, and for what it refuses.
+        """
+        if self.template is None:
+            raise RequestError(
+                f"{self.name} has no chat template: its model was not trained for chat; use "
+                "/v1/completions, or give the server a template with --chat-template"
+            )
+        return self.template.render([message.plain() for message in messages], tools=tools)
+
+    def _streams(
+        self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
+    ) -> tuple[list[list[int]], list[AsyncStream]]:
+        generator = self.generator
+        ids = [prompt_tokens(p, generator.tokenizer, generator.models.target) for p in prompts]
+        return ids, [s for one in ids for s in generator.astreams(one, params, **options)]
+
+
+class UnknownModelError(RequestError):
+    """A request names another model than the one that is served."""
+
+
+class ServedCompletions:
+    """The completions of one request. Close it however the request ends."""
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: list[list[int]],
+        streams: Sequence[AsyncStream],
+        places: ExitStack,
+        began: float,
+    ) -> None:
+        self.prompts = prompts
+        """Their tokens."""
+        self.completions = [stream.completion for stream in streams]
+        self._service = service
+        self._streams = streams
+        self._places = places
+        self._began = began
+        self._open = set(streams)
+        service.admission.live |= self._open
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yield the chunks of all completions as they come.
+
+        Raises: RequestError, EngineError: what ended one of them before its time.
+        """
+        if len(self._streams) == 1:
+            async for update in self._follow(0):
+                yield update
+            return
+        queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue(_AHEAD)
+
+        async def pump(index: int) -> None:
+            try:
+                async for update in self._follow(index):
+                    await queue.put(update)
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(index)) for index in range(len(self._streams))]
+        try:
+            left = len(tasks)
+            while left:
+                given = await queue.get()
+                if isinstance(given, BaseException):
+                    raise given
+                if given is None:
+                    left -= 1
+                else:
+                    yield given
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def finish(self) -> list[Completion]:
+        """Run all completions to their ends; see `updates` for what it raises."""
+        async for _ in self.updates():
+            pass
+        return self.completions
+
+    async def close(self) -> None:
+        """End what still runs, and give the places back."""
+        try:
+            for stream in [*self._open]:
+                self._ended(stream)
+                with suppress(Exception):
+                    await stream.aclose()
+        finally:
+            self._places.close()
+
+    def prompt(self, index: int) -> list[int]:
+        """Return the tokens of the prompt of a completion."""
+        return self.prompts[index * len(self.prompts) // len(self.completions)]
+
+    def spans(self, index: int) -> DraftedSpans:
+        """Return what tells which text of a completion was drafted."""
+        return DraftedSpans(self._service.generator.tokenizer.detokenizer(self.prompt(index)))
+
+    async def _follow(self, index: int) -> AsyncIterator[Update]:
+        stream, metrics = self._streams[index], self._service.metrics
+        completion = stream.completion
+        arrivals, log, number = completion.timings.arrivals, completion.speculation.log, 0
+        async for chunk in stream:
+            round_ = None
+            if chunk.token_ids:
+                if not number:
+                    metrics.first_token(completion)
+                else:
+                    round_ = log[number - 1]
+                    seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
+                    metrics.round(round_, seconds, len(chunk.token_ids))
+                number += 1
+            yield Update(index, chunk, round_)
+        self._ended(stream)
+
+    def _ended(self, stream: AsyncStream) -> None:
+        if stream in self._open:
+            self._open.discard(stream)
+            self._service.admission.live.discard(stream)
+            self._service.metrics.end(stream.completion, monotonic() - self._began)

@@ -1,0 +1,76 @@
+"""A server in a thread, over a generator of toys or a bundle."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from specrt.generator import Generator
+from specrt.serve.application import ServerOptions, application
+from specrt.serve.service import Service
+from specrt.text.chat_template import ChatTemplate
+
+TEMPLATE = """{%- for t in tools or [] %}{{ t.function.name }};{% endfor -%}
+{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"""
+
+
+class Live:
+    """A server that listens, and a client of it."""
+
+    def __init__(self, url: str, service: Service) -> None:
+        self.url = url
+        self.service = service
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def post(self, path: str, **body: Any) -> Any:
+        """Return the JSON of an answer that must be one."""
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def refusal(self, path: str, status: int, **body: Any) -> str:
+        """Return the message of a refusal, which must have a status."""
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert error["type"]
+        return str(error["message"])
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """Return the objects of a streamed answer, which must end as one does."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@contextmanager
+def serving(generator: Generator, name: str = "toy", **options: Any) -> Iterator[Live]:
+    """Serve a generator, which is closed at the end."""
+    chosen = ServerOptions(**options)
+    service = Service(
+        generator, name, template=ChatTemplate(TEMPLATE, {}), fingerprint="b0",
+        max_queue=chosen.max_queue, metrics_prefix=chosen.metrics_prefix,
+    )  # fmt: skip
+    config = uvicorn.Config(application(service, chosen), port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    live = Live(f"http://127.0.0.1:{port}", service)
+    try:
+        yield live
+    finally:
+        live.http.close()
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not end"

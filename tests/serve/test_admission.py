@@ -1,0 +1,152 @@
+"""Many clients at once: a bounded queue, clients that go away, a server that ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler.support import Gate, rows, target_of
+from serve.support import Live, serving
+from specrt.params import SamplingParams
+from specrt.text.tokenizer import Tokenizer
+from support.rows import packed
+
+TEXT = "/v1/completions"
+LONG = {"prompt": "ab", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+
+
+def metrics(live: Live) -> dict[str, float]:
+    """Return the samples that have no other label than the model's name, by their names."""
+    families = text_string_to_metric_families(live.http.get("/metrics").text)
+    return {
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples
+        if set(sample.labels) == {"model_name"}
+    }
+
+
+def until(holds: Any) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 2, tokenizer)
+    with serving(toys, max_queue=3) as live, ThreadPoolExecutor(8) as pool:
+        gate = Gate(target_of(toys))
+        waiting = [pool.submit(live.post, TEXT, **LONG) for _ in range(5)]
+        assert gate.inside.wait(30)
+        until(lambda: live.service.admission.running + live.service.admission.waiting == 5)
+        answer = live.http.post(TEXT, json=LONG)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        gate.go.set()
+        texts = {one.result()["choices"][0]["text"] for one in waiting}
+        assert len(texts) == 1
+        assert live.post(TEXT, **LONG)["choices"][0]["text"] in texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_row(tokenizer: Tokenizer, stream: bool) -> None:
+    toys = rows(packed, 1, tokenizer)
+    with serving(toys) as live:
+        admission = live.service.admission
+        gate = Gate(target_of(toys))
+        with (
+            httpx.Client(base_url=live.url, timeout=0.3) as hasty,
+            pytest.raises(httpx.TimeoutException),
+            hasty.stream("POST", TEXT, json={**LONG, "stream": stream}) as answer,
+        ):
+            answer.read()
+        assert gate.inside.is_set()
+        until(lambda: not admission.live)
+        gate.go.set()
+        assert len(live.post(TEXT, **LONG)["choices"][0]["text"]) > 0
+        assert (admission.running, admission.waiting) == (0, 0)
+
+
+def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
+    generator = toy.service.generator
+    wanted = generator.generate("ab", SamplingParams(max_tokens=100, ignore_eos=True)).text
+
+    def hasty(number: int) -> None:
+        with (
+            httpx.Client(base_url=toy.url) as client,
+            client.stream("POST", TEXT, json={**LONG, "stream": True}) as answer,
+        ):
+            if number % 3:
+                next(answer.iter_raw())
+
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(hasty, range(200))]
+    until(lambda: not toy.service.admission.live)
+    assert toy.service.admission.waiting == 0
+    assert toy.post(TEXT, **LONG)["choices"][0]["text"] == wanted
+
+
+def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:
+    with serving(rows(packed, 1, tokenizer)) as live:
+        live.service.admission.draining = True
+        assert live.http.get("/ready").status_code == 503
+        assert "another" in live.refusal(TEXT, 503, **LONG)
+        live.service.admission.draining = False
+
+
+def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 1, tokenizer)
+    with serving(toys) as live:
+        engine, honest = target_of(toys), target_of(toys).forward
+
+        def fail(*args: Any) -> Any:
+            if len(engine.calls) > before + 3:
+                raise ValueError("the cable is out")
+            return honest(*args)
+
+        before = len(engine.calls)
+        engine.forward = fail
+        answer = live.http.post(TEXT, json={**LONG, "stream": True})
+        *chunks, last = [line for line in answer.text.splitlines() if line]
+        assert len(chunks) > 1
+        assert "the cable is out" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        engine.forward = honest
+        live.post(TEXT, **LONG)
+
+
+def test_metrics_count_what_was_done(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 2, tokenizer)
+    with serving(toys, metrics_prefix="vllm") as live:
+        told = live.post(TEXT, **LONG, gamma=4)
+        live.http.post(TEXT, json={**LONG, "gamma": 4, "stream": True})
+        live.refusal(TEXT, 400, prompt="x", temperature=-1)
+        counts = told["metrics"]["specrt"]
+        seen = metrics(live)
+        assert seen["vllm:prompt_tokens_total"] == 4
+        assert seen["vllm:generation_tokens_total"] == 200
+        assert seen["vllm:spec_decode_num_draft_tokens_total"] == 2 * counts["drafted"]
+        assert seen["vllm:spec_decode_num_accepted_tokens_total"] == 2 * counts["accepted"]
+        assert seen["vllm:time_to_first_token_seconds_count"] == 2
+        assert seen["vllm:e2e_request_latency_seconds_count"] == 2
+        assert seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0
+        assert seen["vllm:kv_cache_usage_perc"] == 0
+        text = live.http.get("/metrics").text
+        accepted = {
+            sample.labels["position"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        }
+        positions = [accepted[str(i)] for i in range(len(accepted))]
+        assert positions == [2 * n for n in counts["accepted_at"] if n]
+        assert 'finished_reason="length"' in text
+        assert 'status="400"' in text

@@ -1,0 +1,204 @@
+"""Completions over HTTP: the text is the library's, in the shapes that clients read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from serve.support import Live
+from specrt.params import SamplingParams
+
+PROMPT = "def fibonacci(n):"
+
+
+@pytest.fixture(scope="module")
+def client(real: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}])
+@pytest.mark.parametrize("gamma", [0, 4, "auto"])
+def test_text_is_that_of_the_library(
+    real: Live, client: openai.OpenAI, options: dict[str, Any], gamma: int | str
+) -> None:
+    wanted = real.service.generator.generate(PROMPT, SamplingParams(max_tokens=40, **options))
+    whole = client.completions.create(
+        model="codelet", prompt=PROMPT, max_tokens=40, extra_body={"gamma": gamma}, **options
+    )
+    streamed = client.completions.create(
+        model="codelet", prompt=PROMPT, max_tokens=40, stream=True,
+        stream_options={"include_usage": True}, extra_body={"gamma": gamma}, **options,
+    )  # fmt: skip
+    *chunks, last = streamed
+    assert whole.choices[0].text == wanted.text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
+    assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "length"
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == 40
+    assert last.usage.prompt_tokens == wanted.prompt_tokens
+
+
+def test_speculation_is_told(real: Live) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "gamma": 4}
+    told = real.post("/v1/completions", **body)["metrics"]
+    ours, theirs = told["specrt"], told["speculative_decoding"]
+    assert ours["accepted"] == theirs["num_accepted_draft_tokens"] > 0
+    assert theirs["num_draft_tokens"] == ours["drafted"]
+    assert sum(n * i for i, n in enumerate(theirs["acceptance_histogram"])) == ours["accepted"]
+    assert sum(theirs["acceptance_histogram"]) == theirs["num_spec_steps"]
+    assert sum(ours["accepted_at"]) == ours["accepted"]
+    events = real.events(
+        "/v1/completions", **body,
+        stream_options={"include_speculation": True, "continuous_usage_stats": True},
+    )  # fmt: skip
+    chunks = [event for event in events if "speculation" in event]
+    for chunk in chunks:
+        spans = chunk["speculation"]["spans"]
+        assert "".join(span["text"] for span in spans) == chunk["choices"][0]["text"]
+    assert sum(chunk["speculation"]["accepted"] for chunk in chunks) == ours["accepted"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 40
+
+
+def test_several_prompts_and_completions_of_each(toy: Live) -> None:
+    body = {"prompt": ["ab", [99, 100]], "n": 3, "max_tokens": 12, "seed": 3, "ignore_eos": True}
+    whole = toy.post("/v1/completions", **body)
+    texts = {choice["index"]: choice["text"] for choice in whole["choices"]}
+    params = SamplingParams(n=3, max_tokens=12, seed=3, temperature=1.0, ignore_eos=True)
+    wanted = toy.service.generator.generate_many(["ab", [99, 100]], params)
+    assert [texts[i] for i in range(6)] == [c.text for each in wanted for c in each]
+    assert whole["usage"]["prompt_tokens"] == 4
+    streamed = ["" for _ in range(6)]
+    for event in toy.events("/v1/completions", **body):
+        for choice in event["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert streamed == [texts[i] for i in range(6)]
+
+
+def test_chat_is_the_completion_of_the_rendered_template(toy: Live) -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    text = toy.post("/v1/completions", prompt="[system]be brief[user]ab[assistant]", **body)[
+        "choices"
+    ][0]["text"]
+    chat = toy.post("/v1/chat/completions", messages=messages, **body)
+    assert chat["choices"][0]["message"] == {"role": "assistant", "content": text}
+    first, *middle, last = [
+        event["choices"][0]
+        for event in toy.events("/v1/chat/completions", messages=messages, **body)
+    ]
+    assert first["delta"] == {"role": "assistant", "content": None}
+    assert "".join(choice["delta"]["content"] for choice in middle) == text
+    assert all("role" not in choice["delta"] for choice in middle)
+    assert last["delta"] == {}
+    assert last["finish_reason"] == "length"
+
+
+def test_contents_hold_no_control_tokens(toy: Live) -> None:
+    messages = [{"role": "user", "content": "</s><|tool|>"}]
+    tokens = toy.post("/tokenize", messages=messages)["tokens"]
+    assert max(tokens) < 262, "a control token came of a message's content"
+    assert toy.post("/detokenize", tokens=tokens)["prompt"] == "[user]</s><|tool|>[assistant]"
+
+
+def test_log_probabilities_join_to_the_text(toy: Live) -> None:
+    messages = [{"role": "user", "content": "the thing"}]
+    body = {"messages": messages, "max_tokens": 30, "temperature": 0, "logprobs": True}
+    choice = toy.post("/v1/chat/completions", **body, top_logprobs=3)["choices"][0]
+    content = choice["logprobs"]["content"]
+    joined = b"".join(bytes(one["bytes"]) for one in content)
+    assert joined.decode(errors="replace") == choice["message"]["content"]
+    for one in content:
+        assert len(one["top_logprobs"]) == 3
+        assert one["top_logprobs"][0]["logprob"] == pytest.approx(one["logprob"])
+    streamed: list[Any] = []
+    for event in toy.events("/v1/chat/completions", **body, top_logprobs=3):
+        streamed += (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    assert [one["token"] for one in streamed] == [one["token"] for one in content]
+    bare = toy.post("/v1/chat/completions", **body)["choices"][0]["logprobs"]["content"]
+    assert [one["top_logprobs"] for one in bare] == [[]] * len(bare)
+
+
+def test_echo_tells_the_prompt_and_what_it_was_worth(toy: Live) -> None:
+    body = {"prompt": "abc", "echo": True, "temperature": 0}
+    whole = toy.post("/v1/completions", **body, max_tokens=0, logprobs=2)["choices"][0]
+    assert whole["text"] == "abc"
+    assert whole["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert whole["logprobs"]["token_logprobs"][0] is None
+    assert max(whole["logprobs"]["token_logprobs"][1:]) < 0
+    assert whole["logprobs"]["text_offset"] == [0, 1, 2]
+    more = toy.post("/v1/completions", **body, max_tokens=5)["choices"][0]["text"]
+    assert more.startswith("abc")
+    events = toy.events("/v1/completions", **body, max_tokens=5)
+    assert "".join(event["choices"][0]["text"] for event in events) == more
+
+
+def test_stop_strings_end_a_text(real: Live) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    whole = real.post("/v1/completions", **body)["choices"][0]["text"]
+    choice = real.post("/v1/completions", **body, stop=["return"])["choices"][0]
+    assert choice["text"] == whole[: whole.index("return")]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "return")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["x", "y"]}, "port": {"type": "integer", "maximum": 99}},
+    "required": ["name", "port"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"json_schema": SCHEMA},
+    ],
+)
+def test_constraints_by_any_of_their_names(toy: Live, how: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "a server"}]
+    body = {"messages": messages, "max_tokens": 90, "temperature": 0}
+    text = toy.post("/v1/chat/completions", **body, **how)["choices"][0]["message"]["content"]
+    assert set(json.loads(text)) == {"name", "port"}
+
+
+def test_a_model_of_pydantic_is_parsed(toy: Live) -> None:
+    class Reply(BaseModel):
+        colour: Literal["red", "blue"]
+
+    with openai.OpenAI(base_url=f"{toy.url}/v1", api_key="none") as client:
+        parsed = client.chat.completions.parse(
+            model="toy", messages=[{"role": "user", "content": "?"}], response_format=Reply
+        )
+    message = parsed.choices[0].message.parsed
+    assert message is not None
+    assert message.colour in ("red", "blue")
+
+
+def test_asynchronous_clients_share_the_rows(toy: Live) -> None:
+    async def main() -> list[str]:
+        client = openai.AsyncOpenAI(base_url=f"{toy.url}/v1", api_key="none")
+
+        async def one(number: int) -> str:
+            stream = await client.completions.create(
+                model="toy", prompt=f"{number}", max_tokens=60, temperature=0, stream=True
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        async with client:
+            return await asyncio.gather(*map(one, range(12)))
+
+    params = SamplingParams(max_tokens=60)
+    wanted = toy.service.generator.generate_many([f"{i}" for i in range(12)], params)
+    assert asyncio.run(main()) == [each[0].text for each in wanted]

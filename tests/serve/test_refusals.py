@@ -1,0 +1,128 @@
+"""What is refused: by name, with a status that clients know, before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler.support import rows
+from serve.support import Live, serving
+from specrt.errors import RequestError
+from specrt.serve.application import ServerOptions
+from specrt.text.tokenizer import Tokenizer
+from support.rows import packed
+from support.toy import TableEngine, generator
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": {"a": 1}}, "prompt"),
+        (TEXT, {"prompt": [5, -1]}, "token id -1"),
+        (TEXT, {"prompt": [10**9]}, "token id"),
+        (TEXT, {"prompt": "x" * 129}, "129 tokens"),
+        (TEXT, {"prompt": "x", "best_of": 4}, "best_of"),
+        (TEXT, {"prompt": "x", "suffix": "y"}, "suffix"),
+        (TEXT, {"prompt": "x", "n": 65}, "n"),
+        (TEXT, {"prompt": ["x"] * 40, "n": 2}, "64 completions"),
+        (TEXT, {"prompt": "x", "n": 0}, "n"),
+        (TEXT, {"prompt": "x", "temperature": -1}, "temperature"),
+        (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
+        (TEXT, {"prompt": "x", "top_p": 0}, "top_p"),
+        (TEXT, {"prompt": "x", "logprobs": 21}, "logprobs"),
+        (TEXT, {"prompt": "x", "stop": ["a"] * 65}, "stop"),
+        (TEXT, {"prompt": "x", "stop": [""]}, "stop"),
+        (TEXT, {"prompt": "x", "gamma": 40}, "gamma 40"),
+        (TEXT, {"prompt": "x", "drafter": "oracle"}, "oracle"),
+        (TEXT, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "x", "grammar": "start: ("}, "grammar"),
+        (TEXT, {"prompt": "x", "structured_outputs": {"jsn": {}}}, "'json'"),
+        (TEXT, {"prompt": "x", "grammar": "a", "json_schema": {}}, "2 constraints"),
+        (TEXT, {"prompt": "x", "json_schema": {"a": "b" * 200_001}}, "200000 characters"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": [{"content": "x"}]}, "role"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, "'xml'"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "schema"),
+        (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tools"),
+        (CHAT, {"messages": HELLO, "functions": [{"name": "f"}]}, "use tools"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0]"),
+        ("/tokenize", {}, "give prompt"),
+        ("/detokenize", {"tokens": [10**6]}, "1000000"),
+    ],
+)
+def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
+    assert named in toy.refusal(path, 400, **body)
+    assert named in toy.refusal(path, 400, **body, stream=True)
+
+
+def test_other_models_and_paths_are_404(toy: Live) -> None:
+    assert "'toy'" in toy.refusal(TEXT, 404, prompt="x", model="gpt-4")
+    assert toy.http.get("/v1/models/gpt-4").json()["error"]["code"] == "model_not_found"
+    assert toy.http.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert toy.http.get(TEXT).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"prompt": NaN}',
+        b"\xff\xfe",
+        b'"text"',
+        b"null",
+        b'{"prompt": "\\ud800"}',
+    ],
+)
+def test_bodies_that_are_no_object(toy: Live, body: bytes) -> None:
+    answer = toy.http.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_a_server_without_a_template_points_to_completions(tokenizer: Tokenizer) -> None:
+    with serving(generator(TableEngine(1, vocab=tokenizer.size), None, tokenizer)) as live:
+        live.service.template = None
+        assert "/v1/completions" in live.refusal(CHAT, 400, messages=HELLO)
+
+
+def test_keys_open_everything_but_the_public_paths(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 2, tokenizer)
+    with serving(toys, api_keys=("right", "other"), max_body_bytes=1000) as live:
+        for path in ("/health", "/ready", "/version", "/metrics", "/"):
+            assert live.http.get(path).status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"},
+                        {"X-Api-Key": "rig"}):  # fmt: skip
+            answer = live.http.get("/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["type"] == "authentication_error"
+        for headers in ({"Authorization": "Bearer right"}, {"X-Api-Key": "other"}):
+            assert live.http.get("/v1/models", headers=headers).status_code == 200
+        key = {"Authorization": "Bearer right"}
+        long = {"prompt": "x" * 1000}
+        assert live.http.post(TEXT, json=long, headers=key).status_code == 413
+
+        def parts() -> Any:  # no length is told beforehand
+            for _ in range(20):
+                yield b" " * 100
+
+        with httpx.Client(base_url=live.url) as other:
+            assert other.post(TEXT, content=parts(), headers=key).status_code == 413
+
+
+def test_options_out_of_range() -> None:
+    with pytest.raises(RequestError, match="max_queue"):
+        ServerOptions(max_queue=-1)
+    with pytest.raises(RequestError, match="empty"):
+        ServerOptions(api_keys=("",))

@@ -1,0 +1,119 @@
+"""Tools: told to the template, forced by a grammar, found in a text however it is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.support import Live
+from specrt.serve.tools import ToolCall, ToolCallParser, tool_use
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_forced_call_is_a_call(toy: Live, choice: Any, seed: int) -> None:
+    body = {**BODY, "tool_choice": choice, "seed": seed}
+    choice_ = toy.post("/v1/chat/completions", **body)["choices"][0]
+    assert choice_["finish_reason"] == "tool_calls"
+    (call,) = choice_["message"]["tool_calls"]
+    assert choice_["message"]["content"] is None
+    assert call["function"]["name"] in (["time"] if choice != "required" else ["time", "weather"])
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+    events = toy.events("/v1/chat/completions", **body)
+    deltas = [event["choices"][0] for event in events]
+    (streamed,) = [c for d in deltas for c in d["delta"].get("tool_calls", [])]
+    assert streamed["function"] == call["function"]
+    assert streamed["index"] == 0
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+def test_the_template_is_told_of_tools(toy: Live) -> None:
+    answers = [
+        toy.post("/v1/chat/completions", **BODY, tool_choice=choice, temperature=0)
+        for choice in ("auto", "none")
+    ]
+    with_tools, without = (one["usage"]["prompt_tokens"] for one in answers)
+    assert with_tools > without
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            ["hello ", "<tool", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}',
+             '{"name": "g", "arguments": {"x": [1, "</tool"]}}', "\n", "{}", "<"]
+        ), max_size=12,
+    ),
+    cuts=st.lists(st.integers(1, 9), max_size=30),
+)  # fmt: skip
+def test_calls_are_found_however_a_text_is_cut(parts: list[str], cuts: list[int]) -> None:
+    text = "".join(parts)
+    whole = ToolCallParser()
+    wanted = joined([*whole.push(text), *whole.finish()])
+    cut, found = ToolCallParser(), []
+    for length in cuts:
+        found += cut.push(text[:length])
+        text = text[length:]
+    found += [*cut.push(text), *cut.finish()]
+    assert joined(found) == wanted
+
+
+def joined(parts: list[str | ToolCall]) -> tuple[str, list[ToolCall]]:
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    return "".join(part for part in parts if isinstance(part, str)).rstrip(), calls
+
+
+@pytest.mark.parametrize(
+    ("text", "rest", "calls"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", ["f"]),
+        ('so: <tool_call>{"name": "f", "arguments": {}}</tool_call>', "so: ", ["f"]),
+        ('<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>', "",
+         ["f", "g"]),
+        ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
+        ('<tool_call>{"name": "f", "arguments": {}}', "", ["f"]),
+        ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
+        ("a < b", "a < b", []),
+    ],
+)  # fmt: skip
+def test_what_is_no_call_stays_text(text: str, rest: str, calls: list[str]) -> None:
+    parser = ToolCallParser()
+    found_text, found = joined([*parser.push(text), *parser.finish()])
+    assert (found_text, [call.name for call in found]) == (rest.rstrip(), calls)
+
+
+def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "42"},
+    ]
+    toy.post("/v1/chat/completions", messages=messages, max_tokens=3)
+    call["function"] = {"name": "f", "arguments": "{"}
+    assert "'f'" in toy.refusal("/v1/chat/completions", 400, messages=messages)
+
+
+def test_no_tools_is_no_tool_use() -> None:
+    assert tool_use(None, None).parser is None
+    assert tool_use([], "auto").described is None
