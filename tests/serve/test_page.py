@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from serve.support import Live
 from shared import REPOSITORY
 from support.page_server import (
     PIECES,
@@ -83,7 +84,7 @@ def open_page(browser: Browser, server: PageServer, complaints: list[str]) -> It
             complaints.append(said)
 
     def opened(
-        script: Script | None = None, chat: bool = False, key: str = "", **view: Any
+        script: Script | None = None, chat: bool = False, key: str = "", url: str = "", **view: Any
     ) -> Page:
         server.renew(chat=chat, key=key, script=script)
         context = browser.new_context(**view)
@@ -92,7 +93,7 @@ def open_page(browser: Browser, server: PageServer, complaints: list[str]) -> It
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: note(said.text))
-        page.goto(server.url)
+        page.goto(url or server.url)
         if not key:
             expect(page.locator("#about")).to_contain_text("codelet")
         return page
@@ -113,7 +114,7 @@ def answered(page: Page, count: int = 1) -> None:
 
 
 def texts(page: Page) -> list[str]:
-    return page.locator(".text").evaluate_all("all => all.map((each) => each.textContent)")  # type: ignore[no-any-return]
+    return page.locator(".text").all_text_contents()
 
 
 def kept(page: Page) -> str:
@@ -396,6 +397,29 @@ def test_plain_decoding_waits_and_may_differ(open_page: Open, server: PageServer
         f"The texts differ from character {len(TEXT)} on"
     )
     assert server.requests[0][1]["messages"] == server.requests[1][1]["messages"]
+
+
+def test_the_real_server_is_understood(open_page: Open, real: Live) -> None:
+    page = open_page(url=real.url)
+    page.get_by_label("Compare with plain").check()
+    page.get_by_label("Max tokens").fill("48")
+    page.get_by_label("Seed").fill("3")
+    ask(page, "def fibonacci(n):")
+    answered(page, 2)
+    expect(page.locator(".verdict")).to_contain_text("The same text, ")
+    first, second = texts(page)
+    assert first == second
+    assert 0 < len(kept(page)) < len(first)
+    assert page.locator("article").last.locator(".kept").count() == 0
+    expect(page.locator(".note").first).to_have_text("cut at max tokens, seed 3")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Drafter").select_option("ngram")
+    page.get_by_label("Gamma").fill("3")
+    ask(page, "again")
+    answered(page, 4)
+    expect(page.locator(".verdict").last).to_contain_text("The same text, ")
+    ask(page, "long " * 3000)
+    expect(page.get_by_role("alert")).to_contain_text("(400): the prompt has")
 
 
 def test_html_stays_text(open_page: Open, server: PageServer) -> None:
